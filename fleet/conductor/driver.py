@@ -1,0 +1,199 @@
+"""The impure part of the conductor: takes the lead, tails `events`, carries out commands, watches leases and overdue grants.
+
+Any number may run; one leads, the others stand by. Nobody is reaped for one lease after leadership is gained, Redis came back, or
+this process's own clock jumped: those who renew must get the chance to.
+"""
+
+import logging
+import os
+import signal
+import socket
+import time
+from typing import cast
+
+import redis
+from redis.exceptions import BusyLoadingError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from fleet.config import FleetConfig
+from fleet.conductor.invariants import violations
+from fleet.conductor.snapshot import read_live, was_delivered
+from fleet.conductor.state import ConductorState, TaskState
+from fleet.conductor.step import resume, step
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, exchange, run, text
+from fleet.core import events as ev
+from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.errors import TransitionError
+from fleet.core.ids import StageName, WorkerId, new_worker_id
+
+log = logging.getLogger(__name__)
+
+TICK_MS = 200
+BATCH = 256
+LOST = (RedisConnectionError, RedisTimeoutError, BusyLoadingError)
+
+
+class Driver:
+    """One conductor process. `turn()` is one pass; `run()` repeats it until told to stop."""
+
+    def __init__(self, config: FleetConfig, client: redis.Redis, me: WorkerId) -> None:
+        self.config, self.client, self.me = config, client, me
+        self.leader = ""
+        self.last_id = "0-0"
+        self.state = self._empty()
+        self.granted_at: dict[tuple[str, str], float] = {}
+        self.spare_until = 0.0
+        self.last_turn = time.monotonic()
+        self.next_watch = 0.0
+        self.stopping = False
+
+    def _empty(self) -> ConductorState:
+        graph = self.config.graph_declaration()
+        driven = {s.name for s in graph.stages if self.config.transition_source_of(s.name) == "conductor"}
+        return ConductorState(conductor_driven=frozenset(driven))
+
+    def run(self) -> None:
+        while not self.stopping:
+            try:
+                self.turn()
+            except LOST as error:
+                log.warning("redis is away (%s); trying again", error)
+                self.leader = ""
+                time.sleep(0.2)
+
+    def turn(self) -> None:
+        """Keep the lead, take in facts, decide, act."""
+        if not self._lead():
+            time.sleep(TICK_MS / 1000)
+            return
+        now = time.monotonic()
+        if now - self.last_turn > self.config.lease.worker_s:
+            self._spare()
+        self.last_turn = now
+        for event in self._read():
+            self._apply(event)
+        if now >= self.next_watch:
+            self.next_watch = now + TICK_MS / 1000
+            self._watch()
+
+    def _lead(self) -> bool:
+        lease_ms = int(self.config.lease.conductor_s * 1000)
+        value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
+        if value and value != self.leader:
+            self.leader = value
+            self._take_over()
+        elif not value:
+            self.leader = ""
+        return bool(value)
+
+    def _take_over(self) -> None:
+        """Learn the truth from the hashes; facts after the noted id come again and change nothing twice."""
+        self._spare()
+        last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
+        self.last_id = text(last[0][0]) if last else "0-0"
+        self.state = self._empty()
+        records = read_live(self.client)
+        log.info("leading, %d live requests", len(records))
+        for record in records:
+            self.state, commands = resume(self.state, record)
+            for task in record.tasks.values():
+                if task.state is TaskState.GRANTED:
+                    self.granted_at[record.id, task.stage] = time.monotonic()
+            self._carry_out(commands)
+            for task in record.tasks.values():
+                if task.state is TaskState.LOST:
+                    self._apply(ev.TaskLost(request=record.id, stage=task.stage, epoch=task.epoch))
+
+    def _spare(self) -> None:
+        self.spare_until = time.monotonic() + self.config.lease.worker_s
+
+    def _read(self) -> list[ev.AnyEvent]:
+        reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=TICK_MS)
+        streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
+        found: list[ev.AnyEvent] = []
+        for _, entries in streams:
+            for entry_id, fields in entries:
+                self.last_id = text(entry_id)
+                found.append(ev.decode_event(fields[b"e"]))
+        return found
+
+    def _apply(self, event: ev.Event) -> None:
+        if isinstance(event, ev.TaskGranted):
+            self.granted_at[event.request, event.stage] = time.monotonic()
+        elif isinstance(event, ev.TaskClaimed):
+            self.granted_at.pop((event.request, event.stage), None)
+        elif isinstance(event, ev.RequestEnded):
+            self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
+        try:
+            self.state, commands = step(self.state, event)
+        except TransitionError as error:
+            log.error("%s: %s", event, error)
+            return
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: tuple[Command, ...]) -> None:
+        calls = [self._call(command) for command in commands]
+        for command, reply in zip(commands, exchange(self.client, calls), strict=True):
+            answer = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+            if answer == "not_leader":
+                self.leader = ""
+            elif answer not in ("ok", "ended", "duplicate", "stale", "alive"):
+                log.error("%s was answered %s", command, answer)
+
+    def _call(self, command: Command) -> scripts.Call:
+        match command:
+            case GrantTask(request=request, stage=stage, role=role, expected_epoch=expected):
+                return scripts.grant(self.leader, request, stage, role, expected)
+            case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
+                return scripts.set_walk(self.leader, request, stage, edge, index, walk)
+            case EndRequest(request=request, state=state, code=code, message=message, param=param):
+                keep = scripts.Retention(request_s=self.config.retention_s)
+                return scripts.end_request(self.leader, request, state, code, message, param, keep)
+            case FenceWorker(worker=worker):
+                return scripts.fence_worker(self.leader, worker)
+            case _:
+                raise TypeError(f"no script for {command}")
+
+    def _watch(self) -> None:
+        """Turn the clocks into events: leases past their deadline, grants nobody took."""
+        now = time.monotonic()
+        broken = violations(self.state)
+        if broken:
+            log.error("invariants broken: %s", "; ".join(broken))
+        if now >= self.spare_until:
+            seconds, micros = cast("tuple[int, int]", self.client.time())
+            late = cast("list[bytes]", self.client.zrangebyscore(keys.WORKERS, "-inf", seconds * 1_000_000 + micros))
+            for worker in late:
+                self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
+        for (request, stage), at in list(self.granted_at.items()):
+            if now - at > self.config.lease.unclaimed_s:
+                self.granted_at[request, stage] = now
+                self._overdue(request, stage)
+
+    def _overdue(self, request: str, stage: str) -> None:
+        record = next((r for r in self.state.requests.values() if r.id == request), None)
+        task = record.tasks.get(StageName(stage)) if record else None
+        if record is None or task is None:
+            self.granted_at.pop((request, stage), None)
+            return
+        if not was_delivered(self.client, record.id, task.stage):
+            return
+        self._apply(ev.GrantOverdue(request=record.id, stage=task.stage, epoch=task.epoch))
+
+
+def run_conductor(config: FleetConfig, redis_url: str) -> None:
+    """Run one conductor until SIGTERM or SIGINT."""
+    client = connect(redis_url)
+    driver = Driver(config, client, new_worker_id("conductor", socket.gethostname(), os.getpid()))
+
+    def stop(_signum: int, _frame: object) -> None:
+        driver.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    log.info("conductor %s is up", driver.me)
+    driver.run()
+    if driver.leader:
+        run(client, scripts.lead(driver.me, driver.leader, 1))

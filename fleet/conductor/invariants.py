@@ -1,0 +1,23 @@
+"""What must hold of every reachable conductor state; checked after every test and, cheaply, after every batch of events."""
+
+from fleet.conductor.state import ConductorState, TaskState
+from fleet.graphs import get_graph
+
+
+def violations(state: ConductorState) -> list[str]:
+    """One sentence per broken invariant; empty when all hold."""
+    found: list[str] = []
+    for record in state.requests.values():
+        expected = set(get_graph(record.graph).stages_for(record.outputs))
+        if set(record.tasks) != expected:
+            found.append(f"{record.id}: tasks {sorted(record.tasks)} are not the graph's {sorted(expected)}")
+        for task in record.tasks.values():
+            if (task.state is TaskState.RUNNING) != (task.owner is not None):
+                found.append(f"{record.id}: {task.stage} is {task.state} and its owner is {task.owner}")
+            if task.state is TaskState.PENDING and task.epoch != 0:
+                found.append(f"{record.id}: {task.stage} is pending at epoch {task.epoch}")
+            if task.state is not TaskState.PENDING and task.epoch <= 0:
+                found.append(f"{record.id}: {task.stage} is {task.state} without an epoch")
+        if all(task.state is TaskState.FINISHED for task in record.tasks.values()) and not record.ending:
+            found.append(f"{record.id}: every task has finished and its end was not ordered")
+    return found

@@ -1,0 +1,55 @@
+"""Reading live requests back from the hashes: how a new leader learns what is true. The only reader of tasks for the conductor."""
+
+from typing import cast
+
+import redis
+
+from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
+from fleet.control import keys
+from fleet.control.connect import text
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.request import decode_request
+from fleet.graphs import get_graph
+
+
+def read_live(client: redis.Redis) -> list[RequestRecord]:
+    """Every request in `live`, as its hashes tell it."""
+    ids = sorted(text(member) for member in cast("set[bytes]", client.smembers(keys.LIVE)))
+    records = (read_request(client, RequestId(request)) for request in ids)
+    return [record for record in records if record is not None]
+
+
+def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | None:
+    raw = cast("bytes | None", client.hget(keys.request(request), "spec"))
+    if raw is None:
+        return None
+    spec = decode_request(raw)
+    stages = get_graph(spec.graph).stages_for(spec.outputs)
+    tasks = {stage: _read_task(client, request, stage) for stage in stages}
+    return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks)
+
+
+def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> TaskRecord:
+    fields = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["state", "epoch", "owner"]))
+    state, epoch, owner = (text(field) for field in fields)
+    return TaskRecord(
+        stage=stage,
+        state=TaskState(state or "pending"),
+        epoch=Epoch(int(epoch or 0)),
+        owner=WorkerId(owner) if owner else None,
+    )
+
+
+def was_delivered(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
+    """Whether the task's grant has left its role's queue. One that still waits there is not lost: the role is merely busy."""
+    role, entry = (text(f) for f in cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry"])))
+    if not role or not entry:
+        return False
+    groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))
+    last = text(groups[0]["last-delivered-id"]) if groups else "0-0"
+    return _id(entry) <= _id(last)
+
+
+def _id(entry: str) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

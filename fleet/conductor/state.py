@@ -1,0 +1,57 @@
+"""What the conductor knows: one record per live request, one per task. A copy of the hashes, never written back as such."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
+
+
+class TaskState(StrEnum):
+    PENDING = "pending"
+    GRANTED = "granted"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"
+    ABORTED = "aborted"
+
+
+ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskState.ABORTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRecord:
+    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0."""
+
+    stage: StageName
+    state: TaskState = TaskState.PENDING
+    epoch: Epoch = Epoch(0)
+    owner: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One live request. `ending` is set once its end has been ordered, so that it is ordered once."""
+
+    id: RequestId
+    graph: str
+    outputs: tuple[EdgeName, ...]
+    tasks: Mapping[StageName, TaskRecord]
+    ending: bool = False
+
+    def with_task(self, task: TaskRecord) -> "RequestRecord":
+        return replace(self, tasks={**self.tasks, task.stage: task})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConductorState:
+    requests: Mapping[RequestId, RequestRecord] = field(default_factory=dict[RequestId, RequestRecord])
+    conductor_driven: frozenset[StageName] = frozenset()
+    """Stages whose walk transitions the conductor drives, by configuration."""
+
+    def with_request(self, record: RequestRecord) -> "ConductorState":
+        return replace(self, requests={**self.requests, record.id: record})
+
+    def without(self, request: RequestId) -> "ConductorState":
+        return replace(self, requests={key: value for key, value in self.requests.items() if key != request})

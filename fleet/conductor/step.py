@@ -1,0 +1,148 @@
+"""`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or sleep; idempotent.
+
+Facts about a task that bear an older epoch than its record are late and change nothing.
+"""
+
+from dataclasses import replace
+from functools import singledispatch
+
+from fleet.conductor.state import ENDED, ConductorState, RequestRecord, TaskRecord, TaskState
+from fleet.conductor.transitions import Happened, next_state
+from fleet.core import events as ev
+from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.graphs import get_graph
+
+Decision = tuple[ConductorState, tuple[Command, ...]]
+
+
+def step(state: ConductorState, event: ev.Event) -> Decision:
+    """Raises: TransitionError for a fact no row of the table allows."""
+    return _decide(event, state)
+
+
+def resume(state: ConductorState, record: RequestRecord) -> Decision:
+    """Take over a live request as its hashes tell it: grant what nobody was offered, end what has ended."""
+    state = state.with_request(record)
+    pending = tuple(_grant(record, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
+    state, ends = _settle(state, record)
+    return state, pending + ends
+
+
+@singledispatch
+def _decide(event: ev.Event, state: ConductorState) -> Decision:
+    """A fact that asks for no decision."""
+    return state, ()
+
+
+@_decide.register
+def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
+    if event.request in state.requests:
+        return state, ()
+    stages = get_graph(event.graph).stages_for(event.outputs)
+    tasks = {stage: TaskRecord(stage=stage) for stage in stages}
+    record = RequestRecord(id=event.request, graph=event.graph, outputs=event.outputs, tasks=tasks)
+    return state.with_request(record), tuple(_grant(record, task) for task in tasks.values())
+
+
+@_decide.register
+def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
+    return _move(state, event.request, event.stage, event.epoch, Happened.GRANTED)
+
+
+@_decide.register
+def _(event: ev.TaskClaimed, state: ConductorState) -> Decision:
+    return _move(state, event.request, event.stage, event.epoch, Happened.CLAIMED, owner=event.owner)
+
+
+@_decide.register
+def _(event: ev.TaskFinished, state: ConductorState) -> Decision:
+    return _move(state, event.request, event.stage, event.epoch, Happened.FINISHED)
+
+
+@_decide.register
+def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
+    state, _ = _move(state, event.request, event.stage, event.epoch, Happened.FAILED)
+    return _end(state, event.request, "failed", event.code, event.message, event.param)
+
+
+@_decide.register
+def _(event: ev.TaskLost, state: ConductorState) -> Decision:
+    if event.stage == CLIENT:
+        return _end(state, event.request, "aborted", "aborted", "the gateway that held the client is gone")
+    state, _ = _move(state, event.request, event.stage, event.epoch, Happened.LOST)
+    return _end(state, event.request, "failed", "worker_lost", f"the worker of stage {event.stage} died; try again")
+
+
+@_decide.register
+def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
+    record = state.requests.get(event.request)
+    if record is None or not event.boundary or event.producer_walk is None:
+        return state, ()
+    edge = get_graph(record.graph).edge(event.edge)
+    walk = edge.consumer_walk(event.producer_walk, event.ordinal)
+    if edge.target not in state.conductor_driven or walk is None:
+        return state, ()
+    command = SetWalk(request=event.request, stage=edge.target, edge=edge.name, from_index=event.index, walk=walk)
+    return state, (command,)
+
+
+@_decide.register
+def _(event: ev.RequestEnded, state: ConductorState) -> Decision:
+    return state.without(event.request), ()
+
+
+@_decide.register
+def _(event: ev.GrantOverdue, state: ConductorState) -> Decision:
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    if record is None or task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
+        return state, ()
+    return state, (_grant(record, task),)
+
+
+@_decide.register
+def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
+    return state, (FenceWorker(worker=event.worker),)
+
+
+def _grant(record: RequestRecord, task: TaskRecord) -> GrantTask:
+    """A role is a whole stage here; placement narrows it where walks or layer spans are served apart."""
+    role = RoleName(task.stage)
+    return GrantTask(request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch)
+
+
+def _move(
+    state: ConductorState,
+    request: RequestId,
+    stage: StageName,
+    epoch: Epoch,
+    happened: Happened,
+    owner: WorkerId | None = None,
+) -> Decision:
+    record = state.requests.get(request)
+    task = record.tasks.get(stage) if record else None
+    if record is None or task is None or epoch < task.epoch:
+        return state, ()
+    moved = replace(task, state=next_state(task.state, happened), epoch=epoch, owner=owner or task.owner)
+    if moved.state in ENDED or moved.state is TaskState.GRANTED:
+        moved = replace(moved, owner=None)
+    record = record.with_task(moved)
+    return _settle(state.with_request(record), record)
+
+
+def _settle(state: ConductorState, record: RequestRecord) -> Decision:
+    """End the request once every task has finished."""
+    if any(task.state is not TaskState.FINISHED for task in record.tasks.values()):
+        return state, ()
+    return _end(state, record.id, "finished")
+
+
+def _end(
+    state: ConductorState, request: RequestId, how: str, code: str = "", message: str = "", param: str | None = None
+) -> Decision:
+    record = state.requests.get(request)
+    if record is None or record.ending:
+        return state, ()
+    state = state.with_request(replace(record, ending=True))
+    return state, (EndRequest(request=request, state=how, code=code, message=message, param=param),)

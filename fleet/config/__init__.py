@@ -1,0 +1,6 @@
+"""YAML and environment -> one frozen configuration. Every error names the field and the fix; knows no process."""
+
+from fleet.config.load import apply_overrides, load_config
+from fleet.config.schema import FleetConfig, StageConfig
+
+__all__ = ["FleetConfig", "StageConfig", "apply_overrides", "load_config"]

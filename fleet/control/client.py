@@ -1,0 +1,208 @@
+"""The gateway's end: submits requests, receives their client edges, returns credit, aborts. Holds a lease like any worker."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable
+from typing import Self, TypeVar, cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from fleet.config import FleetConfig
+from fleet.control import keys, scripts
+from fleet.control.connect import connect_async, pairs, run_async, text
+from fleet.control.notices import ChunkNotice, EndNotice, Notice, parse_notice
+from fleet.control.stream import ClientStream
+from fleet.control.views import RequestView, WorkerView, read_request, read_workers
+from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id
+from fleet.core.request import RequestSpec
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INBOX_BLOCK_MS = 500
+INBOX_COUNT = 512
+
+
+class FleetClient:
+    """One gateway incarnation. `start()` before use, `stop()` after; all on one event loop."""
+
+    def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
+        self._redis, self._reader, self.config = client, reader, config
+        self.id: WorkerId = new_worker_id("gateway", socket.gethostname(), os.getpid())
+        self._keep = scripts.Retention(request_s=config.retention_s)
+        self._streams: dict[RequestId, ClientStream] = {}
+        self._jobs: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
+        """Nothing is sent yet; an unreachable Redis shows at `start()` or at the first call."""
+        return cls(connect_async(redis_url), connect_async(redis_url), config)
+
+    async def start(self) -> None:
+        """Join as a gateway. Raises: RedisUnreachable after 10 s."""
+        for attempt in range(100):
+            try:
+                await self._register()
+                break
+            except RedisError as error:
+                if attempt == 99:
+                    raise RedisUnreachable(f"no Redis answers ({error}); start one with `fleet redis`") from error
+                await asyncio.sleep(0.1)
+        self._jobs = [asyncio.create_task(self._renew()), asyncio.create_task(self._read())]
+
+    async def stop(self) -> None:
+        """Leave: requests still held are aborted by the conductor, since nobody listens any more."""
+        for job in self._jobs:
+            job.cancel()
+        for job in self._jobs:
+            with contextlib.suppress(asyncio.CancelledError):
+                await job
+        if self._jobs:
+            with contextlib.suppress(RedisError):
+                await run_async(self._redis, scripts.fence_worker("", self.id))
+        await self._redis.aclose()
+        await self._reader.aclose()
+
+    async def _register(self) -> None:
+        fields: dict[str, str | bytes] = {
+            "kind": "gateway",
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "capacity": str(self.config.limits.max_requests),
+        }
+        await run_async(self._redis, scripts.register(self.id, "", self._lease_us(), fields))
+
+    def _lease_us(self) -> int:
+        return int(self.config.lease.worker_s * 1e6)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.lease.worker_s / 3)
+            try:
+                answer = text(await run_async(self._redis, scripts.renew(self.id, self._lease_us(), len(self._streams))))
+                if answer != "ok":
+                    await self._rejoin()
+            except RedisError as error:
+                log.warning("the lease could not be renewed: %s", error)
+
+    async def _rejoin(self) -> None:
+        """This incarnation was fenced: what it held is another's or gone; go on under a new id."""
+        log.warning("gateway %s was fenced; joining anew", self.id)
+        for stream in list(self._streams.values()):
+            stream.fail(RedisUnreachable("the gateway lost its lease; try again"))
+        self.id = new_worker_id("gateway", socket.gethostname(), os.getpid())
+        await self._register()
+
+    async def _read(self) -> None:
+        """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
+        last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
+        while True:
+            if inbox != keys.inbox(self.id):
+                last, inbox = "0-0", keys.inbox(self.id)
+            try:
+                reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
+            except RedisError as error:
+                log.warning("the inbox could not be read: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            for _, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
+                for entry, raw in entries:
+                    last = text(entry)
+                    self._deliver(parse_notice(pairs(raw)))
+                untrimmed += len(entries)
+            if not reply:
+                await self._poll_slowly()
+            if untrimmed and (untrimmed >= INBOX_COUNT or not reply):
+                untrimmed = 0
+                with contextlib.suppress(RedisError):
+                    await self._redis.xtrim(inbox, minid=last, approximate=False)
+
+    def _deliver(self, notice: Notice | None) -> None:
+        match notice:
+            case ChunkNotice(chunk=chunk):
+                stream = self._streams.get(chunk.request)
+                if stream is not None:
+                    stream.put(chunk)
+            case EndNotice(request=request):
+                stream = self._streams.get(request)
+                if stream is not None:
+                    stream.ended(notice)
+            case _:
+                return
+
+    async def _poll_slowly(self) -> None:
+        """Covers a lost notice: streams that wait read their edge logs from the next index."""
+        for stream in list(self._streams.values()):
+            try:
+                await stream.catch_up()
+            except RedisError as error:
+                log.warning("the log of %s could not be read: %s", stream.request_id, error)
+
+    async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+        """Admit a request and hold its client edges.
+
+        Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
+        """
+        graph = self.config.graph_declaration()
+        stages = graph.stages_for(spec.outputs)
+        edges = [edge.name for edge in graph.edges_for(spec.outputs)]
+        missing = await self.missing_roles(stages)
+        if missing:
+            raise NoWorker(f"no worker serves the role {', '.join(missing)}; start one with `fleet worker {missing[0]}`")
+        stream = ClientStream(spec, graph, self._redis, self._keep)
+        self._streams[spec.id] = stream
+        stream.on_close = lambda: self._streams.pop(spec.id, None)
+        bound = self.config.limits.max_requests
+        call = scripts.submit(spec, blob, bound=bound, stages=stages, edges=edges, gateway=self.id)
+        try:
+            answer = cast("list[object]", await self._ask(run_async(self._redis, call)))
+            if text(answer[0]) != "ok":
+                raise self._refusal(text(answer[0]), bound)
+        except FleetError:
+            self._streams.pop(spec.id, None)
+            raise
+        stream.epoch = Epoch(int(text(answer[1])))
+        return stream
+
+    def _refusal(self, answer: str, bound: int) -> FleetError:
+        if answer == "full":
+            return Overloaded(f"{bound} requests are running or waiting already; try again shortly")
+        return RedisUnreachable(f"the request was not admitted ({answer}); try again")
+
+    async def _ask(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except RedisError as error:
+            raise RedisUnreachable(f"Redis does not answer ({error})") from error
+
+    async def workers(self) -> list[WorkerView]:
+        return await self._ask(read_workers(self._redis))
+
+    async def missing_roles(self, stages: tuple[StageName, ...] | None = None) -> list[str]:
+        """Stages without a live worker; of the whole graph unless `stages` are given."""
+        wanted = stages or tuple(stage.name for stage in self.config.graph_declaration().stages)
+        served = {view.role for view in await self.workers() if view.lease_left_s > 0}
+        return [stage for stage in wanted if stage not in served and stage != CLIENT]
+
+    async def request_view(self, request: RequestId) -> RequestView | None:
+        return await self._ask(read_request(self._redis, request))
+
+    async def abort_request(self, request: RequestId) -> bool:
+        """End any request by the API's right; whether it was live."""
+        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API", self._keep)
+        return text(await self._ask(run_async(self._redis, call))) == "ok"
+
+    async def ping(self) -> bool:
+        try:
+            return bool(await cast("Awaitable[bool]", self._redis.ping()))
+        except RedisError:
+            return False
+
+    async def live_count(self) -> int:
+        return int(await self._ask(cast("Awaitable[int]", self._redis.scard(keys.LIVE))))

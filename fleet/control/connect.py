@@ -1,0 +1,111 @@
+"""Connections to Redis: made with bounded patience, scripts loaded, and sent again when Redis forgot them. Knows no request."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import cast
+
+import redis
+import redis.asyncio
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
+
+from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
+from fleet.core.errors import RedisUnreachable
+
+log = logging.getLogger(__name__)
+
+Reply = object
+SOCKET_TIMEOUT_S = 10.0
+
+
+def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
+    """A connection whose server answered and holds our scripts.
+
+    Raises: RedisUnreachable after `patience_s`; LOADING is waited out.
+    """
+    client = cast(
+        redis.Redis, redis.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2)
+    )
+    deadline = time.monotonic() + patience_s
+    waited = False
+    while True:
+        try:
+            client.ping()
+            load_scripts(client)
+            return client
+        except BusyLoadingError:
+            log.info("redis is loading its data; waiting")
+        except RedisError as error:
+            if time.monotonic() > deadline:
+                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); start one with `fleet redis`") from error
+            if not waited:
+                log.info("waiting for redis at %s", _safe(url))
+                waited = True
+        time.sleep(0.1)
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """An asyncio client; nothing is sent yet."""
+    return cast(
+        redis.asyncio.Redis,
+        redis.asyncio.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2),
+    )
+
+
+def _safe(url: str) -> str:
+    """The address without its password."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://***@{tail}" if at else url
+
+
+def load_scripts(client: redis.Redis) -> None:
+    pipe = client.pipeline(transaction=False)
+    for name in SCRIPTS:
+        pipe.script_load(source(name))
+    pipe.execute()
+
+
+def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
+    """Send calls, then raw commands, in one pipelined round trip; replies in order.
+
+    A script Redis has forgotten (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
+    Raises: redis errors of the connection; a reply that is itself an error is raised.
+    """
+    pipe = client.pipeline(transaction=False)
+    for call in calls:
+        pipe.execute_command("EVALSHA", sha(call.script), 0, *call.args)
+    for command in commands:
+        pipe.execute_command(*command)
+    replies: list[Reply] = pipe.execute(raise_on_error=False)
+    for position, reply in enumerate(replies):
+        if isinstance(reply, NoScriptError):
+            load_scripts(client)
+            call = calls[position]
+            replies[position] = client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
+        elif isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def run(client: redis.Redis, call: Call) -> Reply:
+    return exchange(client, (call,))[0]
+
+
+async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
+    try:
+        return await client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
+    except NoScriptError:
+        return await client.execute_command("EVAL", source(call.script), 0, *call.args)
+
+
+def text(value: Reply) -> str:
+    """A reply as text; None is empty."""
+    return value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
+
+
+def pairs(value: Reply) -> dict[str, bytes]:
+    """A flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
+    if isinstance(value, dict):
+        return {text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()}
+    flat = cast("list[bytes]", value or [])
+    return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}

@@ -1,0 +1,97 @@
+"""DESIGN 5's key table in code: every key has a row here, and a leak checker in the tests fails on any key without one."""
+
+import re
+from dataclasses import dataclass
+
+from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
+
+PREFIX = "fleet:"
+GROUP = "workers"
+"""The one consumer group name; on role streams it shares grants out, on inboxes it lets one blocking read cover both."""
+
+WORKERS = PREFIX + "workers"
+LIVE = PREFIX + "live"
+EVENTS = PREFIX + "events"
+CONDUCTOR = PREFIX + "conductor"
+CONFIG = PREFIX + "config"
+
+
+def worker(worker_id: WorkerId) -> str:
+    return f"{PREFIX}worker:{worker_id}"
+
+
+def worker_tasks(worker_id: WorkerId) -> str:
+    return f"{PREFIX}worker:{worker_id}:tasks"
+
+
+def role(name: RoleName) -> str:
+    return f"{PREFIX}role:{name}"
+
+
+def inbox(worker_id: WorkerId) -> str:
+    return f"{PREFIX}inbox:{worker_id}"
+
+
+def request(request_id: RequestId) -> str:
+    return f"{PREFIX}req:{request_id}"
+
+
+def blob(request_id: RequestId) -> str:
+    return f"{PREFIX}req:{request_id}:blob"
+
+
+def task(request_id: RequestId, stage: StageName) -> str:
+    return f"{PREFIX}req:{request_id}:task:{stage}"
+
+
+def edge(request_id: RequestId, name: EdgeName) -> str:
+    return f"{PREFIX}req:{request_id}:edge:{name}"
+
+
+def loc(request_id: RequestId, name: EdgeName) -> str:
+    return f"{PREFIX}req:{request_id}:loc:{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One kind of key. `life` is forever, lease (dies with a worker), live (dies with the request) or retention (has a TTL)."""
+
+    pattern: str
+    redis_type: str
+    life: str
+    owner: str
+    meaning: str
+
+
+TABLE: tuple[Row, ...] = (
+    Row(pattern="workers", redis_type="zset", life="forever", owner="register", meaning="incarnation -> lease deadline, us"),
+    Row(pattern="worker:{id}", redis_type="hash", life="lease", owner="register", meaning="role, host, pid, metadata"),
+    Row(pattern="worker:{id}:tasks", redis_type="set", life="lease", owner="claim", meaning="request|stage it owns"),
+    Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
+    Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append", meaning="chunks, credit, ends, walks"),
+    Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),
+    Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
+    Row(pattern="req:{r}:blob", redis_type="string", life="live", owner="submit", meaning="audio prompt, float32"),
+    Row(pattern="req:{r}:task:{stage}", redis_type="hash", life="retention", owner="grant",
+        meaning="state, role, owner, epoch, walks, produced and consumed per edge"),
+    Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
+    Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
+    Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
+    Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
+    Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
+)
+
+
+def row_of(key: str) -> Row | None:
+    """The row a concrete key belongs to, or None: a leak."""
+    for row in sorted(TABLE, key=lambda r: -len(r.pattern)):
+        shape = re.sub(r"\\{[a-z]+\\}", "[^{}]+?", re.escape(row.pattern))
+        if row.pattern == "worker:{id}":
+            shape = "worker:(?!.*:tasks$).+"
+        elif row.pattern == "req:{r}":
+            shape = "req:[^:]+"
+        if re.fullmatch(re.escape(PREFIX) + shape, key):
+            return row
+    return None
+
+

@@ -1,0 +1,5 @@
+-- abort: compares the attach epoch, or takes the API's right ("api"); closes the request as aborted.
+-- ARGV: request, attach epoch or "api", reason, retention s, client edge retention s
+local r, right, reason, retention, client = unpack(ARGV)
+if right ~= 'api' and call('HGET', task_key(r, 'client'), 'epoch') ~= right then return 'stale' end
+return close(r, 'aborted', 'aborted', reason, '', retention, client) == 1 and 'ok' or 'ended'

@@ -1,0 +1,19 @@
+-- ack: for each, compares the consumer's epoch; writes consumed (it only grows) and gives the producer its credit.
+-- ARGV: repeated 6: request, consumer stage, epoch, edge, consumed, producer stage
+local out = {}
+for i = 1, #ARGV, 6 do
+  local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
+  local tk = task_key(r, s)
+  local t = call('HMGET', tk, 'epoch', 'consumed:' .. e)
+  if t[1] ~= epoch then out[#out + 1] = 'stale'
+  elseif call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
+  else
+    if tonumber(consumed) > tonumber(t[2] or '0') then
+      call('HSET', tk, 'consumed:' .. e, consumed)
+      local owner = call('HGET', task_key(r, producer), 'owner')
+      if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', consumed) end
+    end
+    out[#out + 1] = 'ok'
+  end
+end
+return out

@@ -1,0 +1,32 @@
+-- append (also final, finish): for each chunk compares epoch, request live, index = last + 1; writes the edge, its location,
+-- the task's produced count, the consumer's inbox, an event if one is given, and the task's end if this chunk ends it.
+-- ARGV: repeated 11: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count
+local out = {}
+for i = 1, #ARGV, 11 do
+  local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
+  local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
+  local tk = task_key(r, s)
+  local t = call('HMGET', tk, 'epoch', 'produced:' .. e)
+  local answer = 'ok'
+  local produced = tonumber(t[2] or '0')
+  if t[1] ~= epoch then answer = 'stale'
+  elseif call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
+  elseif index < produced then answer = 'duplicate'
+  elseif index > produced then answer = 'gap'
+  else
+    call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
+    call('HSET', tk, 'produced:' .. e, int(index + 1))
+    call('HINCRBY', tk, 'items:' .. e, ARGV[i + 10])
+    if loc ~= '' then call('HSET', loc_key(r, e), int(index), loc) end
+    local holder = call('HGET', task_key(r, consumer), 'owner')
+    if holder and holder ~= '' then notice(holder, 'k', 'c', 'h', header, 'l', loc) end
+    if ev ~= '' then event(ev) end
+  end
+  if finish == '1' and (answer == 'ok' or answer == 'duplicate') then
+    call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
+    disown(tk, r, s)
+    event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
+  end
+  out[#out + 1] = answer
+end
+return out

@@ -1,0 +1,63 @@
+-- Prepended to every script. P is the key prefix; all times are Redis's own, in microseconds.
+local P = 'fleet:'
+local call = redis.call
+local MAX_EVENTS, MAX_INBOX = 20000, 200000
+
+local function now_us()
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+local function int(n) return string.format('%.0f', n) end
+local function task_key(r, s) return P .. 'req:' .. r .. ':task:' .. s end
+local function edge_key(r, e) return P .. 'req:' .. r .. ':edge:' .. e end
+local function loc_key(r, e) return P .. 'req:' .. r .. ':loc:' .. e end
+local function tasks_of(w) return P .. 'worker:' .. w .. ':tasks' end
+local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS, '*', 'e', json) end
+local function notice(w, ...)
+  -- A gone worker has no hash; a notice to it would make a key nobody deletes.
+  if call('EXISTS', P .. 'worker:' .. w) == 1 then
+    call('XADD', P .. 'inbox:' .. w, 'MAXLEN', '~', MAX_INBOX, '*', ...)
+  end
+end
+local function leads(value) return call('GET', P .. 'conductor') == value end
+local function raise(tk)
+  local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())
+  call('HSET', tk, 'epoch', int(e))
+  return int(e)
+end
+local function disown(tk, r, s)
+  local owner = call('HGET', tk, 'owner')
+  if owner and owner ~= '' then call('SREM', tasks_of(owner), r .. '|' .. s) end
+  call('HSET', tk, 'owner', '')
+  return owner
+end
+local function split(text)
+  local out = {}
+  for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end
+  return out
+end
+-- Close request r: every right taken, every holder told, every key given its time to live.
+local function close(r, state, code, message, param, retention_s, client_s)
+  local rk = P .. 'req:' .. r
+  if call('SREM', P .. 'live', r) == 0 then return 0 end
+  call('HSET', rk, 'state', state, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
+  call('EXPIRE', rk, retention_s)
+  call('DEL', rk .. ':blob')
+  for _, s in ipairs(split(call('HGET', rk, 'stages'))) do
+    local tk = task_key(r, s)
+    local was = call('HGET', tk, 'state')
+    local holder = call('HGET', tk, 'holder')
+    disown(tk, r, s)
+    raise(tk)
+    if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
+    if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
+    call('EXPIRE', tk, retention_s)
+  end
+  for _, e in ipairs(split(call('HGET', rk, 'edges'))) do
+    call('EXPIRE', edge_key(r, e), retention_s)
+    call('DEL', loc_key(r, e))
+  end
+  for _, e in ipairs(split(call('HGET', rk, 'outputs'))) do call('EXPIRE', edge_key(r, e), client_s) end
+  event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
+  return 1
+end

@@ -1,0 +1,14 @@
+-- grant: compares the leader's term, the task's expected epoch and that the request is live; writes the task, the role stream, an event.
+-- ARGV: leader, request, stage, role, expected epoch
+local leader, r, s, role, expected = unpack(ARGV)
+if not leads(leader) then return {'not_leader'} end
+if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
+local tk = task_key(r, s)
+if (call('HGET', tk, 'epoch') or '') ~= expected then return {'stale'} end
+disown(tk, r, s)
+local epoch = raise(tk)
+call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()))
+local entry = call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch)
+call('HSET', tk, 'entry', entry)
+event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
+return {'ok', epoch}

@@ -1,0 +1,12 @@
+-- set_walk: compares the leader's term and that the request is live; writes the walk on the task and tells its owner.
+-- A walk already set for that index stays: first arrival wins.
+-- ARGV: leader, request, stage, edge, from index, walk
+local leader, r, s, e, from, walk = unpack(ARGV)
+if not leads(leader) then return 'not_leader' end
+if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
+local tk = task_key(r, s)
+if call('HSETNX', tk, 'walk:' .. e .. ':' .. from, walk) == 0 then return 'duplicate' end
+call('HSET', tk, 'walk', walk)
+local owner = call('HGET', tk, 'owner')
+if owner and owner ~= '' then notice(owner, 'k', 'w', 'r', r, 'e', e, 'i', from, 'w', walk) end
+return 'ok'

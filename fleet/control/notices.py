@@ -1,0 +1,62 @@
+"""Inbox entries as typed notices: what a worker or gateway is told. The one place that reads their fields."""
+
+from dataclasses import dataclass
+
+from fleet.control.connect import text
+from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
+from fleet.core.ids import EdgeName, RequestId, Walk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkNotice:
+    chunk: Chunk
+    location: Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditNotice:
+    request: RequestId
+    edge: EdgeName
+    consumed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndNotice:
+    """The request has ended, however; memory held for it is due."""
+
+    request: RequestId
+    state: str
+    code: str
+    message: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkNotice:
+    """The conductor's word on a transition."""
+
+    request: RequestId
+    edge: EdgeName
+    from_index: int
+    walk: Walk
+
+
+Notice = ChunkNotice | CreditNotice | EndNotice | WalkNotice
+
+
+def parse_notice(fields: dict[str, bytes]) -> Notice | None:
+    """One inbox entry; None for a kind this version does not know (a newer peer's)."""
+    kind = text(fields["k"])
+    if kind == "c":
+        location = decode_location(fields["l"]) if fields.get("l") else {}
+        return ChunkNotice(chunk=decode_chunk(fields["h"]), location=location)
+    request = RequestId(text(fields["r"]))
+    if kind == "a":
+        return CreditNotice(request=request, edge=EdgeName(text(fields["e"])), consumed=int(fields["n"]))
+    if kind == "x":
+        state, code, message, param = (text(fields[name]) for name in ("s", "c", "m", "p"))
+        return EndNotice(request=request, state=state, code=code, message=message, param=param)
+    if kind == "w":
+        edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
+        return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)
+    return None

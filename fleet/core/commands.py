@@ -1,0 +1,44 @@
+"""Orders: what the conductor decided. The driver turns each into one fenced script."""
+
+import msgspec
+
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+
+
+class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of all commands."""
+
+
+class GrantTask(Command):
+    """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`."""
+
+    request: RequestId
+    stage: StageName
+    role: RoleName
+    expected_epoch: Epoch
+
+
+class SetWalk(Command):
+    """From chunk `from_index` of `edge` on, the consuming task is in `walk`."""
+
+    request: RequestId
+    stage: StageName
+    edge: EdgeName
+    from_index: int
+    walk: Walk
+
+
+class EndRequest(Command):
+    """Close the request: `state` is finished, failed or aborted; every task's epoch is raised."""
+
+    request: RequestId
+    state: str
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+
+
+class FenceWorker(Command):
+    """Take the right of a worker whose lease has passed: raise the epoch of each of its tasks."""
+
+    worker: WorkerId

@@ -1,0 +1,136 @@
+"""One tree of errors. Each carries what drives its handling; none knows how it is shown."""
+
+from typing import ClassVar
+
+
+class FleetError(Exception):
+    """Base of all errors of ours.
+
+    `code` is stable and machine-readable, `status` the HTTP status it maps to, `retryable` whether the same call may
+    succeed later, `param` the field of the user's input that is at fault, if any.
+    """
+
+    code: ClassVar[str] = "server_error"
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadInput(FleetError):
+    """The user's input is at fault; the message names the field and the fix."""
+
+    code = "invalid_value"
+    status = 400
+
+
+class InputTooLarge(BadInput):
+    """A body, prompt or audio clip exceeds a configured limit."""
+
+    code = "input_too_large"
+    status = 413
+
+
+class ModelNotFound(BadInput):
+    code = "model_not_found"
+    status = 404
+
+
+class ConfigError(FleetError):
+    """The configuration is at fault; `param` is the dotted key."""
+
+    code = "bad_config"
+
+
+class Overloaded(FleetError):
+    """The queue bound is reached."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    retryable = True
+
+
+class NoWorker(FleetError):
+    """A role that the request needs has no live worker."""
+
+    code = "overloaded"
+    status = 503
+    retryable = True
+
+
+class WorkerLost(FleetError):
+    """The worker that held a task of the request died."""
+
+    code = "worker_lost"
+    status = 503
+    retryable = True
+
+
+class RedisUnreachable(FleetError):
+    code = "redis_unreachable"
+    status = 503
+    retryable = True
+
+
+class StaleEpoch(FleetError):
+    """A write bore an epoch older than the task's; the writer has lost its right and must drop the task."""
+
+    code = "stale_epoch"
+
+
+class ChunkOrderError(FleetError):
+    """A chunk was appended or released out of order; a bug of ours."""
+
+    code = "chunk_order"
+
+
+class TransitionError(FleetError):
+    """The state machine has no row for (state, event); a bug of ours."""
+
+    code = "bad_transition"
+
+
+class TransferError(FleetError):
+    """Tensors could not be pulled (deadline, checksum, generation); they are made again."""
+
+    code = "transfer_failed"
+    retryable = True
+
+
+class EngineError(FleetError):
+    """The engine failed one request; the batch goes on."""
+
+    code = "engine_error"
+
+
+class OutOfPages(EngineError):
+    """The KV pool cannot ever hold the request."""
+
+    code = "context_length_exceeded"
+    status = 400
+
+
+class UnknownWireVersion(FleetError):
+    """A message was written by another version of the protocol."""
+
+    code = "wire_version"
+
+
+BY_CODE: dict[str, type[FleetError]] = {}
+
+
+def _index(cls: type[FleetError]) -> None:
+    BY_CODE[cls.code] = cls
+    for sub in cls.__subclasses__():
+        _index(sub)
+
+
+_index(FleetError)
+
+
+def from_code(code: str, message: str, param: str | None = None) -> FleetError:
+    """Rebuild an error that crossed a wire; an unknown code becomes a plain FleetError."""
+    return BY_CODE.get(code, FleetError)(message, param=param)

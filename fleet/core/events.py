@@ -1,0 +1,113 @@
+"""Facts, in the past tense. They wake the conductor and feed the console; the hashes in Redis, not these, are the truth."""
+
+import msgspec
+
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk, WorkerId
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Base of all events."""
+
+
+class RequestSubmitted(Event):
+    """`outputs` are the client edges wanted; the stages follow from the graph."""
+
+    request: RequestId
+    graph: str
+    outputs: tuple[EdgeName, ...]
+
+
+class TaskGranted(Event):
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+class TaskClaimed(Event):
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    owner: WorkerId
+
+
+class ChunkAppended(Event):
+    """Sent for the first chunk, each boundary and the last; never once per chunk, for that would wake everybody each step."""
+
+    request: RequestId
+    edge: EdgeName
+    index: int
+    boundary: bool = False
+    producer_walk: Walk | None = None
+    ordinal: int = 0
+    final: bool = False
+
+
+class TaskFinished(Event):
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+class TaskFailed(Event):
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    code: str
+    message: str
+    param: str | None = None
+
+
+class TaskLost(Event):
+    """The task's owner was fenced; its epoch has been raised."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+class RequestEnded(Event):
+    """`state` is finished, failed or aborted."""
+
+    request: RequestId
+    state: str
+    reason: str = ""
+
+
+class WorkerJoined(Event):
+    worker: WorkerId
+    role: str
+
+
+class WorkerLeft(Event):
+    worker: WorkerId
+
+
+class GrantOverdue(Event):
+    """Made by the driver's clock, never stored: nobody claimed this grant in time."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+class WorkerExpired(Event):
+    """Made by the driver's clock, never stored: the lease deadline has passed."""
+
+    worker: WorkerId
+
+
+AnyEvent = (
+    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | RequestEnded
+    | WorkerJoined | WorkerLeft | GrantOverdue | WorkerExpired
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(raw: bytes) -> AnyEvent:
+    return _decoder.decode(raw)

@@ -1,0 +1,60 @@
+"""What a client asked for, as every process reads it. Knows no HTTP and no model: stage settings are keyed by stage name."""
+
+import msgspec
+
+from fleet.core.ids import EdgeName, RequestId, StageName
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one stage samples, and its bound.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as `max_new_tokens` of
+    `transformers` does, the end token included. `seed` keys the counter-based noise (seed, stage, codebook, index).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    max_tokens: int = 256
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
+    """An audio prompt: its samples lie in the request's blob, float32 mono at `rate_hz`."""
+
+    offset_samples: int
+    num_samples: int
+    rate_hz: int
+
+
+class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `prompt_ids` already holds one placeholder id per audio position. `outputs` are client edges wanted.
+
+    Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
+    """
+
+    id: RequestId
+    graph: str
+    prompt_ids: tuple[int, ...]
+    audio: tuple[AudioClip, ...] = ()
+    outputs: tuple[EdgeName, ...] = ()
+    sampling: dict[StageName, Sampling] = {}
+    params: dict[str, str] = {}
+    created_us: int = 0
+    version: int = 1
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RequestSpec)
+
+
+def encode_request(spec: RequestSpec) -> bytes:
+    return _encoder.encode(spec)
+
+
+def decode_request(raw: bytes) -> RequestSpec:
+    return _decoder.decode(raw)

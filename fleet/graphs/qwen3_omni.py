@@ -1,0 +1,60 @@
+"""Qwen3-Omni: Thinker -> Talker -> Code2Wav, declared. Source: `transformers` modeling_qwen3_omni_moe.py, `generate()`."""
+
+from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.graphs.base import ChunkPolicy, Edge, Graph, Stage, Transition
+
+THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
+PREFILL, LAST_PREFILL, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
+
+QWEN3_OMNI = Graph(
+    name="qwen3_omni",
+    frontend="fleet.processing.qwen3_omni:Frontend",
+    tiny="fleet.models.qwen3_omni.tiny:write_tiny_checkpoint",
+    baseline="fleet.models.qwen3_omni.baseline",
+    media={EdgeName("text"): "text", EdgeName("audio"): "audio"},
+    stages=(
+        Stage(
+            name=THINKER,
+            builder="fleet.stages.qwen3_omni.thinker:build",
+            walks=(PREFILL, DECODE),
+            main=True,
+            default_sampling={"temperature": 0.0, "max_tokens": 1024},
+        ),
+        Stage(
+            name=TALKER,
+            builder="fleet.stages.qwen3_omni.talker:build",
+            walks=(PREFILL, LAST_PREFILL, DECODE),
+            default_sampling={"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096},
+        ),
+        Stage(name=CODE2WAV, builder="fleet.stages.qwen3_omni.code2wav:build", walks=(DECODE,)),
+    ),
+    edges=(
+        # Answer token ids, the end token included; the gateway turns them into text.
+        Edge(name=EdgeName("text"), source=THINKER, target=CLIENT, tensors={"ids": "int32"}, credits=512),
+        # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions; then one id per answer token.
+        Edge(
+            name=EdgeName("thought"),
+            source=THINKER,
+            target=TALKER,
+            tensors={"ids": "int32", "rows": "float32", "row_positions": "int32"},
+            remote=("rows",),
+            credits=256,
+            transitions=(
+                Transition(producer_walk=PREFILL, nth=0, to=PREFILL),
+                Transition(producer_walk=DECODE, nth=0, to=LAST_PREFILL),
+                Transition(producer_walk=DECODE, nth=1, to=DECODE),
+            ),
+        ),
+        # One row of codes per frame: int32 [frames, codebooks].
+        Edge(
+            name=EdgeName("codes"),
+            source=TALKER,
+            target=CODE2WAV,
+            tensors={"codes": "int32"},
+            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25)),
+            credits=64,
+        ),
+        # PCM16 mono samples at 24 kHz.
+        Edge(name=EdgeName("audio"), source=CODE2WAV, target=CLIENT, tensors={"pcm": "int16"}, credits=256),
+    ),
+)

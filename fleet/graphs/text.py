@@ -1,0 +1,23 @@
+"""Any causal language model: one stage, one edge. The proof that the runtime knows no model."""
+
+from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.graphs.base import Edge, Graph, Stage
+
+LM = StageName("lm")
+
+TEXT = Graph(
+    name="text",
+    frontend="fleet.processing.text:Frontend",
+    tiny="fleet.models.causal_lm.tiny:write_tiny_checkpoint",
+    media={EdgeName("text"): "text"},
+    stages=(
+        Stage(
+            name=LM,
+            builder="fleet.stages.text:build",
+            walks=(Walk("prefill"), Walk("decode")),
+            main=True,
+            default_sampling={"temperature": 0.0, "max_tokens": 1024},
+        ),
+    ),
+    edges=(Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, credits=512),),
+)

@@ -1,0 +1,1 @@
+"""Adapters: chunks <-> engine inputs and outputs, per graph and stage. Knows no Redis and no NIXL."""

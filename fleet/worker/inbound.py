@@ -1,0 +1,57 @@
+"""One input edge of one task: chunks in index order, each once. Pure; knows no Redis and no tensors."""
+
+from fleet.core.chunk import Chunk, Location
+from fleet.core.ids import Walk
+
+Arrived = tuple[Chunk, Location]
+
+
+class InboundEdge:
+    """Index is the name, first arrival wins, and a chunk never straddles a transition.
+
+    With `wait_for_walk` the conductor drives: a boundary chunk is held until its walk is assigned.
+    Invariants: chunks leave in index order without a gap; `consumed` only grows; nothing leaves after the final chunk.
+    """
+
+    def __init__(self, *, first_walk: Walk, wait_for_walk: bool) -> None:
+        self.walk = first_walk
+        self.consumed = 0
+        self.ended = False
+        self._wait_for_walk = wait_for_walk
+        self._held: dict[int, Arrived] = {}
+        self._walks: dict[int, Walk] = {}
+
+    def put(self, chunk: Chunk, location: Location) -> None:
+        """Take a chunk; one already held or consumed is dropped."""
+        if chunk.index >= self.consumed and chunk.index not in self._held:
+            self._held[chunk.index] = (chunk, location)
+
+    def assign(self, from_index: int, walk: Walk) -> None:
+        """The conductor's word: from this index on the consumer is in `walk`. The first word for an index stands."""
+        self._walks.setdefault(from_index, walk)
+
+    def peek(self) -> Arrived | None:
+        """The next chunk if it is here and its walk is known."""
+        arrived = self._held.get(self.consumed)
+        if arrived is None or self.ended:
+            return None
+        chunk = arrived[0]
+        if chunk.boundary and self._wait_for_walk and chunk.index not in self._walks:
+            return None
+        return arrived
+
+    def take(self) -> tuple[Chunk, Location, Walk]:
+        """Consume the chunk `peek` showed; moves the walk if the chunk begins a transition."""
+        arrived = self.peek()
+        assert arrived is not None, "take() without a chunk to take"
+        chunk, location = arrived
+        del self._held[self.consumed]
+        if chunk.boundary:
+            self.walk = self._walks.pop(chunk.index, chunk.walk or self.walk)
+        self.consumed += 1
+        self.ended = chunk.final
+        return chunk, location, self.walk
+
+    def missing(self) -> bool:
+        """Whether a later chunk is here but the next one is not."""
+        return bool(self._held) and self.consumed not in self._held

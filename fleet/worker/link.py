@@ -1,0 +1,122 @@
+"""A worker's line to Redis: one pipelined round trip per turn carries every write and brings every notice and grant.
+
+Grants and notices come by one blocking read, since the inbox and the role's stream share a group name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+
+from fleet.control import keys
+from fleet.control.connect import Reply, exchange, pairs, text
+from fleet.control.notices import Notice, parse_notice
+from fleet.control.scripts import Arg, Call
+from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+
+MAX_NOTICES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """An offer read from the role's stream."""
+
+    entry: str
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mail:
+    """What one turn brought. `still_live` answers the slow poll: for each id asked about, whether it is live."""
+
+    replies: list[Reply]
+    notices: list[Notice]
+    grants: list[Grant]
+    still_live: list[bool]
+
+
+class Link:
+    """Not thread-safe. Raises redis's connection errors; the loop waits them out."""
+
+    def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName) -> None:
+        self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
+        self._worker = worker
+        self._read_up_to: str | None = None
+
+    def exchange(
+        self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
+    ) -> Mail:
+        """Send `calls`, then read: grants only with free slots; wait up to `block_ms` (0: not at all) if nothing is there."""
+        commands: list[Sequence[Arg]] = []
+        if self._read_up_to:
+            commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
+            self._read_up_to = None
+        if ask_live:
+            commands.append(("SMISMEMBER", keys.LIVE, *ask_live))
+        commands.append(self._read_command(free_slots, block_ms))
+        replies = exchange(self._client, calls, *commands)
+        notices, grants = self._parse(replies[-1])
+        live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
+        return Mail(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
+
+    def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
+        streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
+        count = min(free_slots, MAX_NOTICES) if free_slots > 0 else MAX_NOTICES
+        block: list[Arg] = ["BLOCK", block_ms] if block_ms > 0 else []
+        head: list[Arg] = ["XREADGROUP", "GROUP", keys.GROUP, self._worker, "COUNT", count, *block, "NOACK"]
+        return (*head, "STREAMS", *streams, *[">"] * len(streams))
+
+    def _parse(self, reply: Reply) -> tuple[list[Notice], list[Grant]]:
+        notices: list[Notice] = []
+        grants: list[Grant] = []
+        for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
+            if text(name) == self._inbox and entries:
+                self._read_up_to = text(entries[-1][0])
+            for entry, raw in entries:
+                fields = pairs(raw)
+                if text(name) == self._inbox:
+                    notice = parse_notice(fields)
+                    notices += [notice] if notice else []
+                else:
+                    grants.append(_grant(text(entry), fields))
+        return notices, grants
+
+    def read_logs(
+        self, request: RequestId, edges: Sequence[EdgeName]
+    ) -> tuple[dict[EdgeName, list[tuple[Chunk, Location]]], bytes | None]:
+        """Every chunk of these edges from index 0, with locations, and the request's blob."""
+        commands: list[Sequence[Arg]] = [("GET", keys.blob(request))]
+        for edge in edges:
+            commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
+            commands.append(("HGETALL", keys.loc(request, edge)))
+        replies = exchange(self._client, (), *commands)
+        logs: dict[EdgeName, list[tuple[Chunk, Location]]] = {}
+        for position, edge in enumerate(edges):
+            entries = cast("list[tuple[bytes, object]]", replies[1 + 2 * position])
+            where = pairs(replies[2 + 2 * position])
+            chunks = [decode_chunk(pairs(raw)["h"]) for _, raw in entries]
+            logs[edge] = [(c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks]
+        return logs, cast("bytes | None", replies[0])
+
+    def peer_metadata(self, worker: WorkerId) -> bytes | None:
+        """What a peer's transfer needs to be pulled from; None if the peer is gone."""
+        return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
+
+
+def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
+    return Grant(
+        entry=entry,
+        request=RequestId(text(fields["r"])),
+        stage=StageName(text(fields["s"])),
+        epoch=Epoch(int(fields["e"])),
+    )
+
+
+def _after(entry: str) -> str:
+    """The smallest stream id above `entry`."""
+    milliseconds, _, sequence = entry.partition("-")
+    return f"{milliseconds}-{int(sequence) + 1}"

@@ -1,0 +1,243 @@
+"""The worker's loop, on one screen: step the engine, send what it made, take in what came, feed it.
+
+One pipelined round trip per turn; no wait for the conductor. A failure of one request is that request's; the loop goes on.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.control.connect import Reply, pairs, text
+from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, Notice, WalkNotice
+from fleet.core.errors import EngineError, FleetError
+from fleet.core.events import TaskFailed
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.request import decode_request
+from fleet.engine.base import EngineOutput
+from fleet.stages.base import BuiltStage
+from fleet.transfer.base import Transfer
+from fleet.worker.link import Grant, Link
+from fleet.worker.receive import Receiver
+from fleet.worker.send import Sender
+from fleet.worker.task import Task, open_task
+
+log = logging.getLogger(__name__)
+
+IDLE_BLOCK_MS = 200
+PULL_BLOCK_MS = 1
+SLOW_POLL_S = 1.0
+
+
+class WorkerLoop:
+    """Serves one role. `turn()` is the whole loop body; every attribute is touched by this thread only."""
+
+    def __init__(
+        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: Link, transfer: Transfer
+    ) -> None:
+        self.config, self.worker, self.role, self.built = config, worker, role, built
+        self.engine, self.link, self.transfer = built.engine, link, transfer
+        self.stage = StageName(role)
+        self.capacity = config.stage(self.stage).max_batch
+        self.tasks: dict[RequestId, Task] = {}
+        self.lingering: set[RequestId] = set()
+        self.sender = Sender(transfer, worker)
+        self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
+        self.failures: list[TaskFailed] = []
+        self.last_acks: list[scripts.Ack] = []
+        self.next_poll = 0.0
+        self.draining = False
+
+    def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
+        while not stopping():
+            self.turn()
+            progress()
+
+    def turn(self) -> None:
+        for output in self._step():
+            task = self.tasks.get(output.request_id)
+            if task is None:
+                continue
+            if output.error is not None:
+                self._fail(task, output.error)
+            else:
+                self._guard(task, lambda task=task, output=output: task.produced(output))
+        self._exchange()
+        self._feed()
+
+    def _step(self) -> Sequence[EngineOutput]:
+        if not self.engine.ready():
+            return ()
+        try:
+            return self.engine.step()
+        except Exception as error:  # the process loop: the batch is lost, the worker is not
+            log.exception("a batch of %d failed", len(self.tasks))
+            for task in list(self.tasks.values()):
+                self._fail(task, EngineError(f"the batch failed: {error}"))
+            return ()
+
+    def _exchange(self) -> None:
+        """The turn's one round trip: appends, acks and failures out; answers, notices and grants in."""
+        appends = self.sender.collect(self.tasks.values(), self._fail)
+        acks = self.last_acks + [ack for task in self.tasks.values() for ack in task.acks_due()]
+        calls = [scripts.append(appends)] if appends else []
+        calls += [scripts.ack(acks)] if acks else []
+        calls += [scripts.fail(event) for event in self.failures]
+        ask = self._poll_due()
+        mail = self.link.exchange(
+            calls, free_slots=self._free_slots(), block_ms=self._block_ms(bool(self.failures)), ask_live=ask
+        )
+        self.failures, self.last_acks = [], []
+        if appends:
+            self._settle_appends(appends, cast("list[bytes]", mail.replies[0]))
+        for notice in mail.notices:
+            self._deliver(notice)
+        for request, live in zip(ask, mail.still_live, strict=True):
+            if not live:
+                self._drop(request)
+        if mail.grants:
+            self._claim(mail.grants)
+
+    def _block_ms(self, hurry: bool) -> int:
+        if hurry or self.engine.ready() or self.receiver.can_advance(self.tasks.values()):
+            return 0
+        return PULL_BLOCK_MS if self.receiver.pulling() or self.sender.waiting() else IDLE_BLOCK_MS
+
+    def _free_slots(self) -> int:
+        return 0 if self.draining else max(0, self.capacity - len(self.tasks))
+
+    def _poll_due(self) -> list[RequestId]:
+        """The slow poll that covers a lost notice: is what we hold still live?"""
+        now = time.monotonic()
+        if now < self.next_poll:
+            return []
+        self.next_poll = now + SLOW_POLL_S
+        return [*self.tasks, *(request for request in self.lingering if request not in self.tasks)]
+
+    def _settle_appends(self, appends: list[scripts.Append], answers: list[bytes]) -> None:
+        for item, raw in zip(appends, answers, strict=True):
+            answer, task = text(raw), self.tasks.get(item.chunk.request)
+            if task is None:
+                continue
+            if answer in ("stale", "ended", "gap"):
+                if answer == "gap":
+                    log.error("edge %s of %s: chunk %d left a gap", item.chunk.edge, task.request, item.chunk.index)
+                self._drop(task.request)
+            elif item.finish:
+                self._finish(task)
+
+    def _deliver(self, notice: Notice) -> None:
+        match notice:
+            case ChunkNotice(chunk=chunk, location=location):
+                task = self.tasks.get(chunk.request)
+                if task is not None and chunk.edge in task.inbound:
+                    task.inbound[chunk.edge].put(chunk, location)
+            case CreditNotice(request=request, edge=edge, consumed=consumed):
+                task = self.tasks.get(request)
+                if task is not None and edge in task.outbound:
+                    task.outbound[edge].credit(consumed)
+            case WalkNotice(request=request, edge=edge, from_index=index, walk=walk):
+                task = self.tasks.get(request)
+                if task is not None and edge in task.inbound:
+                    task.inbound[edge].assign(index, walk)
+            case EndNotice(request=request):
+                self._drop(request)
+
+    def _claim(self, grants: list[Grant]) -> None:
+        calls = [scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch) for g in grants]
+        mail = self.link.exchange(calls, free_slots=0, block_ms=0)
+        for notice in mail.notices:
+            self._deliver(notice)
+        for grant, reply in zip(grants, mail.replies, strict=True):
+            answer = cast("list[Reply]", reply)
+            if text(answer[0]) == "ok":
+                self._open(grant, cast(bytes, answer[1]), pairs(answer[2]))
+            else:
+                log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
+
+    def _open(self, grant: Grant, raw_spec: bytes, fields: dict[str, bytes]) -> None:
+        """Begin a claimed task: claim first, then the logs, then the inbox; the index removes repeats."""
+        spec = decode_request(raw_spec)
+        inputs = [edge.name for edge in self.config.graph_declaration().edges_to(grant.stage)]
+        logs, blob = self.link.read_logs(grant.request, inputs)
+        try:
+            adapter = self.built.adapter(spec, blob)
+            task = open_task(spec, grant.stage, grant.epoch, adapter, self.config)
+            for edge, arrived in logs.items():
+                for chunk, location in arrived:
+                    task.inbound[edge].put(chunk, location)
+            _assign_walks(task, fields)
+            request, first = adapter.open()
+            self.engine.submit(request)
+            self.tasks[grant.request] = task
+            for piece in first:
+                self.engine.feed(grant.request, piece)
+        except FleetError as error:
+            self._report(grant.request, grant.stage, grant.epoch, error)
+        except Exception as error:  # the process loop: this request fails, the others go on
+            log.exception("request %s could not be opened", grant.request)
+            self._report(grant.request, grant.stage, grant.epoch, EngineError(f"could not be opened: {error}"))
+
+    def _feed(self) -> None:
+        """Move arrived chunks into the engine, and tell it who has no credit."""
+        for task in list(self.tasks.values()):
+            self._guard(task, lambda task=task: self._feed_one(task))
+
+    def _feed_one(self, task: Task) -> None:
+        for edge, walk, arrays, final in self.receiver.advance(task):
+            for piece in task.adapter.consume(edge, walk, arrays, final=final):
+                self.engine.feed(task.request, piece)
+        if task.adapter.stopped() and task.all_ended():
+            self.engine.finish(task.request)
+        paused = not task.has_credit() or self.sender.blocked(task)
+        if paused != task.paused:
+            task.paused = paused
+            self.engine.pause(task.request, paused=paused)
+
+    def _guard(self, task: Task, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except FleetError as error:
+            self._fail(task, error)
+        except Exception as error:  # the process loop: this request fails, the others go on
+            log.exception("request %s failed", task.request)
+            self._fail(task, EngineError(f"stage {self.stage}: {error}"))
+
+    def _fail(self, task: Task, error: FleetError) -> None:
+        self._report(task.request, task.stage, task.epoch, error)
+        self._drop(task.request)
+
+    def _report(self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError) -> None:
+        log.warning("request %s fails in %s: %s", request, stage, error.message)
+        event = TaskFailed(
+            request=request, stage=stage, epoch=epoch, code=error.code, message=error.message, param=error.param
+        )
+        self.failures.append(event)
+
+    def _finish(self, task: Task) -> None:
+        """Our part is done; published tensors stay until the request ends, for its consumers may still pull them."""
+        self.engine.finish(task.request)
+        self.receiver.forget(task.request)
+        self.last_acks += task.acks_due(closing=True)
+        self.tasks.pop(task.request, None)
+        if self.sender.published(task.request):
+            self.lingering.add(task.request)
+
+    def _drop(self, request: RequestId) -> None:
+        """Forget a request at once, whatever it was doing, and free all it held."""
+        self.engine.abort(request)
+        self.receiver.forget(request)
+        self.sender.release(request)
+        self.tasks.pop(request, None)
+        self.lingering.discard(request)
+
+
+def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:
+    """Walks the conductor set before this worker claimed: fields `walk:{edge}:{index}` of the task's hash."""
+    for field, walk in fields.items():
+        head, _, rest = field.partition(":")
+        edge, _, index = rest.rpartition(":")
+        if head == "walk" and edge in task.inbound:
+            task.inbound[EdgeName(edge)].assign(int(index), Walk(text(walk)))

@@ -1,0 +1,159 @@
+"""One worker process: load the stage's weights, join the role, loop until told to stop. Knows no model: the graph names the builder."""
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import cast
+
+import redis
+from redis.exceptions import RedisError
+
+from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.control.connect import connect, run
+from fleet.core.errors import ConfigError
+from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
+from fleet.stages.base import Builder, BuildOptions, BuiltStage
+
+from fleet.worker.lease import Lease
+from fleet.worker.link import Link
+from fleet.worker.loop import WorkerLoop
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 2.0
+PROTOCOL_VERSION = "1"
+
+
+def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuildOptions:
+    """Resolve one stage's part of the configuration into what its builder may know."""
+    mine, graph = config.stage(stage), config.graph_declaration()
+    ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
+    device = mine.device or config.device
+    device = _auto_device() if device == "auto" else device
+    dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
+    if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
+        raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
+    defaults = BuildOptions(stage=stage, checkpoint=checkpoint)
+    return BuildOptions(
+        stage=stage,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        numerics=config.numerics,
+        max_batch=mine.max_batch,
+        prefill_chunk_tokens=mine.prefill_chunk_tokens,
+        kv_pages=mine.kv_pages,
+        page_size_tokens=mine.page_size_tokens,
+        threads=mine.threads,
+        window_ramp=ramps[0] if ramps else defaults.window_ramp,
+        extra=dict(mine.extra),
+    )
+
+
+def _auto_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuiltStage:
+    """Import the stage's builder and run it. Raises: ConfigError in one line when the checkpoint will not do."""
+    if config.engine == "fake":
+        from fleet.stages.fake import build
+
+        return build(build_options(config, stage, checkpoint), config.graph_declaration())
+    import torch
+
+    torch.set_num_threads(config.stage(stage).threads)
+    module, _, function = config.graph_declaration().stage(stage).builder.partition(":")
+    builder = cast(Builder, getattr(importlib.import_module(module), function))
+    return builder(build_options(config, stage, checkpoint))
+
+
+class WorkerProcess:
+    """Incarnations one after another: each has its own id, lease, transfer agent and loop; the engine outlives them."""
+
+    def __init__(self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage) -> None:
+        self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
+        self.stop = threading.Event()
+        self.loop: WorkerLoop | None = None
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                self._incarnation()
+            except RedisError as error:
+                log.warning("redis is away (%s); joining anew", error)
+                self._drop_tasks()
+                time.sleep(0.5)
+
+    def _drop_tasks(self) -> None:
+        for request in list(self.loop.tasks) if self.loop else []:
+            self.built.engine.abort(request)
+
+    def _incarnation(self) -> None:
+        worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
+        client, lease_client = connect(self.redis_url), connect(self.redis_url)
+        from fleet.transfer.factory import open_transfer
+        settings = self.config.transfer
+        transfer = open_transfer(
+            settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024
+        )
+        try:
+            self._register(client, worker, transfer.metadata())
+            loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
+            self.loop = loop
+            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: len(loop.tasks))
+            lease.start()
+            log.info("worker %s is ready", worker)
+            try:
+                loop.run(lambda: self.stop.is_set() or lease.lost.is_set(), lease.progress)
+                self._drain(loop, lease)
+            finally:
+                lease.stop()
+                self._drop_tasks()
+            run(client, scripts.fence_worker("", worker))
+        finally:
+            transfer.close()
+            client.close()
+            lease_client.close()
+
+    def _drain(self, loop: WorkerLoop, lease: Lease) -> None:
+        """Told to stop: take nothing new, finish what can be finished soon."""
+        loop.draining = True
+        until = time.monotonic() + DRAIN_S
+        while loop.tasks and time.monotonic() < until and not lease.lost.is_set():
+            loop.turn()
+            lease.progress()
+
+    def _register(self, client: redis.Redis, worker: WorkerId, metadata: bytes) -> None:
+        fields: dict[str, str | bytes] = {
+            "kind": "worker",
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "capacity": str(self.config.stage(StageName(self.role)).max_batch),
+            "running": "0",
+            "protocol": PROTOCOL_VERSION,
+            "transfer": metadata,
+        }
+        run(client, scripts.register(worker, self.role, int(self.config.lease.worker_s * 1e6), fields))
+
+
+def run_worker(config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None) -> None:
+    """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
+    stage = config.graph_declaration().stage(StageName(role)).name
+    built = build_stage(config, stage, checkpoint or Path(config.checkpoint))
+    process = WorkerProcess(config, RoleName(role), redis_url, built)
+
+    def stop(_signum: int, _frame: object) -> None:
+        process.stop.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    process.run()

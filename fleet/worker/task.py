@@ -1,0 +1,92 @@
+"""One request's work in this worker: its adapter, its input edges, its output edges. Knows no Redis; the loop sends what it makes."""
+
+from dataclasses import dataclass, field
+
+from fleet.config import FleetConfig
+from fleet.control.scripts import Ack
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
+from fleet.core.request import RequestSpec
+from fleet.engine.base import EngineOutput
+from fleet.graphs import Edge
+from fleet.stages.base import TaskAdapter
+from fleet.worker.inbound import InboundEdge
+from fleet.worker.outbound import Draft, OutboundEdge
+
+
+@dataclass(slots=True, kw_only=True)
+class Task:
+    """Invariant: everything written for it bears `epoch`; once refused as stale, the task is dropped at once.
+
+    `unsent` are chunks released and not yet appended, in order over all edges. `paused` mirrors what the engine was told.
+    """
+
+    spec: RequestSpec
+    stage: StageName
+    epoch: Epoch
+    adapter: TaskAdapter
+    inbound: dict[EdgeName, InboundEdge]
+    outbound: dict[EdgeName, OutboundEdge]
+    producers: dict[EdgeName, StageName]
+    unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
+    acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
+    paused: bool = False
+
+    @property
+    def request(self) -> RequestId:
+        return self.spec.id
+
+    def produced(self, output: EngineOutput) -> None:
+        """Turn an engine output into chunks ready to send; items for edges the request does not run are dropped."""
+        for item in self.adapter.produce(output):
+            edge = self.outbound.get(item.edge)
+            if edge is not None:
+                self.unsent += [(edge, draft) for draft in edge.offer(item)]
+
+    def all_ended(self) -> bool:
+        return all(edge.ended for edge in self.outbound.values())
+
+    def has_credit(self) -> bool:
+        return all(edge.has_credit() or edge.ended for edge in self.outbound.values())
+
+    def acks_due(self, *, closing: bool = False) -> list[Ack]:
+        """Acknowledge in strides; the end of an edge, and of the task (`closing`), at once."""
+        due: list[Ack] = []
+        for name, edge in self.inbound.items():
+            behind = edge.consumed - self.acked.get(name, 0)
+            if behind and (behind >= ACK_STRIDE or edge.ended or closing):
+                self.acked[name] = edge.consumed
+                due.append(
+                    Ack(request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
+                        producer=self.producers[name])
+                )  # fmt: skip
+        return due
+
+
+ACK_STRIDE = 8
+
+
+def open_task(
+    spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig
+) -> Task:
+    """Lay out a task's edges as the graph and the configuration say."""
+    graph = config.graph_declaration()
+    running = graph.edges_for(spec.outputs)
+    first_walk = graph.stage(stage).walks[0]
+    waits = config.transition_source_of(stage) == "conductor"
+    inputs = [edge for edge in running if edge.target == stage]
+    return Task(
+        spec=spec,
+        stage=stage,
+        epoch=epoch,
+        adapter=adapter,
+        inbound={edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs},
+        outbound={edge.name: _outbound(edge, config) for edge in running if edge.source == stage},
+        producers={edge.name: edge.source for edge in inputs},
+    )
+
+
+def _outbound(edge: Edge, config: FleetConfig) -> OutboundEdge:
+    marks = config.transition_source_of(edge.target) == "producer"
+    return OutboundEdge(edge, config.policy_of(edge), config.credits_of(edge), marks=marks)
+
+

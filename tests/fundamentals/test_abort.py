@@ -1,0 +1,62 @@
+"""When a client leaves, everything for its request stops, and all it held is free within a second."""
+
+import asyncio
+import random
+
+import redis
+
+from fleet.control import keys
+from tests.harness import answer, fake_spec, gateway, held, thread_fleet
+from tests.support import wait_until
+
+
+async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            stream = await client.submit(fake_spec(fleet, num_tokens=100_000), None)
+            async for chunk in stream:
+                if chunk.edge == "audio":
+                    break
+            assert held(fleet) == {stream.request_id}
+            await stream.abort("the client left")
+            wait_until(lambda: not held(fleet), "every worker to drop it", timeout_s=1.0)
+            assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
+            view = await client.request_view(stream.request_id)
+            assert view is not None and view.state == "aborted"
+
+
+async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
+    """300 requests, a third aborted at random moments: every key left has a time to live or is a row that lives on."""
+    rng = random.Random(7)
+    with thread_fleet(redis_url, "limits.max_requests=400") as fleet:
+        async with gateway(fleet) as client:
+            gate = asyncio.Semaphore(40)
+
+            async def one(number: int) -> None:
+                async with gate:
+                    spec = fake_spec(fleet, num_tokens=rng.randrange(1, 30), seed=number)
+                    if number % 3:
+                        await answer(client, spec)
+                        return
+                    stream = await client.submit(spec, None)
+                    leave_after = rng.randrange(0, 12)
+                    async for chunk in stream:
+                        if chunk.index >= leave_after:
+                            break
+                    await stream.abort("the client left")
+
+            await asyncio.gather(*(one(number) for number in range(300)))
+            assert await client.live_count() == 0
+        wait_until(lambda: not held(fleet), "workers to hold nothing")
+        assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
+        assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops)
+        assert_no_key_without_an_end(redis_url)
+
+
+def assert_no_key_without_an_end(url: str) -> None:
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        for key in client.scan_iter():
+            row = keys.row_of(key)
+            assert row is not None, f"{key} has no row in the key table"
+            assert row.life != "live", f"{key} outlives its request"
+            assert row.life != "retention" or client.ttl(key) > 0, f"{key} would stay for ever"

@@ -1,0 +1,143 @@
+"""The conductor decides purely: every order of facts leads to the same end, told twice changes nothing, invariants always hold."""
+
+import random
+
+import pytest
+
+from fleet.conductor.invariants import violations
+from fleet.conductor.state import ConductorState, RequestRecord, TaskRecord, TaskState
+from fleet.conductor.step import resume, step
+from fleet.conductor.transitions import TABLE, Happened, next_state
+from fleet.core import events as ev
+from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.errors import TransitionError
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, Walk, WorkerId
+from fleet.graphs import get_graph
+
+R = RequestId("r")
+GRAPH = get_graph("qwen3_omni")
+STAGES = GRAPH.stages_for((EdgeName("audio"),))
+
+
+def submitted() -> ev.RequestSubmitted:
+    return ev.RequestSubmitted(request=R, graph=GRAPH.name, outputs=(EdgeName("audio"),))
+
+
+def life_of(stage: StageName, epoch: int) -> list[ev.Event]:
+    e = Epoch(epoch)
+    return [
+        ev.TaskGranted(request=R, stage=stage, epoch=e),
+        ev.TaskClaimed(request=R, stage=stage, epoch=e, owner=WorkerId(f"{stage}@1")),
+        ev.TaskFinished(request=R, stage=stage, epoch=e),
+    ]
+
+
+def play(events: list[ev.Event], state: ConductorState | None = None) -> tuple[ConductorState, list[Command]]:
+    state = state or ConductorState()
+    commands: list[Command] = []
+    for event in events:
+        state, more = step(state, event)
+        commands += more
+        assert violations(state) == []
+    return state, commands
+
+
+def test_a_submitted_request_is_granted_to_every_stage_at_once() -> None:
+    _, commands = play([submitted()])
+    assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
+
+
+def test_the_request_ends_once_when_the_last_task_has_finished() -> None:
+    rng = random.Random(3)
+    for _ in range(50):
+        lives = [life_of(stage, 10 + i) for i, stage in enumerate(STAGES)]
+        events: list[ev.Event] = [submitted()]
+        while any(lives):
+            events.append(rng.choice([life for life in lives if life]).pop(0))
+        _, commands = play(events)
+        ends = [c for c in commands if isinstance(c, EndRequest)]
+        assert [(end.request, end.state) for end in ends] == [(R, "finished")]
+
+
+def test_facts_told_twice_order_nothing_twice() -> None:
+    once = [submitted(), *(event for i, stage in enumerate(STAGES) for event in life_of(stage, 10 + i))]
+    _, commands = play(once)
+    _, doubled = play([event for event in once for _ in range(2)])
+    assert doubled == commands
+
+
+def test_a_fact_of_an_older_epoch_is_late() -> None:
+    stage = STAGES[0]
+    state, _ = play([submitted(), *life_of(stage, 20)[:2], ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30))])
+    late = ev.TaskFinished(request=R, stage=stage, epoch=Epoch(20))
+    after, commands = step(state, late)
+    assert after == state and commands == ()
+
+
+def test_a_failed_task_fails_the_request_with_its_error() -> None:
+    failed = ev.TaskFailed(request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN")
+    _, commands = play([submitted(), *life_of(STAGES[0], 5)[:2], failed, failed])
+    ends = [c for c in commands if isinstance(c, EndRequest)]
+    assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
+
+
+def test_a_lost_gateway_aborts_and_a_lost_worker_fails_the_request() -> None:
+    _, gone = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
+    assert [c.state for c in gone if isinstance(c, EndRequest)] == ["aborted"]
+    _, died = play([submitted(), *life_of(STAGES[1], 5)[:2], ev.TaskLost(request=R, stage=STAGES[1], epoch=Epoch(9))])
+    assert [(c.state, c.code) for c in died if isinstance(c, EndRequest)] == [("failed", "worker_lost")]
+
+
+def test_an_overdue_grant_is_granted_again_unless_claimed_since() -> None:
+    stage = STAGES[0]
+    overdue = ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(5))
+    granted, _ = play([submitted(), life_of(stage, 5)[0]])
+    _, again = step(granted, overdue)
+    assert again == (GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),)  # type: ignore[attr-defined]
+    claimed, _ = play([submitted(), *life_of(stage, 5)[:2]])
+    assert step(claimed, overdue)[1] == ()
+
+
+def test_an_expired_lease_is_fenced() -> None:
+    assert step(ConductorState(), ev.WorkerExpired(worker=WorkerId("w")))[1] == (FenceWorker(worker=WorkerId("w")),)
+
+
+def test_the_conductor_drives_walks_only_where_it_is_told_to() -> None:
+    edge = next(edge for edge in GRAPH.edges if edge.transitions)
+    last = max(edge.transitions, key=lambda t: t.nth)
+    told = ev.ChunkAppended(
+        request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth
+    )
+    _, silent = play([submitted(), told])
+    assert not [c for c in silent if isinstance(c, SetWalk)]
+    driven = ConductorState(conductor_driven=frozenset({edge.target}))
+    _, commands = play([submitted(), told], driven)
+    walks = [c for c in commands if isinstance(c, SetWalk)]
+    assert [(c.stage, c.from_index, c.walk) for c in walks] == [(edge.target, 7, last.to)]
+
+
+def test_a_new_leader_grants_what_nobody_was_offered_and_ends_what_has_ended() -> None:
+    pending = RequestRecord(
+        id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks={s: TaskRecord(stage=s) for s in STAGES}
+    )
+    _, commands = resume(ConductorState(), pending)
+    assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
+    done = {s: TaskRecord(stage=s, state=TaskState.FINISHED, epoch=Epoch(3)) for s in STAGES}
+    finished = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks=done)
+    state, commands = resume(ConductorState(), finished)
+    assert [c.state for c in commands if isinstance(c, EndRequest)] == ["finished"]
+    assert violations(state) == []
+
+
+def test_a_missing_row_of_the_table_is_an_error() -> None:
+    missing = [(s, h) for s in TaskState for h in Happened if (s, h) not in TABLE]
+    assert (TaskState.FAILED, Happened.FINISHED) in missing
+    for state, happened in missing:
+        with pytest.raises(TransitionError):
+            next_state(state, happened)
+
+
+def test_the_walk_rule_has_one_home() -> None:
+    edge = next(edge for edge in GRAPH.edges if edge.transitions)
+    decode = Walk("decode")
+    assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == ["last_prefill", "decode", "decode", "decode"]

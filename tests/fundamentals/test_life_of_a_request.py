@@ -1,0 +1,66 @@
+"""The life of a request: submitted, granted, claimed, streamed edge by edge, ended; the same answer whatever drives or chunks it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tests.harness import answer, fake_spec, gateway, held, thread_fleet
+from tests.support import await_until, wait_until
+
+
+async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet, num_tokens=30)
+            got = await answer(client, spec)
+            assert len(got["text"]) == 30
+            assert len(got["audio"]) == 30 * 1920
+
+            async def ended() -> bool:
+                view = await client.request_view(spec.id)
+                return view is not None and view.state == "finished"
+
+            await await_until(ended, "the request to be finished")
+            view = await client.request_view(spec.id)
+            assert view is not None
+            assert all(edge.produced == edge.consumed for edge in view.edges)
+            assert await client.live_count() == 0
+        wait_until(lambda: not held(fleet), "workers to hold nothing")
+
+
+@pytest.mark.parametrize("override", ["async_chunk=false", "transition_source=conductor", "edges.codes.policy={kind: each}"])
+async def test_who_drives_the_walk_and_how_chunks_are_cut_changes_nothing(redis_url: str, override: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            usual = await answer(client, fake_spec(fleet, seed=5))
+    with thread_fleet(redis_url, override) as fleet:
+        async with gateway(fleet) as client:
+            other = await answer(client, fake_spec(fleet, seed=5))
+    for edge, samples in usual.items():
+        np.testing.assert_array_equal(samples, other[edge])
+
+
+async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
+    """Grants wait in the role's stream until a slot is free; the oldest request always has all its slots."""
+    with thread_fleet(redis_url, "stages.thinker.max_batch=2", "stages.talker.max_batch=3") as fleet:
+        async with gateway(fleet) as client:
+            specs = [fake_spec(fleet, seed=i, num_tokens=20) for i in range(12)]
+            answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
+            assert all(len(a["audio"]) == 20 * 1920 for a in answers)
+
+
+async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: str) -> None:
+    """Credits: a stream nobody reads stalls at its credit; another request runs to its end meanwhile."""
+    with thread_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as fleet:
+        async with gateway(fleet) as client:
+            slow = await client.submit(fake_spec(fleet, num_tokens=200), None)
+            got = await answer(client, fake_spec(fleet, num_tokens=60))
+            assert len(got["text"]) == 60
+            view = await client.request_view(slow.request_id)
+            assert view is not None
+            produced = {edge.name: edge.produced for edge in view.edges}
+            assert produced["text"] <= 8 + 1
+            assert produced["audio"] <= 4 + 25
+            chunks = [chunk async for chunk in slow]
+            assert sum(chunk.edge == "text" for chunk in chunks) == 200

@@ -1,0 +1,128 @@
+"""Edges, purely: index is the name, first arrival wins, a chunk never straddles a transition, final is a count."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.core.chunk import Chunk
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
+from fleet.graphs import ALL, EACH, ChunkPolicy, Edge, Transition
+from fleet.stages.base import Item
+from fleet.worker.inbound import InboundEdge
+from fleet.worker.outbound import Draft, OutboundEdge
+
+PREFILL, LAST, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
+EDGE = Edge(
+    name=EdgeName("thought"),
+    source=StageName("a"),
+    target=StageName("b"),
+    transitions=(
+        Transition(producer_walk=PREFILL, nth=0, to=PREFILL),
+        Transition(producer_walk=DECODE, nth=0, to=LAST),
+        Transition(producer_walk=DECODE, nth=1, to=DECODE),
+    ),
+)
+POLICIES = st.one_of(
+    st.just(EACH), st.just(ALL), st.lists(st.integers(1, 9), min_size=1, max_size=4).map(
+        lambda ramp: ChunkPolicy(kind="ramp", ramp=tuple(ramp)))
+)  # fmt: skip
+
+
+def expected_walk(position: int, num_prefill: int) -> Walk:
+    return PREFILL if position < num_prefill else LAST if position == num_prefill else DECODE
+
+
+def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True) -> list[Draft]:
+    edge = OutboundEdge(EDGE, policy, 64, marks=marks)
+    drafts: list[Draft] = []
+    for position in range(num_prefill + num_decode):
+        walk = PREFILL if position < num_prefill else DECODE
+        drafts += edge.offer(Item(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])}))
+    drafts += edge.offer(Item(edge=EDGE.name, walk=DECODE, final=True))
+    return drafts
+
+
+def on_the_wire(draft: Draft) -> Chunk:
+    return Chunk(
+        request=RequestId("r"), edge=EDGE.name, index=draft.index, epoch=Epoch(1), walk=draft.walk,
+        producer_walk=draft.producer_walk, boundary=draft.boundary, final=draft.final,
+    )  # fmt: skip
+
+
+@given(POLICIES, st.integers(0, 5), st.integers(0, 40))
+def test_every_item_is_sent_once_in_order_and_no_chunk_straddles(policy: ChunkPolicy, prefill: int, decode: int) -> None:
+    drafts = chunks_of(policy, prefill, decode)
+    sent = [int(i) for draft in drafts for i in draft.arrays.get("ids", ())]
+    assert sent == list(range(prefill + decode))
+    assert [draft.index for draft in drafts] == list(range(len(drafts)))
+    assert [draft.final for draft in drafts] == [False] * (len(drafts) - 1) + [True]
+    for draft in drafts:
+        walks = {expected_walk(int(i), prefill) for i in draft.arrays.get("ids", ())}
+        assert len(walks) <= 1
+
+
+@given(POLICIES, st.integers(0, 4), st.integers(0, 20), st.booleans(), st.randoms())
+def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(policy, prefill, decode, producer_drives, rng) -> None:  # noqa: ANN001
+    """Whatever the order of arrival, with repeats, and whoever drives the walk."""
+    drafts = chunks_of(policy, prefill, decode, marks=producer_drives)
+    arrivals = [on_the_wire(draft) for draft in drafts] * 2
+    rng.shuffle(arrivals)
+    words = [(d.index, d.producer_walk, d.ordinal) for d in drafts if d.boundary] * 2
+    rng.shuffle(words)
+    edge = InboundEdge(first_walk=PREFILL, wait_for_walk=not producer_drives)
+    got: list[tuple[int, Walk]] = []
+
+    def drain() -> None:
+        while edge.peek() is not None:
+            chunk, _, walk = edge.take()
+            got.append((chunk.index, walk))
+
+    for position in range(max(len(arrivals), len(words))):
+        if position < len(arrivals):
+            edge.put(arrivals[position], {})
+            drain()
+        if not producer_drives and position < len(words):
+            index, walk, ordinal = words[position]
+            target = EDGE.consumer_walk(walk, ordinal)
+            assert target is not None
+            edge.assign(index, target)
+            drain()
+    assert [index for index, _ in got] == list(range(len(drafts)))
+    assert edge.ended
+    for draft, (_, walk) in zip(drafts, got, strict=True):
+        for item in draft.arrays.get("ids", ()):
+            assert walk == expected_walk(int(item), prefill)
+
+
+def test_a_conductor_driven_consumer_waits_for_the_word() -> None:
+    edge = InboundEdge(first_walk=PREFILL, wait_for_walk=True)
+    for draft in chunks_of(EACH, 1, 1, marks=False):
+        edge.put(on_the_wire(draft), {})
+    assert edge.peek() is None
+    edge.assign(0, PREFILL)
+    assert edge.take()[2] == PREFILL
+    assert edge.peek() is None
+    edge.assign(1, LAST)
+    assert edge.take()[2] == LAST
+
+
+def test_a_final_that_overtakes_data_ends_nothing() -> None:
+    edge = InboundEdge(first_walk=PREFILL, wait_for_walk=False)
+    first, *_, last = [on_the_wire(draft) for draft in chunks_of(EACH, 1, 2)]
+    edge.put(last, {})
+    edge.put(first, {})
+    edge.take()
+    assert edge.peek() is None
+    assert not edge.ended
+
+
+def test_credit_is_produced_less_consumed() -> None:
+    edge = OutboundEdge(EDGE, EACH, 2, marks=True)
+    for position in range(2):
+        assert edge.has_credit()
+        edge.offer(Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}))
+    assert not edge.has_credit()
+    edge.credit(1)
+    assert edge.has_credit()
+    edge.credit(0)
+    assert edge.has_credit()

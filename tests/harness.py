@@ -1,0 +1,116 @@
+"""A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads. Used where processes would only be slow."""
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fleet.conductor.driver import Driver
+from fleet.config import FleetConfig, load_config
+from fleet.control import scripts
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect, run
+from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
+from fleet.core.request import RequestSpec, Sampling
+from fleet.stages.base import BuiltStage
+from fleet.transfer.base import Transfer
+from fleet.transfer.factory import open_transfer
+from fleet.worker.link import Link
+from fleet.worker.loop import WorkerLoop
+from fleet.worker.main import build_stage
+
+LEASE_US = 60_000_000
+ARENA_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class ThreadFleet:
+    """What a test may look into. `stop()` ends every thread and fails the test if one does not end."""
+
+    config: FleetConfig
+    url: str
+    driver: Driver
+    loops: list[WorkerLoop] = field(default_factory=list[WorkerLoop])
+    stopping: threading.Event = field(default_factory=threading.Event)
+    threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+
+    def add_worker(self, stage: StageName, built: BuiltStage, transfer: Transfer | None = None) -> WorkerLoop:
+        worker = new_worker_id(stage, "test", len(self.loops))
+        client = connect(self.url)
+        transfer = transfer or open_transfer("redis", worker, ARENA_BYTES, ARENA_BYTES)
+        fields = {"kind": "worker", "capacity": str(self.config.stage(stage).max_batch), "transfer": transfer.metadata()}
+        run(client, scripts.register(worker, stage, LEASE_US, fields))
+        loop = WorkerLoop(self.config, worker, RoleName(stage), built, Link(client, worker, RoleName(stage)), transfer)
+        self.loops.append(loop)
+        self._start(lambda: loop.run(self.stopping.is_set, lambda: None))
+        return loop
+
+    def start_conductor(self) -> None:
+        self._start(self.driver.run)
+
+    def _start(self, work) -> None:  # noqa: ANN001
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.driver.stopping = True
+        for thread in self.threads:
+            thread.join(timeout=10)
+            assert not thread.is_alive(), "a fleet thread does not end"
+
+
+@contextmanager
+def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> Iterator[ThreadFleet]:
+    """One conductor and one worker per stage, on the fake engine unless `overrides` say otherwise."""
+    config = load_config(None, ("engine=fake", "device=cpu", *overrides))
+    fleet = ThreadFleet(config=config, url=url, driver=Driver(config, connect(url), WorkerId("conductor@test")))
+    try:
+        fleet.start_conductor()
+        for stage in config.graph_declaration().stages:
+            fleet.add_worker(stage.name, build_stage(config, stage.name, checkpoint or Path()))
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+@asynccontextmanager
+async def gateway(fleet: ThreadFleet) -> AsyncIterator[FleetClient]:
+    client = await FleetClient.connect(fleet.url, fleet.config)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+def fake_spec(fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
+    """A request for every client edge of the graph, every stage bounded by `num_tokens`."""
+    graph = fleet.config.graph_declaration()
+    return RequestSpec(
+        id=new_request_id(),
+        graph=graph.name,
+        prompt_ids=tuple(range(prompt_len)),
+        outputs=tuple(graph.media),
+        sampling={stage.name: Sampling(max_tokens=num_tokens, seed=seed) for stage in graph.stages},
+    )
+
+
+async def answer(client: FleetClient, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
+    """Submit and collect: each client edge's tensors joined."""
+    stream = await client.submit(spec, None)
+    parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
+    async for chunk in stream:
+        for tensor in chunk.tensors.values():
+            assert tensor.data is not None
+            parts[chunk.edge].append(np.frombuffer(tensor.data, tensor.dtype))
+    return {edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()}
+
+
+def held(fleet: ThreadFleet) -> set[RequestId]:
+    """Requests any worker still holds something for."""
+    return {request for loop in fleet.loops for request in (*loop.tasks, *loop.lingering)}
