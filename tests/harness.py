@@ -1,12 +1,13 @@
 """A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads. Used where processes would only be slow."""
 
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from fleet.transfer.factory import open_transfer
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
@@ -17,12 +18,11 @@ from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, n
 from fleet.core.request import RequestSpec, Sampling
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.transfer.factory import open_transfer
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import build_stage
 
-LEASE_US = 60_000_000
+LEASE_US = 3_600_000_000
 ARENA_BYTES = 16 * 1024 * 1024
 
 
@@ -51,7 +51,7 @@ class ThreadFleet:
     def start_conductor(self) -> None:
         self._start(self.driver.run)
 
-    def _start(self, work) -> None:  # noqa: ANN001
+    def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         self.threads.append(thread)

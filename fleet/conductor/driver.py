@@ -16,11 +16,11 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.config import FleetConfig
 from fleet.conductor.invariants import violations
 from fleet.conductor.snapshot import read_live, was_delivered
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
+from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
@@ -163,7 +163,7 @@ class Driver:
         if broken:
             log.error("invariants broken: %s", "; ".join(broken))
         if now >= self.spare_until:
-            seconds, micros = cast("tuple[int, int]", self.client.time())
+            seconds, micros = self.client.time()
             late = cast("list[bytes]", self.client.zrangebyscore(keys.WORKERS, "-inf", seconds * 1_000_000 + micros))
             for worker in late:
                 self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))

@@ -1,6 +1,7 @@
 """Reading a deployment file with `--set` overrides, and turning every mistake into one line. Knows no process."""
 
 from pathlib import Path
+from typing import cast
 
 import yaml
 from pydantic import ValidationError
@@ -8,7 +9,7 @@ from pydantic import ValidationError
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError
 
-Json = object
+Tree = dict[str, object]
 
 
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConfig:
@@ -25,7 +26,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConf
         raise ConfigError(f"{where}: {_first_problem(error)}", param=_first_field(error)) from error
 
 
-def apply_overrides(tree: dict[str, Json], overrides: tuple[str, ...]) -> dict[str, Json]:
+def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
     """Set dotted keys, values parsed as YAML: `stages.NAME.max_batch=8`, `checkpoint=/models/x`."""
     result = _copy(tree)
     for text in overrides:
@@ -33,28 +34,28 @@ def apply_overrides(tree: dict[str, Json], overrides: tuple[str, ...]) -> dict[s
         if not equals or not key.strip():
             raise ConfigError(f"--set {text!r}: write KEY=VALUE, such as --set web.port=8001", param="--set")
         try:
-            parsed: Json = yaml.safe_load(value) if value else ""
+            parsed: object = yaml.safe_load(value) if value else ""
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {key}: {value!r} is not a YAML value", param=key) from error
         _set(result, key.strip().split("."), parsed, text)
     return result
 
 
-def _set(tree: dict[str, Json], path: list[str], value: Json, text: str) -> None:
+def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
     node = tree
     for part in path[:-1]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
             raise ConfigError(f"--set {text!r}: {part} is a value, not a section", param=part)
-        node = child
+        node = cast(Tree, child)
     node[path[-1]] = value
 
 
-def _copy(tree: dict[str, Json]) -> dict[str, Json]:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in tree.items()}
+def _copy(tree: Tree) -> Tree:
+    return {key: _copy(cast(Tree, value)) if isinstance(value, dict) else value for key, value in tree.items()}
 
 
-def _read(path: Path) -> dict[str, Json]:
+def _read(path: Path) -> Tree:
     try:
         tree = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
@@ -69,7 +70,7 @@ def _read(path: Path) -> dict[str, Json]:
         return {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values, not {type(tree).__name__}", param="--config")
-    return tree
+    return cast(Tree, tree)
 
 
 def _first_field(error: ValidationError) -> str:

@@ -200,9 +200,9 @@ class FleetClient:
 
     async def ping(self) -> bool:
         try:
-            return bool(await cast("Awaitable[bool]", self._redis.ping()))
+            return bool(await self._redis.ping())
         except RedisError:
             return False
 
     async def live_count(self) -> int:
-        return int(await self._ask(cast("Awaitable[int]", self._redis.scard(keys.LIVE))))
+        return int(await self._ask(self._redis.scard(keys.LIVE)))

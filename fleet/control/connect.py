@@ -7,7 +7,9 @@ from typing import cast
 
 import redis
 import redis.asyncio
+from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
+from redis.retry import Retry
 
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.core.errors import RedisUnreachable
@@ -23,8 +25,9 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
 
     Raises: RedisUnreachable after `patience_s`; LOADING is waited out.
     """
-    client = cast(
-        redis.Redis, redis.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2)
+    # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
+    client = redis.Redis.from_url(
+        url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0)
     )
     deadline = time.monotonic() + patience_s
     waited = False
@@ -46,10 +49,7 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
 
 def connect_async(url: str) -> redis.asyncio.Redis:
     """An asyncio client; nothing is sent yet."""
-    return cast(
-        redis.asyncio.Redis,
-        redis.asyncio.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2),
-    )
+    return redis.asyncio.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2)
 
 
 def _safe(url: str) -> str:

@@ -8,7 +8,7 @@ import math
 import msgspec
 
 from fleet.core.errors import UnknownWireVersion
-from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId, Walk
+from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 
 WIRE_VERSION = 1
 DTYPE_BYTES = {"int32": 4, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint8": 1}

@@ -9,7 +9,7 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of all commands."""
 
 
-class GrantTask(Command):
+class GrantTask(Command, frozen=True, kw_only=True):
     """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`."""
 
     request: RequestId
@@ -18,7 +18,7 @@ class GrantTask(Command):
     expected_epoch: Epoch
 
 
-class SetWalk(Command):
+class SetWalk(Command, frozen=True, kw_only=True):
     """From chunk `from_index` of `edge` on, the consuming task is in `walk`."""
 
     request: RequestId
@@ -28,7 +28,7 @@ class SetWalk(Command):
     walk: Walk
 
 
-class EndRequest(Command):
+class EndRequest(Command, frozen=True, kw_only=True):
     """Close the request: `state` is finished, failed or aborted; every task's epoch is raised."""
 
     request: RequestId
@@ -38,7 +38,7 @@ class EndRequest(Command):
     param: str | None = None
 
 
-class FenceWorker(Command):
+class FenceWorker(Command, frozen=True, kw_only=True):
     """Take the right of a worker whose lease has passed: raise the epoch of each of its tasks."""
 
     worker: WorkerId

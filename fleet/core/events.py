@@ -9,7 +9,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Base of all events."""
 
 
-class RequestSubmitted(Event):
+class RequestSubmitted(Event, frozen=True, kw_only=True):
     """`outputs` are the client edges wanted; the stages follow from the graph."""
 
     request: RequestId
@@ -17,20 +17,20 @@ class RequestSubmitted(Event):
     outputs: tuple[EdgeName, ...]
 
 
-class TaskGranted(Event):
+class TaskGranted(Event, frozen=True, kw_only=True):
     request: RequestId
     stage: StageName
     epoch: Epoch
 
 
-class TaskClaimed(Event):
+class TaskClaimed(Event, frozen=True, kw_only=True):
     request: RequestId
     stage: StageName
     epoch: Epoch
     owner: WorkerId
 
 
-class ChunkAppended(Event):
+class ChunkAppended(Event, frozen=True, kw_only=True):
     """Sent for the first chunk, each boundary and the last; never once per chunk, for that would wake everybody each step."""
 
     request: RequestId
@@ -42,13 +42,13 @@ class ChunkAppended(Event):
     final: bool = False
 
 
-class TaskFinished(Event):
+class TaskFinished(Event, frozen=True, kw_only=True):
     request: RequestId
     stage: StageName
     epoch: Epoch
 
 
-class TaskFailed(Event):
+class TaskFailed(Event, frozen=True, kw_only=True):
     request: RequestId
     stage: StageName
     epoch: Epoch
@@ -57,7 +57,7 @@ class TaskFailed(Event):
     param: str | None = None
 
 
-class TaskLost(Event):
+class TaskLost(Event, frozen=True, kw_only=True):
     """The task's owner was fenced; its epoch has been raised."""
 
     request: RequestId
@@ -65,7 +65,7 @@ class TaskLost(Event):
     epoch: Epoch
 
 
-class RequestEnded(Event):
+class RequestEnded(Event, frozen=True, kw_only=True):
     """`state` is finished, failed or aborted."""
 
     request: RequestId
@@ -73,16 +73,16 @@ class RequestEnded(Event):
     reason: str = ""
 
 
-class WorkerJoined(Event):
+class WorkerJoined(Event, frozen=True, kw_only=True):
     worker: WorkerId
     role: str
 
 
-class WorkerLeft(Event):
+class WorkerLeft(Event, frozen=True, kw_only=True):
     worker: WorkerId
 
 
-class GrantOverdue(Event):
+class GrantOverdue(Event, frozen=True, kw_only=True):
     """Made by the driver's clock, never stored: nobody claimed this grant in time."""
 
     request: RequestId
@@ -90,7 +90,7 @@ class GrantOverdue(Event):
     epoch: Epoch
 
 
-class WorkerExpired(Event):
+class WorkerExpired(Event, frozen=True, kw_only=True):
     """Made by the driver's clock, never stored: the lease deadline has passed."""
 
     worker: WorkerId

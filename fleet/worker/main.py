@@ -19,7 +19,6 @@ from fleet.control.connect import connect, run
 from fleet.core.errors import ConfigError
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
-
 from fleet.worker.lease import Lease
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop

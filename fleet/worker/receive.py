@@ -103,4 +103,5 @@ def _ready(edge: InboundEdge) -> bool:
 def _array(tensor: WireTensor, pulled: bytes | None) -> np.ndarray:
     data = tensor.data if tensor.data is not None else pulled
     assert data is not None, "a tensor with neither bytes nor a location"
-    return np.frombuffer(data, dtype=tensor.dtype).reshape(tensor.shape)
+    # A writable copy: engines wrap it without copying again.
+    return np.frombuffer(bytearray(data), dtype=tensor.dtype).reshape(tensor.shape)

@@ -5,8 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
+from fleet.core.ids import EdgeName
 from tests.harness import answer, fake_spec, gateway, held, thread_fleet
 from tests.support import await_until, wait_until
+
+TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 
 
 async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: str) -> None:
@@ -14,8 +17,8 @@ async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: s
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=30)
             got = await answer(client, spec)
-            assert len(got["text"]) == 30
-            assert len(got["audio"]) == 30 * 1920
+            assert len(got[TEXT]) == 30
+            assert len(got[AUDIO]) == 30 * 1920
 
             async def ended() -> bool:
                 view = await client.request_view(spec.id)
@@ -47,7 +50,7 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, seed=i, num_tokens=20) for i in range(12)]
             answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
-            assert all(len(a["audio"]) == 20 * 1920 for a in answers)
+            assert all(len(a[AUDIO]) == 20 * 1920 for a in answers)
 
 
 async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: str) -> None:
@@ -56,7 +59,7 @@ async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: st
         async with gateway(fleet) as client:
             slow = await client.submit(fake_spec(fleet, num_tokens=200), None)
             got = await answer(client, fake_spec(fleet, num_tokens=60))
-            assert len(got["text"]) == 60
+            assert len(got[TEXT]) == 60
             view = await client.request_view(slow.request_id)
             assert view is not None
             produced = {edge.name: edge.produced for edge in view.edges}

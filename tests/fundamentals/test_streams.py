@@ -1,5 +1,7 @@
 """Edges, purely: index is the name, first arrival wins, a chunk never straddles a transition, final is a count."""
 
+import random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,7 +64,9 @@ def test_every_item_is_sent_once_in_order_and_no_chunk_straddles(policy: ChunkPo
 
 
 @given(POLICIES, st.integers(0, 4), st.integers(0, 20), st.booleans(), st.randoms())
-def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(policy, prefill, decode, producer_drives, rng) -> None:  # noqa: ANN001
+def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(
+    policy: ChunkPolicy, prefill: int, decode: int, producer_drives: bool, rng: random.Random
+) -> None:
     """Whatever the order of arrival, with repeats, and whoever drives the walk."""
     drafts = chunks_of(policy, prefill, decode, marks=producer_drives)
     arrivals = [on_the_wire(draft) for draft in drafts] * 2
