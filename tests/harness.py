@@ -1,7 +1,8 @@
 """A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads. Used where processes would only be slow."""
 
+import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ class ThreadFleet:
 
 
 @contextmanager
-def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> Iterator[ThreadFleet]:
+def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> Generator[ThreadFleet]:
     """One conductor and one worker per stage, on the fake engine unless `overrides` say otherwise."""
     config = load_config(None, ("engine=fake", "device=cpu", *overrides))
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, connect(url), WorkerId("conductor@test")))
@@ -79,7 +80,7 @@ def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> I
 
 
 @asynccontextmanager
-async def gateway(fleet: ThreadFleet) -> AsyncIterator[FleetClient]:
+async def gateway(fleet: ThreadFleet) -> AsyncGenerator[FleetClient]:
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     try:
@@ -100,9 +101,19 @@ def fake_spec(fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40,
     )
 
 
-async def answer(client: FleetClient, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
-    """Submit and collect: each client edge's tensors joined."""
-    stream = await client.submit(spec, None)
+ANSWER_TIMEOUT_S = 20.0
+
+
+async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = None) -> dict[EdgeName, np.ndarray]:
+    """Submit and collect: each client edge's tensors joined; a stall fails with the request's story."""
+    try:
+        return await asyncio.wait_for(_collect(client, spec, blob), ANSWER_TIMEOUT_S)
+    except TimeoutError as error:
+        raise AssertionError(f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.request_view(spec.id)}") from error
+
+
+async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> dict[EdgeName, np.ndarray]:
+    stream = await client.submit(spec, blob)
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in stream:
         for tensor in chunk.tensors.values():

@@ -18,6 +18,6 @@ def violations(state: ConductorState) -> list[str]:
                 found.append(f"{record.id}: {task.stage} is pending at epoch {task.epoch}")
             if task.state is not TaskState.PENDING and task.epoch <= 0:
                 found.append(f"{record.id}: {task.stage} is {task.state} without an epoch")
-        if all(task.state is TaskState.FINISHED for task in record.tasks.values()) and not record.ending:
-            found.append(f"{record.id}: every task has finished and its end was not ordered")
+        if record.complete and not record.ending:
+            found.append(f"{record.id}: every task has finished, the answer was delivered, and its end was not ordered")
     return found

@@ -32,13 +32,18 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One live request. `ending` is set once its end has been ordered, so that it is ordered once."""
+    """One live request. `delivered`: the client has taken all. `ending` is set once its end has been ordered, so that it is once."""
 
     id: RequestId
     graph: str
     outputs: tuple[EdgeName, ...]
     tasks: Mapping[StageName, TaskRecord]
+    delivered: bool = False
     ending: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.delivered and all(task.state is TaskState.FINISHED for task in self.tasks.values())
 
     def with_task(self, task: TaskRecord) -> "RequestRecord":
         return replace(self, tasks={**self.tasks, task.stage: task})

@@ -88,6 +88,15 @@ def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
 
 
 @_decide.register
+def _(event: ev.AnswerDelivered, state: ConductorState) -> Decision:
+    record = state.requests.get(event.request)
+    if record is None:
+        return state, ()
+    record = replace(record, delivered=True)
+    return _settle(state.with_request(record), record)
+
+
+@_decide.register
 def _(event: ev.RequestEnded, state: ConductorState) -> Decision:
     return state.without(event.request), ()
 
@@ -132,10 +141,8 @@ def _move(
 
 
 def _settle(state: ConductorState, record: RequestRecord) -> Decision:
-    """End the request once every task has finished."""
-    if any(task.state is not TaskState.FINISHED for task in record.tasks.values()):
-        return state, ()
-    return _end(state, record.id, "finished")
+    """End the request once every task has finished and the client has taken the answer."""
+    return _end(state, record.id, "finished") if record.complete else (state, ())
 
 
 def _end(

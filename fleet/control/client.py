@@ -38,6 +38,7 @@ class FleetClient:
         self._keep = scripts.Retention(request_s=config.retention_s)
         self._streams: dict[RequestId, ClientStream] = {}
         self._jobs: list[asyncio.Task[None]] = []
+        self._stopping = False
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
@@ -58,11 +59,11 @@ class FleetClient:
 
     async def stop(self) -> None:
         """Leave: requests still held are aborted by the conductor, since nobody listens any more."""
+        # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
+        self._stopping = True
         for job in self._jobs:
             job.cancel()
-        for job in self._jobs:
-            with contextlib.suppress(asyncio.CancelledError):
-                await job
+        await asyncio.gather(*self._jobs, return_exceptions=True)
         if self._jobs:
             with contextlib.suppress(RedisError):
                 await run_async(self._redis, scripts.fence_worker("", self.id))
@@ -82,10 +83,10 @@ class FleetClient:
         return int(self.config.lease.worker_s * 1e6)
 
     async def _renew(self) -> None:
-        while True:
+        while not self._stopping:
             await asyncio.sleep(self.config.lease.worker_s / 3)
             try:
-                answer = text(await run_async(self._redis, scripts.renew(self.id, self._lease_us(), len(self._streams))))
+                answer = text(await run_async(self._redis, scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})))
                 if answer != "ok":
                     await self._rejoin()
             except RedisError as error:
@@ -102,7 +103,7 @@ class FleetClient:
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
         last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
-        while True:
+        while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
@@ -155,7 +156,7 @@ class FleetClient:
         missing = await self.missing_roles(stages)
         if missing:
             raise NoWorker(f"no worker serves the role {', '.join(missing)}; start one with `fleet worker {missing[0]}`")
-        stream = ClientStream(spec, graph, self._redis, self._keep)
+        stream = ClientStream(spec, self.config, self._redis, self._keep)
         self._streams[spec.id] = stream
         stream.on_close = lambda: self._streams.pop(spec.id, None)
         bound = self.config.limits.max_requests

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
-from fleet.core.events import ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
+from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import RequestSpec, encode_request
 
@@ -68,7 +68,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """`consumed` chunks of `edge` have been consumed by `stage`; the credit goes to `producer`."""
+    """`consumed` chunks of `edge` have been consumed by `stage`; the credit goes to `producer`.
+
+    `delivered`: a client has taken the last chunk of its last edge, which ends its task.
+    """
 
     request: RequestId
     stage: StageName
@@ -76,6 +79,7 @@ class Ack:
     edge: EdgeName
     consumed: int
     producer: StageName
+    delivered: bool = False
 
 
 def submit(
@@ -118,7 +122,8 @@ def append(items: Sequence[Append]) -> Call:
 def ack(acks: Sequence[Ack]) -> Call:
     args: list[Arg] = []
     for a in acks:
-        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer)
+        event = encode_event(AnswerDelivered(request=a.request)) if a.delivered else b""
+        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, event)
     return Call("ack", tuple(args))
 
 
@@ -149,8 +154,10 @@ def register(worker: WorkerId, role: str, lease_us: int, fields: dict[str, str |
     return Call("register", (worker, role, lease_us, encode_event(WorkerJoined(worker=worker, role=role)), *pairs))
 
 
-def renew(worker: WorkerId, lease_us: int, running: int) -> Call:
-    return Call("renew", (worker, lease_us, running))
+def renew(worker: WorkerId, lease_us: int, vitals: dict[str, int]) -> Call:
+    """`vitals` are counts for people to look at: running, pages_used, slots_used and the like."""
+    pairs = [part for field in vitals.items() for part in field]
+    return Call("renew", (worker, lease_us, *pairs))
 
 
 def fence_worker(leader: str, worker: WorkerId) -> Call:

@@ -1,5 +1,6 @@
 """The embedded Redis: which binary serves, with which settings, one server per data folder. Knows no key and no client."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -140,8 +141,15 @@ def require_free_port(host: str, port: int, key: str) -> None:
             ) from error
 
 
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Different ports that nobody listens on now; another process may take one before the caller does."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on now; another process may take it before the caller does."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """One such port. Who needs two asks `free_ports` for both: asked twice, this may name the same one twice."""
+    return free_ports(1, host)[0]

@@ -7,6 +7,7 @@ from typing import Self, cast
 
 import redis.asyncio
 
+from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
 from fleet.control.notices import EndNotice
@@ -14,9 +15,6 @@ from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.errors import FleetError, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId
 from fleet.core.request import RequestSpec
-from fleet.graphs import Graph
-
-ACK_STRIDE = 16
 
 
 class ClientStream:
@@ -26,12 +24,14 @@ class ClientStream:
     """
 
     def __init__(
-        self, spec: RequestSpec, graph: Graph, client: redis.asyncio.Redis, keep: scripts.Retention
+        self, spec: RequestSpec, config: FleetConfig, client: redis.asyncio.Redis, keep: scripts.Retention
     ) -> None:
         self.request_id: RequestId = spec.id
         self.epoch = Epoch(0)
         self.on_close: Callable[[], object] = lambda: None
         self._redis, self._keep = client, keep
+        graph = config.graph_declaration()
+        self._strides = {edge: config.ack_stride_of(graph.edge(edge)) for edge in spec.outputs}
         self._sources = {edge: graph.edge(edge).source for edge in spec.outputs}
         self._next = dict.fromkeys(spec.outputs, 0)
         self._acked = dict.fromkeys(spec.outputs, 0)
@@ -82,12 +82,12 @@ class ClientStream:
 
     async def _ack(self, chunk: Chunk) -> None:
         consumed = chunk.index + 1
-        if not chunk.final and consumed - self._acked[chunk.edge] < ACK_STRIDE:
+        if not chunk.final and consumed - self._acked[chunk.edge] < self._strides[chunk.edge]:
             return
         self._acked[chunk.edge] = consumed
         ack = scripts.Ack(
             request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=chunk.edge, consumed=consumed,
-            producer=self._sources[chunk.edge],
+            producer=self._sources[chunk.edge], delivered=not self._open,
         )  # fmt: skip
         await run_async(self._redis, scripts.ack([ack]))
 

@@ -14,7 +14,11 @@ from fleet.graphs import get_graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One live worker or gateway. Units: `started_us` since 1970 on Redis's clock; `lease_left_s` may be negative just before its end."""
+    """One live worker or gateway, its counts as of its last renewal.
+
+    Units: `started_us` since 1970 on Redis's clock; `lease_left_s` may be negative just before its end; pages of its KV pool;
+    `slots_used` of its transfer arena.
+    """
 
     id: WorkerId
     role: str
@@ -24,6 +28,9 @@ class WorkerView:
     lease_left_s: float
     running: int
     capacity: int
+    pages_used: int = 0
+    pages_total: int = 0
+    slots_used: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,9 @@ def _worker(worker: str, deadline: float, now: int, fields: dict[str, bytes]) ->
         lease_left_s=(deadline - now) / 1e6,
         running=number("running"),
         capacity=number("capacity"),
+        pages_used=number("pages_used"),
+        pages_total=number("pages_total"),
+        slots_used=number("slots_used"),
     )
 
 

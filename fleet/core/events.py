@@ -65,6 +65,12 @@ class TaskLost(Event, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class AnswerDelivered(Event, frozen=True, kw_only=True):
+    """The client has taken the last chunk of its last edge."""
+
+    request: RequestId
+
+
 class RequestEnded(Event, frozen=True, kw_only=True):
     """`state` is finished, failed or aborted."""
 
@@ -97,7 +103,7 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | RequestEnded
+    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | AnswerDelivered | RequestEnded
     | WorkerJoined | WorkerLeft | GrantOverdue | WorkerExpired
 )
 

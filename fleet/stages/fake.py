@@ -59,5 +59,6 @@ def build(options: BuildOptions, graph: Graph) -> BuiltStage:
     """One stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec)."""
     inputs = graph.edges_to(options.stage)
     codec = any(edge.policy.kind == "ramp" for edge in inputs)
-    engine = FakeEngine(max_batch=options.max_batch, width=1 if not inputs or codec else 16, autoregressive=not codec)
+    width = 1 if not inputs or codec else 16
+    engine = FakeEngine(max_batch=options.max_batch, width=width, autoregressive=not codec, source=not inputs)
     return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, graph, options))

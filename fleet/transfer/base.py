@@ -13,6 +13,13 @@ class Pull(Protocol):
         """The verified bytes once they are here, else None. Raises: TransferError on deadline, checksum or generation."""
         ...
 
+    def cancel(self) -> None:
+        """The bytes are not wanted any more: free their destination as soon as that is safe. Idempotent.
+
+        A read that is neither polled nor cancelled is given up at its deadline.
+        """
+        ...
+
 
 class Transfer(Protocol):
     """One worker's end. Not thread-safe.
@@ -29,7 +36,10 @@ class Transfer(Protocol):
         ...
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
-        """Begin reading a tensor from a peer's arena."""
+        """Begin reading a tensor from a peer's arena, to be given up `deadline_s` seconds from now.
+
+        Raises: TransferError when the peer is gone or no destination is free.
+        """
         ...
 
     def release(self, request: RequestId) -> None:
@@ -37,7 +47,7 @@ class Transfer(Protocol):
         ...
 
     def forget_peer(self, peer: WorkerId) -> None:
-        """The peer is gone: drop its agent and free destinations quarantined on its account."""
+        """The peer is gone for good: drop its agent and free the destinations quarantined on its account."""
         ...
 
     def used_slots(self) -> int:

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Lease:
     """`lost` is set once a renewal was refused: the incarnation is over, its tasks are another's."""
 
-    def __init__(self, client: redis.Redis, worker: WorkerId, lease_s: float, running: Callable[[], int]) -> None:
-        self._client, self._worker, self._lease_s, self._running = client, worker, lease_s, running
+    def __init__(self, client: redis.Redis, worker: WorkerId, lease_s: float, vitals: Callable[[], dict[str, int]]) -> None:
+        self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
         self._stamp = time.monotonic()
         self._bound_s = lease_s
         self._stop = threading.Event()
@@ -52,7 +52,7 @@ class Lease:
 
     def _renew(self) -> None:
         try:
-            answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), self._running())))
+            answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), self._vitals())))
         except RedisError as error:
             log.warning("the lease could not be renewed: %s", error)
             return

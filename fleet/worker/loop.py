@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 IDLE_BLOCK_MS = 200
 PULL_BLOCK_MS = 1
-SLOW_POLL_S = 1.0
+SLOW_POLL_S = 0.5
 
 
 class WorkerLoop:
@@ -46,14 +46,15 @@ class WorkerLoop:
         self.sender = Sender(transfer, worker)
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
         self.failures: list[TaskFailed] = []
-        self.last_acks: list[scripts.Ack] = []
         self.next_poll = 0.0
+        self.vitals: dict[str, int] = {}
         self.draining = False
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
         while not stopping():
             self.turn()
             progress()
+        self._take_vitals()
 
     def turn(self) -> None:
         for output in self._step():
@@ -81,17 +82,17 @@ class WorkerLoop:
     def _exchange(self) -> None:
         """The turn's one round trip: appends, acks and failures out; answers, notices and grants in."""
         appends = self.sender.collect(self.tasks.values(), self._fail)
-        acks = self.last_acks + [ack for task in self.tasks.values() for ack in task.acks_due()]
-        calls = [scripts.append(appends)] if appends else []
-        calls += [scripts.ack(acks)] if acks else []
+        acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
+        calls = [scripts.ack(acks)] if acks else []
+        calls += [scripts.append(appends)] if appends else []
         calls += [scripts.fail(event) for event in self.failures]
         ask = self._poll_due()
         mail = self.link.exchange(
             calls, free_slots=self._free_slots(), block_ms=self._block_ms(bool(self.failures)), ask_live=ask
         )
-        self.failures, self.last_acks = [], []
+        self.failures = []
         if appends:
-            self._settle_appends(appends, cast("list[bytes]", mail.replies[0]))
+            self._settle_appends(appends, cast("list[bytes]", mail.replies[1 if acks else 0]))
         for notice in mail.notices:
             self._deliver(notice)
         for request, live in zip(ask, mail.still_live, strict=True):
@@ -114,7 +115,18 @@ class WorkerLoop:
         if now < self.next_poll:
             return []
         self.next_poll = now + SLOW_POLL_S
+        self._take_vitals()
         return [*self.tasks, *(request for request in self.lingering if request not in self.tasks)]
+
+    def _take_vitals(self) -> None:
+        """Counts for the lease thread to publish; taken here because the engine is this thread's."""
+        stats = self.engine.stats()
+        self.vitals = {
+            "running": len(self.tasks),
+            "pages_used": stats.pages_used,
+            "pages_total": stats.pages_total,
+            "slots_used": self.transfer.used_slots(),
+        }
 
     def _settle_appends(self, appends: list[scripts.Append], answers: list[bytes]) -> None:
         for item, raw in zip(appends, answers, strict=True):
@@ -148,14 +160,14 @@ class WorkerLoop:
     def _claim(self, grants: list[Grant]) -> None:
         calls = [scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch) for g in grants]
         mail = self.link.exchange(calls, free_slots=0, block_ms=0)
-        for notice in mail.notices:
-            self._deliver(notice)
         for grant, reply in zip(grants, mail.replies, strict=True):
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
                 self._open(grant, cast(bytes, answer[1]), pairs(answer[2]))
             else:
                 log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
+        for notice in mail.notices:  # only now: some may be for the tasks just opened
+            self._deliver(notice)
 
     def _open(self, grant: Grant, raw_spec: bytes, fields: dict[str, bytes]) -> None:
         """Begin a claimed task: claim first, then the logs, then the inbox; the index removes repeats."""
@@ -220,7 +232,6 @@ class WorkerLoop:
         """Our part is done; published tensors stay until the request ends, for its consumers may still pull them."""
         self.engine.finish(task.request)
         self.receiver.forget(task.request)
-        self.last_acks += task.acks_due(closing=True)
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)

@@ -108,7 +108,7 @@ class WorkerProcess:
             self._register(client, worker, transfer.metadata())
             loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
             self.loop = loop
-            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: len(loop.tasks))
+            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: loop.vitals)
             lease.start()
             log.info("worker %s is ready", worker)
             try:

@@ -61,9 +61,11 @@ class Receiver:
                     state.done[name] = data
                     del state.pulls[name]
         except TransferError:
+            self._cancel(self._pulling.pop(key))
             if state.tries >= PULL_TRIES:
-                del self._pulling[key]
                 raise
+            for ref in location.values():
+                self._metadata.pop(ref.agent, None)
             self._pulling[key] = _Pulling(self._begin(location), {}, state.tries + 1)
             return None
         if state.pulls:
@@ -80,6 +82,7 @@ class Receiver:
         if worker not in self._metadata:
             metadata = self._link.peer_metadata(worker)
             if metadata is None:
+                self._transfer.forget_peer(worker)
                 raise TransferError(f"worker {worker}, which holds the tensors, is gone")
             self._metadata[worker] = metadata
         return self._metadata[worker]
@@ -92,7 +95,12 @@ class Receiver:
         return bool(self._pulling)
 
     def forget(self, request: RequestId) -> None:
-        self._pulling = {key: value for key, value in self._pulling.items() if key[0] != request}
+        for key in [key for key in self._pulling if key[0] == request]:
+            self._cancel(self._pulling.pop(key))
+
+    def _cancel(self, pulling: _Pulling) -> None:
+        for pull in pulling.pulls.values():
+            pull.cancel()
 
 
 def _ready(edge: InboundEdge) -> bool:

@@ -27,6 +27,7 @@ class Task:
     inbound: dict[EdgeName, InboundEdge]
     outbound: dict[EdgeName, OutboundEdge]
     producers: dict[EdgeName, StageName]
+    strides: dict[EdgeName, int]
     unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     paused: bool = False
@@ -48,21 +49,19 @@ class Task:
     def has_credit(self) -> bool:
         return all(edge.has_credit() or edge.ended for edge in self.outbound.values())
 
-    def acks_due(self, *, closing: bool = False) -> list[Ack]:
-        """Acknowledge in strides; the end of an edge, and of the task (`closing`), at once."""
+    def acks_due(self) -> list[Ack]:
+        """Acknowledge in strides; the end of an edge, and of the task, at once."""
         due: list[Ack] = []
+        closing = self.all_ended()
         for name, edge in self.inbound.items():
             behind = edge.consumed - self.acked.get(name, 0)
-            if behind and (behind >= ACK_STRIDE or edge.ended or closing):
+            if behind and (behind >= self.strides[name] or edge.ended or closing):
                 self.acked[name] = edge.consumed
                 due.append(
                     Ack(request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
                         producer=self.producers[name])
                 )  # fmt: skip
         return due
-
-
-ACK_STRIDE = 8
 
 
 def open_task(
@@ -82,6 +81,7 @@ def open_task(
         inbound={edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs},
         outbound={edge.name: _outbound(edge, config) for edge in running if edge.source == stage},
         producers={edge.name: edge.source for edge in inputs},
+        strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
     )
 
 

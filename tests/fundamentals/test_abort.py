@@ -7,7 +7,7 @@ import redis
 
 from fleet.control import keys
 from tests.harness import answer, fake_spec, gateway, held, thread_fleet
-from tests.support import wait_until
+from tests.support import await_until, wait_until
 
 
 async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
@@ -46,7 +46,11 @@ async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
                     await stream.abort("the client left")
 
             await asyncio.gather(*(one(number) for number in range(300)))
-            assert await client.live_count() == 0
+
+            async def none_live() -> bool:
+                return await client.live_count() == 0
+
+            await await_until(none_live, "the conductor to end every request", timeout_s=2.0)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         assert all(loop.engine.stats().running == 0 for loop in fleet.loops)
         assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops)

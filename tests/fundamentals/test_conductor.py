@@ -47,10 +47,10 @@ def test_a_submitted_request_is_granted_to_every_stage_at_once() -> None:
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
 
 
-def test_the_request_ends_once_when_the_last_task_has_finished() -> None:
+def test_the_request_ends_once_when_all_have_finished_and_the_answer_is_delivered() -> None:
     rng = random.Random(3)
     for _ in range(50):
-        lives = [life_of(stage, 10 + i) for i, stage in enumerate(STAGES)]
+        lives = [life_of(stage, 10 + i) for i, stage in enumerate(STAGES)] + [[ev.AnswerDelivered(request=R)]]
         events: list[ev.Event] = [submitted()]
         while any(lives):
             events.append(rng.choice([life for life in lives if life]).pop(0))
@@ -60,7 +60,8 @@ def test_the_request_ends_once_when_the_last_task_has_finished() -> None:
 
 
 def test_facts_told_twice_order_nothing_twice() -> None:
-    once = [submitted(), *(event for i, stage in enumerate(STAGES) for event in life_of(stage, 10 + i))]
+    lives = [event for i, stage in enumerate(STAGES) for event in life_of(stage, 10 + i)]
+    once = [submitted(), *lives, ev.AnswerDelivered(request=R)]
     _, commands = play(once)
     _, doubled = play([event for event in once for _ in range(2)])
     assert doubled == commands
@@ -123,7 +124,7 @@ def test_a_new_leader_grants_what_nobody_was_offered_and_ends_what_has_ended() -
     _, commands = resume(ConductorState(), pending)
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
     done = {s: TaskRecord(stage=s, state=TaskState.FINISHED, epoch=Epoch(3)) for s in STAGES}
-    finished = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks=done)
+    finished = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks=done, delivered=True)
     state, commands = resume(ConductorState(), finished)
     assert [c.state for c in commands if isinstance(c, EndRequest)] == ["finished"]
     assert violations(state) == []

@@ -1,7 +1,8 @@
 -- ack: for each, compares the consumer's epoch; writes consumed (it only grows) and gives the producer its credit.
--- ARGV: repeated 6: request, consumer stage, epoch, edge, consumed, producer stage
+-- With an event given, the consumer has all it will ever get: its task ends (a client's; workers end theirs by append).
+-- ARGV: repeated 7: request, consumer stage, epoch, edge, consumed, producer stage, event
 local out = {}
-for i = 1, #ARGV, 6 do
+for i = 1, #ARGV, 7 do
   local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
   local tk = task_key(r, s)
   local t = call('HMGET', tk, 'epoch', 'consumed:' .. e)
@@ -12,6 +13,11 @@ for i = 1, #ARGV, 6 do
       call('HSET', tk, 'consumed:' .. e, consumed)
       local owner = call('HGET', task_key(r, producer), 'owner')
       if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', consumed) end
+    end
+    if ARGV[i + 6] ~= '' then
+      call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
+      disown(tk, r, s)
+      event(ARGV[i + 6])
     end
     out[#out + 1] = 'ok'
   end

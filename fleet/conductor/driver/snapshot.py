@@ -7,7 +7,7 @@ import redis
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
 from fleet.control.connect import text
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
 
@@ -26,7 +26,8 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
     spec = decode_request(raw)
     stages = get_graph(spec.graph).stages_for(spec.outputs)
     tasks = {stage: _read_task(client, request, stage) for stage in stages}
-    return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks)
+    delivered = _read_task(client, request, CLIENT).state is TaskState.FINISHED
+    return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks, delivered=delivered)
 
 
 def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> TaskRecord:

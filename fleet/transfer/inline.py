@@ -1,0 +1,41 @@
+"""The twin for where NIXL is missing: a tensor's bytes ride in its chunk header, through Redis. Counts what NIXL would hold."""
+
+from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.arena import Arena
+from fleet.transfer.base import Pull
+from fleet.transfer.memory import flat_bytes
+
+
+class InlineTransfer:
+    """See `base.Transfer`. Nothing here is ever pulled; the bounds are those of an arena, so that both kinds refuse alike."""
+
+    def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
+        self.agent = agent
+        self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
+
+    def metadata(self) -> bytes:
+        return b""
+
+    def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
+        source = flat_bytes(dtype, shape, data)
+        self.arena.allocate(source.nbytes, request)
+        return WireTensor(dtype=dtype, shape=shape, data=bytes(source))
+
+    def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
+        raise TransferError(
+            f"{ref.agent} published a tensor by NIXL, but {self.agent} has none; set transfer.kind alike for every worker"
+        )
+
+    def release(self, request: RequestId) -> None:
+        self.arena.free_request(request)
+
+    def forget_peer(self, peer: WorkerId) -> None:
+        """There is nothing of a peer's to drop."""
+
+    def used_slots(self) -> int:
+        return self.arena.used_slots
+
+    def close(self) -> None:
+        """There is nothing to close."""

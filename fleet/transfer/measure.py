@@ -1,0 +1,103 @@
+"""How fast reads are on this machine: a second process publishes, this one pulls. Run as a module, it is that publisher."""
+
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import msgspec
+
+from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.base import Transfer
+from fleet.transfer.factory import open_transfer
+
+REQUEST = RequestId("measure")
+START_S = 60.0
+READ_S = 10.0
+HEADROOM_BYTES = 4096
+
+
+class ReadSpeed(NamedTuple):
+    """The median of a whole pull: read, copy and checksum."""
+
+    num_bytes: int
+    p50_us: float
+    gb_per_s: float
+
+
+class _Offer(msgspec.Struct):
+    metadata: bytes
+    tensors: list[WireTensor]
+
+
+def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed]:
+    """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one that is not counted.
+
+    Raises: ConfigError where NIXL does not start, TransferError if a read fails.
+    """
+    transfer = open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)
+    try:
+        with _publisher(sizes) as offer:
+            refs = [tensor.ref for tensor in offer.tensors if tensor.ref is not None]
+            return [_measure(transfer, ref, offer.metadata, num_repeats) for ref in refs]
+    finally:
+        transfer.close()
+
+
+def _measure(transfer: Transfer, ref: TensorRef, metadata: bytes, num_repeats: int) -> ReadSpeed:
+    _timed_read_us(transfer, ref, metadata)
+    p50_us = statistics.median(_timed_read_us(transfer, ref, metadata) for _ in range(num_repeats))
+    return ReadSpeed(num_bytes=ref.length_bytes, p50_us=p50_us, gb_per_s=ref.length_bytes / p50_us / 1000)
+
+
+def _timed_read_us(transfer: Transfer, ref: TensorRef, metadata: bytes) -> float:
+    started_ns = time.perf_counter_ns()
+    pull = transfer.pull(ref, metadata, READ_S)
+    while pull.poll() is None:
+        pass
+    return (time.perf_counter_ns() - started_ns) / 1000
+
+
+def _arena_bytes(sizes: Sequence[int]) -> int:
+    return sum(sizes) + HEADROOM_BYTES * (len(sizes) + 1)
+
+
+@contextmanager
+def _publisher(sizes: Sequence[int]) -> Iterator[_Offer]:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "fleet.transfer.measure", str(theirs.fileno()), *map(str, sizes)]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    try:
+        with Connection(ours.detach()) as connection:
+            if not connection.poll(START_S):
+                raise TransferError(f"the publishing process did not start within {START_S:.0f} s")
+            try:
+                offer = connection.recv_bytes()
+            except EOFError:
+                raise TransferError("the publishing process ended before it published; its error is above") from None
+            yield msgspec.msgpack.decode(offer, type=_Offer)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _publish(fd: int, sizes: Sequence[int]) -> None:
+    arena_bytes = _arena_bytes(sizes)
+    transfer = open_transfer("nixl", WorkerId("measure-publisher"), arena_bytes, arena_bytes)
+    tensors = [transfer.publish(REQUEST, "uint8", (size,), bytes(size)) for size in sizes]
+    with Connection(fd) as connection:
+        connection.send_bytes(msgspec.msgpack.encode(_Offer(metadata=transfer.metadata(), tensors=tensors)))
+        # Nothing is ever sent: this returns when the reader ends, however it ends.
+        connection.poll(None)
+
+
+if __name__ == "__main__":
+    _publish(int(sys.argv[1]), [int(size) for size in sys.argv[2:]])

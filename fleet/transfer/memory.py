@@ -1,0 +1,70 @@
+"""The arena's bytes, and how a tensor lies in them: a header with the generation, then the tensor. Knows no NIXL.
+
+A read takes header and tensor together; what is checked is a private copy, so that nothing landing later can reach it.
+"""
+
+import ctypes
+import math
+import mmap
+import struct
+import zlib
+
+from fleet.core.chunk import DTYPE_BYTES, TensorRef
+from fleet.core.errors import TransferError
+from fleet.transfer.arena import Slot
+
+HEADER = struct.Struct("<QQ")
+"""Generation, tensor length in bytes. A wiped header is zero, and no generation is."""
+
+
+def flat_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> memoryview:
+    """A tensor's bytes as one flat view, to be measured before anything is allocated for it."""
+    view = memoryview(data)
+    assert view.nbytes == math.prod(shape) * DTYPE_BYTES[dtype], f"{view.nbytes} bytes published as {dtype}{shape}"
+    # A view with a zero in its shape cannot be cast.
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def stored_bytes(length_bytes: int) -> int:
+    """What a tensor of `length_bytes` takes up in a slot."""
+    return HEADER.size + length_bytes
+
+
+class HostMemory:
+    """One page-aligned buffer for a worker's life, so that it is registered once and never moves."""
+
+    def __init__(self, length_bytes: int) -> None:
+        self._map = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.length_bytes = length_bytes
+
+    def seal(self, slot: Slot, source: memoryview) -> int:
+        """Copy a tensor's flat bytes into a slot under their header; return their checksum."""
+        start = slot.offset + HEADER.size
+        # The header goes last: until it is there, a reader of the slot's former content is refused.
+        self.wipe(slot)
+        self.view[start : start + source.nbytes] = source
+        HEADER.pack_into(self.view, slot.offset, slot.generation, source.nbytes)
+        return zlib.crc32(source)
+
+    def wipe(self, slot: Slot) -> None:
+        """Refuse reads of this slot from now on, without touching its tensor."""
+        HEADER.pack_into(self.view, slot.offset, 0, 0)
+
+    def open(self, slot: Slot, ref: TensorRef) -> bytes:
+        """Copy out what a read of `ref` has put into `slot`, and check it.
+
+        Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those that were published.
+        """
+        generation, length_bytes = HEADER.unpack_from(self.view, slot.offset)
+        start = slot.offset + HEADER.size
+        data = bytes(self.view[start : start + ref.length_bytes])
+        if (generation, length_bytes) != (ref.generation, ref.length_bytes):
+            raise TransferError(
+                f"slot {ref.slot} of {ref.agent} is at generation {generation} ({length_bytes} bytes), not at "
+                f"{ref.generation} ({ref.length_bytes} bytes): it was freed or reused before the read"
+            )
+        if zlib.crc32(data) != ref.checksum:
+            raise TransferError(f"slot {ref.slot} of {ref.agent} was read with the wrong checksum: it changed during the read")
+        return data

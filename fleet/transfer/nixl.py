@@ -1,0 +1,89 @@
+"""A worker's end of NIXL: what it publishes lies in its arena for peers to read; what it pulls lands in the same arena.
+
+NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and checksum are right.
+Two kinds of agent: one that peers read from, under the worker's id and for its life, and one per peer to read by.
+"""
+
+import time
+
+from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.agent import HOST_DEVICE, Agent
+from fleet.transfer.arena import Arena
+from fleet.transfer.link import Link, NixlPull
+from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
+
+
+class NixlTransfer:
+    """See `base.Transfer`.
+
+    Invariants: a slot is in use while a request has it published, while a read may write into it, and never otherwise.
+    Raises: ImportError where NIXL is missing, TransferError where it does not start.
+    """
+
+    def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
+        self.agent = agent
+        self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
+        self.memory = HostMemory(arena_bytes)
+        self._server = Agent(agent, self.memory)
+        self._metadata = self._server.metadata()
+        self._links: dict[WorkerId, Link] = {}
+        self._forgotten: set[WorkerId] = set()
+
+    def metadata(self) -> bytes:
+        return self._metadata
+
+    def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
+        self.reap()
+        source = flat_bytes(dtype, shape, data)
+        slot = self.arena.allocate(stored_bytes(source.nbytes), request)
+        ref = TensorRef(
+            agent=self.agent,
+            address=self.memory.address + slot.offset,
+            length_bytes=source.nbytes,
+            device_id=HOST_DEVICE,
+            generation=slot.generation,
+            checksum=self.memory.seal(slot, source),
+            slot=slot.index,
+        )
+        return WireTensor(dtype=dtype, shape=shape, ref=ref)
+
+    def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> NixlPull:
+        self.reap()
+        return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
+
+    def release(self, request: RequestId) -> None:
+        for slot in self.arena.free_request(request):
+            self.memory.wipe(slot)
+
+    def forget_peer(self, peer: WorkerId) -> None:
+        self._forgotten.add(peer)
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close(f"{peer} is gone")
+
+    def used_slots(self) -> int:
+        self.reap()
+        return self.arena.used_slots
+
+    def reap(self) -> None:
+        """Take back the destinations of given-up reads that have ended since."""
+        for peer, link in list(self._links.items()):
+            link.reap()
+            if link.closed:
+                del self._links[peer]
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close(f"{self.agent} is closing")
+        self._links.clear()
+        self._server.close()
+
+    def _link(self, peer: WorkerId, peer_metadata: bytes) -> Link:
+        if peer in self._forgotten:
+            raise TransferError(f"{peer} is gone, and no worker returns under its former id")
+        link = self._links.get(peer)
+        if link is None or link.closed:
+            link = self._links[peer] = Link(f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena)
+        return link

@@ -1,0 +1,366 @@
+"""What a transfer promises, between two processes: NIXL and the inline twin alike, then what only NIXL can get wrong."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.errors import ConfigError, TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.base import Pull, Transfer
+from fleet.transfer.factory import open_transfer
+from fleet.transfer.inline import InlineTransfer
+from fleet.transfer.measure import measure_reads
+from fleet.transfer.memory import HEADER
+from fleet.transfer.nixl import NixlTransfer
+from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.support import wait_until
+
+MIB = 1024 * 1024
+ARENA_BYTES = 24 * MIB
+SIZES = (0, 1, 4096, 5 * MIB)
+DEADLINE_S = 10.0
+SHORT_S = 0.3
+MINE = RequestId("mine")
+TCP_ALONE = {"UCX_TLS": "tcp"}
+
+
+def finish(pull: Pull) -> bytes:
+    """Poll until the read ends. Raises: TransferError as the read did."""
+    outcome: list[bytes] = []
+
+    def ended() -> bool:
+        data = pull.poll()
+        if data is not None:
+            outcome.append(data)
+        return data is not None
+
+    wait_until(ended, "the read to end", timeout_s=DEADLINE_S + 5)
+    return outcome[0]
+
+
+def bytes_of(tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s: float = DEADLINE_S) -> bytes:
+    """As a consumer gets them: from the header if they ride in it, else pulled."""
+    if tensor.data is not None:
+        return tensor.data
+    return finish(reader.pull(ref_of(tensor), peer.metadata, deadline_s))
+
+
+def ref_of(tensor: WireTensor) -> TensorRef:
+    assert tensor.ref is not None
+    return tensor.ref
+
+
+@pytest.fixture(scope="module")
+def nixl_peer() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "nixl@peer:1", ARENA_BYTES) as process:
+        yield process
+        assert process.call(Command(op="used")).used_slots == 0, "a test left slots behind"
+
+
+@pytest.fixture(scope="module")
+def redis_peer() -> Iterator[PeerProcess]:
+    with peer_process("redis", "redis@peer:1", ARENA_BYTES) as process:
+        yield process
+        assert process.call(Command(op="used")).used_slots == 0, "a test left slots behind"
+
+
+@pytest.fixture(params=["nixl", "redis"])
+def peer(request: pytest.FixtureRequest) -> PeerProcess:
+    return request.getfixturevalue(f"{request.param}_peer")
+
+
+@pytest.fixture
+def reader(peer: PeerProcess) -> Iterator[Transfer]:
+    transfer = open_transfer(peer.worker.partition("@")[0], WorkerId("reader@here:2"), ARENA_BYTES, ARENA_BYTES // 2)
+    yield transfer
+    assert transfer.used_slots() == 0, "a test left slots behind"
+    transfer.close()
+
+
+@pytest.fixture
+def nixl_reader() -> Iterator[NixlTransfer]:
+    transfer = NixlTransfer(WorkerId("reader@here:4"), ARENA_BYTES, ARENA_BYTES // 2)
+    yield transfer
+    transfer.arena.check()
+    assert transfer.used_slots() == 0, "a test left slots behind"
+    transfer.close()
+
+
+@pytest.fixture(scope="module")
+def tcp_peer() -> Iterator[PeerProcess]:
+    """A peer reached over TCP alone, where a read takes both processes: a frozen peer can hold it up half-way."""
+    with peer_process("nixl", "tcp@peer:5", ARENA_BYTES, env=TCP_ALONE) as process:
+        yield process
+
+
+@pytest.mark.parametrize("length_bytes", SIZES)
+def test_bytes_arrive_as_they_were_published(peer: PeerProcess, reader: Transfer, length_bytes: int) -> None:
+    tensor = peer.publish("r", length_bytes, length_bytes)
+    assert (tensor.data is None) != (tensor.ref is None)
+    assert tensor.length_bytes == length_bytes
+    assert bytes_of(tensor, reader, peer) == pattern(length_bytes, length_bytes)
+    assert peer.release("r") == 0
+
+
+def test_many_reads_at_once_do_not_mix(peer: PeerProcess, reader: Transfer) -> None:
+    tensors = [peer.publish("r", seed, 100_000 + seed) for seed in range(16)]
+    pulls = [(reader.pull(tensor.ref, peer.metadata, DEADLINE_S) if tensor.ref else None) for tensor in tensors]
+    for seed, (tensor, pull) in enumerate(zip(tensors, pulls, strict=True)):
+        assert (finish(pull) if pull else tensor.data) == pattern(seed, 100_000 + seed)
+    assert peer.release("r") == 0
+
+
+def test_a_request_cannot_exceed_its_cap_and_leaves_room_for_others(peer: PeerProcess) -> None:
+    for seed in range(2):
+        peer.publish("greedy", seed, 5 * MIB)
+    with pytest.raises(TransferError, match="cap"):
+        peer.publish("greedy", 2, 5 * MIB)
+    peer.publish("modest", 3, 5 * MIB)
+    assert peer.release("greedy") == 1
+    assert peer.release("modest") == 0
+
+
+def test_a_full_arena_refuses_until_something_is_released(peer: PeerProcess) -> None:
+    for seed in range(4):
+        peer.publish(f"r{seed}", seed, 5 * MIB)
+    with pytest.raises(TransferError, match="no room"):
+        peer.publish("r4", 4, 5 * MIB)
+    assert peer.release("r1") == 3
+    peer.publish("r4", 4, 5 * MIB)
+    for seed in (0, 2, 3, 4):
+        used_slots = peer.release(f"r{seed}")
+    assert used_slots == 0
+
+
+def test_release_is_idempotent_and_strangers_may_be_forgotten(reader: Transfer) -> None:
+    tensor = reader.publish(MINE, "float32", (2, 3), memoryview(bytearray(24)).cast("I", (2, 3)))
+    assert tensor.length_bytes == 24
+    assert reader.used_slots() == 1
+    reader.release(MINE)
+    reader.release(MINE)
+    reader.forget_peer(WorkerId("nobody@nowhere:0"))
+    assert reader.used_slots() == 0
+
+
+def test_metadata_is_never_a_pickle(peer: PeerProcess) -> None:
+    assert peer.metadata == b"" or peer.metadata.startswith(b"nixlSerDes|")
+
+
+def test_a_released_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    tensor = nixl_peer.publish("r", 1, 4096)
+    nixl_peer.release("r")
+    with pytest.raises(TransferError, match="freed or reused"):
+        bytes_of(tensor, nixl_reader, nixl_peer)
+
+
+def test_a_reused_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    first = nixl_peer.publish("r", 1, 4096)
+    nixl_peer.release("r")
+    second = nixl_peer.publish("r", 2, 4096)
+    assert ref_of(first).address == ref_of(second).address
+    with pytest.raises(TransferError, match="freed or reused"):
+        bytes_of(first, nixl_reader, nixl_peer)
+    assert bytes_of(second, nixl_reader, nixl_peer) == pattern(2, 4096)
+    nixl_peer.release("r")
+
+
+def test_changed_bytes_are_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    tensor = nixl_peer.publish("r", 1, 4096)
+    wrong = msgspec.structs.replace(ref_of(tensor), checksum=ref_of(tensor).checksum ^ 1)
+    with pytest.raises(TransferError, match="checksum"):
+        finish(nixl_reader.pull(wrong, nixl_peer.metadata, DEADLINE_S))
+    nixl_peer.call(Command(op="scribble"))
+    with pytest.raises(TransferError, match="checksum"):
+        bytes_of(tensor, nixl_reader, nixl_peer)
+    nixl_peer.release("r")
+
+
+def test_a_failed_read_fails_again_and_a_finished_one_gives_its_bytes_again(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
+    tensor = nixl_peer.publish("r", 1, 100)
+    pull = nixl_reader.pull(ref_of(tensor), nixl_peer.metadata, DEADLINE_S)
+    assert finish(pull) == finish(pull)
+    nixl_peer.release("r")
+    refused = nixl_reader.pull(ref_of(tensor), nixl_peer.metadata, DEADLINE_S)
+    for _ in range(2):
+        with pytest.raises(TransferError, match="freed or reused"):
+            finish(refused)
+
+
+def test_a_read_that_is_cancelled_or_never_polled_gives_its_destination_back(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
+    ref = ref_of(nixl_peer.publish("r", 1, 5 * MIB))
+    cancelled = nixl_reader.pull(ref, nixl_peer.metadata, DEADLINE_S)
+    cancelled.cancel()
+    cancelled.cancel()
+    with pytest.raises(TransferError, match="cancelled"):
+        cancelled.poll()
+    nixl_reader.pull(ref, nixl_peer.metadata, SHORT_S)
+    wait_until(lambda: nixl_reader.used_slots() == 0, "both destinations to be free")
+    nixl_peer.release("r")
+
+
+def test_a_read_needs_room_for_its_destination(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    tensor = nixl_peer.publish("r", 1, 5 * MIB)
+    for number in range(4):
+        nixl_reader.publish(RequestId(f"mine-{number}"), "uint8", (5 * MIB,), bytes(5 * MIB))
+    with pytest.raises(TransferError, match="no room"):
+        bytes_of(tensor, nixl_reader, nixl_peer)
+    for number in range(4):
+        nixl_reader.release(RequestId(f"mine-{number}"))
+    assert bytes_of(tensor, nixl_reader, nixl_peer) == pattern(1, 5 * MIB)
+    nixl_peer.release("r")
+
+
+def test_what_is_not_the_peers_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    ref = ref_of(nixl_peer.publish("r", 1, 100))
+    for metadata in (nixl_reader.metadata(), b"", b"junk", nixl_peer.metadata[:100]):
+        with pytest.raises(TransferError):
+            nixl_reader.pull(ref, metadata, DEADLINE_S)
+    outside = msgspec.structs.replace(ref, address=ref.address + 64 * ARENA_BYTES)
+    with pytest.raises(TransferError):
+        nixl_reader.pull(outside, nixl_peer.metadata, DEADLINE_S)
+    assert finish(nixl_reader.pull(ref, nixl_peer.metadata, DEADLINE_S)) == pattern(1, 100)
+    nixl_peer.release("r")
+
+
+def test_a_worker_can_pull_from_itself(nixl_reader: NixlTransfer) -> None:
+    tensor = nixl_reader.publish(MINE, "uint8", (5000,), pattern(1, 5000))
+    assert finish(nixl_reader.pull(ref_of(tensor), nixl_reader.metadata(), DEADLINE_S)) == pattern(1, 5000)
+    nixl_reader.release(MINE)
+
+
+def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
+    tcp_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
+    length_bytes = 8 * MIB
+    refused = 0
+    for seed in range(12):
+        ref = ref_of(tcp_peer.publish("r", seed, length_bytes))
+        pull = nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+        tcp_peer.send(Command(op="republish", request=RequestId("r"), seed=seed, length_bytes=length_bytes, rounds=2))
+        try:
+            assert finish(pull) == pattern(seed, length_bytes)
+        except TransferError:
+            refused += 1
+        wait_until(tcp_peer.answered, "the peer to have reused the slot")
+        with pytest.raises(TransferError, match="freed or reused"):
+            finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S))
+        tcp_peer.release("r")
+    print(f"{refused} of 12 reads met the reuse half-way and were refused")
+
+
+def test_a_frozen_peer_costs_a_deadline_and_never_a_wrong_byte(tcp_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    length_bytes = 8 * MIB
+    ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
+    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+
+    in_mid_read = nixl_reader.pull(ref, tcp_peer.metadata, SHORT_S)
+    tcp_peer.freeze()
+    try:
+        assert finish(in_mid_read) == pattern(7, length_bytes)
+    except TransferError as error:
+        assert "deadline" in error.message
+
+    late = nixl_reader.pull(ref, tcp_peer.metadata, SHORT_S)
+    with pytest.raises(TransferError, match="deadline"):
+        finish(late)
+    quarantined = nixl_reader.arena.quarantined_slots
+    assert quarantined >= 1
+    assert nixl_reader.used_slots() == quarantined
+
+    tcp_peer.thaw()
+    wait_until(lambda: nixl_reader.used_slots() == 0, "the late reads to land and be reaped")
+    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+    tcp_peer.release("r")
+
+
+def test_nothing_lands_after_a_frozen_peer_was_forgotten(nixl_reader: NixlTransfer) -> None:
+    with peer_process("nixl", "fenced@peer:13", ARENA_BYTES, env=TCP_ALONE) as peer:
+        check_that_nothing_lands_late(peer, nixl_reader)
+
+
+def check_that_nothing_lands_late(tcp_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+    length_bytes = 8 * MIB
+    ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
+    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+    tcp_peer.freeze()
+    given_up = nixl_reader.pull(ref, tcp_peer.metadata, 0.0)
+    with pytest.raises(TransferError, match="deadline"):
+        finish(given_up)
+    wanted = nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+    assert wanted.poll() is None
+    assert nixl_reader.arena.quarantined_slots == 1
+
+    nixl_reader.forget_peer(tcp_peer.worker)
+    assert nixl_reader.used_slots() == 0
+    with pytest.raises(TransferError, match="gone"):
+        wanted.poll()
+    with pytest.raises(TransferError, match="gone"):
+        nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+
+    canary = pattern(1, 11 * MIB)
+    canaries = [nixl_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
+    tcp_peer.thaw()
+    # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
+    tcp_peer.send(Command(op="used"))
+    wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
+    for number, tensor in enumerate(canaries):
+        start = ref_of(tensor).address - nixl_reader.memory.address + HEADER.size
+        assert bytes(nixl_reader.memory.view[start : start + len(canary)]) == canary
+        nixl_reader.release(RequestId(f"mine-{number}"))
+
+
+def test_a_dead_peer_is_an_error_within_the_deadline(nixl_reader: NixlTransfer) -> None:
+    stranger = NixlTransfer(WorkerId("stranger@here:6"), ARENA_BYTES, ARENA_BYTES)
+    with peer_process("nixl", "mortal@peer:7", ARENA_BYTES) as mortal:
+        ref = ref_of(mortal.publish("r", 1, MIB))
+        assert finish(nixl_reader.pull(ref, mortal.metadata, DEADLINE_S)) == pattern(1, MIB)
+        mortal.kill()
+        for transfer in (nixl_reader, stranger, nixl_reader):
+            started_s = time.monotonic()
+            with pytest.raises(TransferError):
+                finish(transfer.pull(ref, mortal.metadata, DEADLINE_S))
+            assert time.monotonic() - started_s < DEADLINE_S
+            transfer.forget_peer(mortal.worker)
+            assert transfer.used_slots() == 0
+    stranger.close()
+
+
+def test_auto_is_nixl_where_it_starts_and_says_so_where_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_nixl = open_transfer("auto", WorkerId("w@here:8"), MIB, MIB)
+    assert isinstance(with_nixl, NixlTransfer)
+    with_nixl.close()
+    assert not caplog.records
+
+    monkeypatch.setitem(sys.modules, "nixl._bindings", None)
+    with caplog.at_level(logging.WARNING):
+        without = open_transfer("auto", WorkerId("w@here:9"), MIB, MIB)
+    assert isinstance(without, InlineTransfer)
+    assert len(caplog.records) == 1
+    with pytest.raises(ConfigError, match="NIXL does not start"):
+        open_transfer("nixl", WorkerId("w@here:10"), MIB, MIB)
+
+
+def test_an_unknown_kind_is_refused_and_redis_needs_no_nixl() -> None:
+    with pytest.raises(ConfigError, match="auto, nixl or redis"):
+        open_transfer("carrier pigeon", WorkerId("w@here:11"), MIB, MIB)
+    inline = open_transfer("redis", WorkerId("w@here:12"), MIB, MIB)
+    ref = TensorRef(agent=WorkerId("w@there:1"), address=0, length_bytes=1, device_id=0, generation=1, checksum=0, slot=0)
+    with pytest.raises(TransferError, match="alike for every worker"):
+        inline.pull(ref, b"", DEADLINE_S)
+
+
+def test_reads_can_be_measured() -> None:
+    speeds = measure_reads([1, 65536], num_repeats=3)
+    assert [speed.num_bytes for speed in speeds] == [1, 65536]
+    assert all(speed.p50_us > 0 and speed.gb_per_s > 0 for speed in speeds)

@@ -1,0 +1,158 @@
+"""A transfer in a process of its own, so that tests can freeze and kill it. Run as a module, it is that process.
+
+Commands and answers cross as MessagePack over a socket pair.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import cast
+
+import msgspec
+
+from fleet.core.chunk import WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.base import Transfer
+from fleet.transfer.factory import open_transfer
+from fleet.transfer.memory import HEADER
+from fleet.transfer.nixl import NixlTransfer
+from tests.support import REPO, cli_env
+
+START_S = 60.0
+ANSWER_S = 20.0
+
+
+def pattern(seed: int, length_bytes: int) -> bytes:
+    """Bytes that both ends can make; two seeds give different ones."""
+    return random.Random(seed).randbytes(length_bytes)
+
+
+class Command(msgspec.Struct, kw_only=True):
+    """`op`: publish, release, used, scribble (change the first byte published), republish (free and refill, `rounds` times)."""
+
+    op: str
+    request: RequestId = RequestId("")
+    seed: int = 0
+    length_bytes: int = 0
+    rounds: int = 0
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    tensor: WireTensor | None = None
+    used_slots: int = 0
+    metadata: bytes = b""
+    error: str = ""
+
+
+class PeerProcess:
+    """The test's end of a peer. `publish` and the like wait for the peer's answer."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, worker: WorkerId) -> None:
+        self.worker = worker
+        self._process, self._connection = process, connection
+        self.metadata = self._answer(START_S).metadata
+
+    def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
+        """Raises: TransferError as the peer's transfer did."""
+        answer = self.call(Command(op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes))
+        if answer.error:
+            raise TransferError(answer.error)
+        assert answer.tensor is not None
+        return answer.tensor
+
+    def release(self, request: str) -> int:
+        """How many slots the peer holds afterwards."""
+        return self.call(Command(op="release", request=RequestId(request))).used_slots
+
+    def call(self, command: Command) -> Answer:
+        self.send(command)
+        return self._answer(ANSWER_S)
+
+    def send(self, command: Command) -> None:
+        """Send a command whose answer is taken later, by `answered`."""
+        self._connection.send_bytes(msgspec.msgpack.encode(command))
+
+    def answered(self) -> bool:
+        """Whether the answer to `send` is here; it is taken."""
+        if not self._connection.poll(0):
+            return False
+        self._answer(0)
+        return True
+
+    def freeze(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _answer(self, timeout_s: float) -> Answer:
+        assert self._connection.poll(timeout_s), f"{self.worker} did not answer within {timeout_s} s"
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Answer)
+
+
+@contextmanager
+def peer_process(kind: str, worker: str, arena_bytes: int, env: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
+    """A peer whose request cap is half its arena; killed at the end."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "tests.contract.transfer_peer", str(theirs.fileno()), kind, worker, str(arena_bytes)]
+    process = subprocess.Popen(
+        command, cwd=REPO, env=cli_env(env), pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    theirs.close()
+    try:
+        with Connection(ours.detach()) as connection:
+            yield PeerProcess(process, connection, WorkerId(worker))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def obey(transfer: Transfer, command: Command) -> Answer:
+    tensor: WireTensor | None = None
+    if command.op == "publish":
+        data = pattern(command.seed, command.length_bytes)
+        try:
+            tensor = transfer.publish(command.request, "uint8", (command.length_bytes,), data)
+        except TransferError as error:
+            return Answer(error=error.message)
+    elif command.op == "release":
+        transfer.release(command.request)
+    elif command.op == "scribble":
+        view = cast(NixlTransfer, transfer).memory.view
+        view[HEADER.size] ^= 0xFF
+    elif command.op == "republish":
+        for number in range(command.rounds):
+            transfer.release(command.request)
+            transfer.publish(command.request, "uint8", (command.length_bytes,), bytes([number]) * command.length_bytes)
+    return Answer(tensor=tensor, used_slots=transfer.used_slots())
+
+
+def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int) -> None:
+    transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2)
+    answer = Answer(metadata=transfer.metadata())
+    while True:
+        connection.send_bytes(msgspec.msgpack.encode(answer))
+        try:
+            raw = connection.recv_bytes()
+        except EOFError:
+            return
+        answer = obey(transfer, msgspec.msgpack.decode(raw, type=Command))
+
+
+if __name__ == "__main__":
+    with Connection(int(sys.argv[1])) as parent:
+        serve(parent, sys.argv[2], WorkerId(sys.argv[3]), int(sys.argv[4]))
