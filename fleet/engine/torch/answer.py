@@ -1,0 +1,69 @@
+"""One answer of token ids: how each is drawn, and when it ends. Shared by every program that answers in text."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fleet.core.errors import EngineError
+from fleet.core.ids import Walk
+from fleet.engine.base import EngineOutput, EngineRequest
+from fleet.engine.torch.noise import noise_key
+from fleet.engine.torch.sampling import Draw, TokenCounts, draw
+
+DECODE = Walk("decode")
+TOKEN = "token"
+"""The array of a draw's output: int32 [1]."""
+
+
+class Answer:
+    """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only."""
+
+    def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
+        self._request, self._end_ids, self._salt = request, end_ids, salt
+        self._counts = TokenCounts(prompt_ids)
+        self._num_drawn = 0
+
+    def next_draw(self) -> Draw:
+        sampling = self._request.sampling
+        key = noise_key(sampling.seed, self._salt, 0, self._num_drawn)
+        return Draw(sampling=sampling, noise_key=key, counts=self._counts)
+
+    def drawn(self, token: int) -> EngineOutput:
+        """Record a draw; `final` at the end token or the length limit, an error where the logits were not finite."""
+        request = self._request
+        if token < 0:
+            error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
+            return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
+        self._counts.add(token)
+        self._num_drawn += 1
+        final = token in self._end_ids or self._num_drawn >= request.sampling.max_tokens
+        arrays = {TOKEN: np.array([token], dtype=np.int32)}
+        return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
+
+
+class AnsweringTask(Protocol):
+    """`answer` is there once the prompt is."""
+
+    answer: Answer | None
+
+    def grow(self, row_1H: Tensor) -> None:
+        """Append the row of a drawn token."""
+        ...
+
+
+def draw_answers(
+    tasks: Sequence[AnsweringTask], logits_SV: Tensor, embed: Callable[[Tensor], Tensor], *, one_by_one: bool
+) -> Sequence[Sequence[EngineOutput]]:
+    """Draw a token for each task. Shapes: rows of `logits_SV` beyond the tasks only pad; `embed` maps ids [S] to rows [S, H]."""
+    answers = [task.answer for task in tasks if task.answer is not None]
+    tokens_S = draw(logits_SV[: len(tasks)], [answer.next_draw() for answer in answers], one_by_one=one_by_one)
+    rows_SH = embed(tokens_S.clamp(min=0))
+    outputs: list[Sequence[EngineOutput]] = []
+    for at, (task, answer, token) in enumerate(zip(tasks, answers, tokens_S.tolist(), strict=True)):
+        output = answer.drawn(token)
+        if not output.final and output.error is None:
+            task.grow(rows_SH[at : at + 1])
+        outputs.append((output,))
+    return outputs

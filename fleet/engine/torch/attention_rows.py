@@ -1,0 +1,51 @@
+"""Attention that gives a row the same bits whatever else is in the pass: row by row, one path for prompt and decode.
+
+Every shape depends on the row's own context length only. Slow, and that is its price.
+Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, L the row's context length.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of, write_rows
+
+
+class RowLayout:
+    """A tile of at most `num_rows` rows, padded to exactly that many; padding rows return zeros."""
+
+    def __init__(self, pool: KVPool, extents: Sequence[Extent], num_rows: int) -> None:
+        device = pool.data.device
+        self._pool = pool
+        self.positions = index_tensor(positions_of(extents, num_rows), device)
+        self._slots_N = index_tensor(slots_of(extents, pool, num_rows), device)
+        self._contexts: list[tuple[int, Tensor]] = []
+        for extent in extents:
+            pages = index_tensor(extent.table.pages, device)
+            self._contexts += [
+                (position + 1, pages[: pool.pages_for(position + 1)]) for position in range(extent.start, extent.stop)
+            ]
+
+    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
+        write_rows(self._pool, layer, self._slots_N, k_Nkd, v_Nkd)
+        num_rows, num_heads, dim = q_Nhd.shape
+        out_Nkgd = q_Nhd.new_zeros(num_rows, k_Nkd.shape[1], num_heads // k_Nkd.shape[1], dim)
+        q_Nkgd = q_Nhd.reshape(out_Nkgd.shape)
+        for row, (context, pages) in enumerate(self._contexts):
+            kv = self._pool.data[layer][pages].flatten(0, 1)[_first_seen(context, look.window) : context]
+            k_kLd, v_kLd = kv[:, 0].transpose(0, 1).contiguous(), kv[:, 1].transpose(0, 1).contiguous()
+            out_Nkgd[row] = _one_row(q_Nkgd[row].contiguous(), k_kLd, v_kLd, look)
+        return out_Nkgd.flatten(1)
+
+
+def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, look: Look) -> Tensor:
+    scores_kgL = torch.bmm(q_kgd, k_kLd.transpose(1, 2)) * look.scale
+    if look.softcap is not None:
+        scores_kgL = torch.tanh(scores_kgL / look.softcap) * look.softcap
+    return torch.bmm(scores_kgL.softmax(-1), v_kLd)
+
+
+def _first_seen(context: int, window: int | None) -> int:
+    return 0 if window is None else max(0, context - window)

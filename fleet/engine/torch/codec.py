@@ -1,0 +1,201 @@
+"""The batch loop of a stateful decoder: frames of codes in, samples out, window by window.
+
+Each step runs one pass over windows of equal length. Windows of different lengths run in different passes: on a CPU padding
+costs more than a pass does. Knows no model: what a state is, and which windows may share a pass, the decoder says.
+"""
+
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.errors import BadInput, ConfigError, EngineError
+from fleet.core.ids import RequestId, Walk
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats
+
+log = logging.getLogger(__name__)
+StateT = TypeVar("StateT")
+_BEFORE_ANY_INPUT = Walk("")
+
+
+class WindowDecoder(Protocol[StateT]):
+    """The model behind the loop. A state is immutable: a failed pass changes none."""
+
+    @property
+    def num_codebooks(self) -> int: ...
+
+    @property
+    def codebook_size(self) -> int: ...
+
+    def open(self) -> StateT:
+        """The state before the first frame."""
+        ...
+
+    def group(self, state: StateT) -> Hashable:
+        """Only states of equal groups may share a pass."""
+        ...
+
+    def decode(
+        self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[Sequence[StateT], NDArray[np.float32]]:
+        """One pass over B windows of T frames: the next states, and the samples, B x samples."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowPolicy:
+    """How many frames a window has. `ramp` counts frames per window; its last number repeats.
+
+    `invariant`: window k has ramp[k] frames however they arrive, and waits until it is full or the input has ended; windows
+    run one by one. Otherwise a window is what has arrived, at most the longest of the ramp, so that no answer starves others.
+    Raises: ConfigError if the ramp is empty or not positive.
+    """
+
+    ramp: tuple[int, ...]
+    invariant: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.ramp or min(self.ramp) < 1:
+            raise ConfigError(
+                f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame", param="policy.ramp"
+            )
+
+    def num_frames(self, window_index: int, num_waiting: int, *, ended: bool) -> int:
+        """Frames of the next window; 0 while it has to wait for more."""
+        if not self.invariant:
+            return min(num_waiting, max(self.ramp))
+        size = self.ramp[min(window_index, len(self.ramp) - 1)]
+        return min(num_waiting, size) if ended or num_waiting >= size else 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Stream(Generic[StateT]):
+    """A request in the loop. Shapes: `waiting_TQ` frames fed and not yet decoded."""
+
+    request_id: RequestId
+    state: StateT
+    waiting_TQ: NDArray[np.int32]
+    num_windows: int = 0
+    walk: Walk = _BEFORE_ANY_INPUT
+    ended: bool = False
+    paused: bool = False
+    error: EngineError | None = None
+
+    def only_end_left(self) -> bool:
+        return self.error is not None or (self.ended and not len(self.waiting_TQ))
+
+
+class CodecEngine(Generic[StateT]):
+    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples]."""
+
+    def __init__(self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int) -> None:
+        self._decoder, self._policy = decoder, policy
+        self._max_batch = 1 if policy.invariant else max_batch
+        self._no_frames: NDArray[np.int32] = np.zeros((0, decoder.num_codebooks), np.int32)
+        # Least recently served first.
+        self._streams: dict[RequestId, _Stream[StateT]] = {}
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises: BadInput if the request is in the loop already."""
+        if request.request_id in self._streams:
+            raise BadInput(f"request {request.request_id} was submitted twice")
+        self._streams[request.request_id] = _Stream(
+            request_id=request.request_id, state=self._decoder.open(), waiting_TQ=self._no_frames
+        )
+
+    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        assert not stream.ended, "input after the final one"
+        stream.walk, stream.ended = piece.walk, piece.final
+        try:
+            stream.waiting_TQ = np.concatenate((stream.waiting_TQ, self._frames(piece.arrays)))
+        except EngineError as error:
+            stream.error = error
+
+    def pause(self, request_id: RequestId, *, paused: bool) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.paused = paused
+
+    def ready(self) -> bool:
+        return any(self._can_step(stream) for stream in self._streams.values())
+
+    def step(self) -> Sequence[EngineOutput]:
+        able = [stream for stream in self._streams.values() if self._can_step(stream)]
+        outputs = [self._end(stream) for stream in able if stream.only_end_left()]
+        windows = [stream for stream in able if not stream.only_end_left()]
+        if windows:
+            kind = self._kind(windows[0])
+            outputs += self._run([stream for stream in windows if self._kind(stream) == kind][: self._max_batch])
+        return outputs
+
+    def finish(self, request_id: RequestId) -> None:
+        self._streams.pop(request_id, None)
+
+    def abort(self, request_id: RequestId) -> None:
+        self._streams.pop(request_id, None)
+
+    def stats(self) -> EngineStats:
+        ready = sum(self._can_step(stream) for stream in self._streams.values())
+        return EngineStats(running=len(self._streams), ready=ready)
+
+    def _frames(self, arrays: Arrays) -> NDArray[np.int32]:
+        """Raises: EngineError naming what is wrong with the codes."""
+        codes = arrays.get("codes", self._no_frames)
+        num_codebooks, codebook_size = self._decoder.num_codebooks, self._decoder.codebook_size
+        if codes.ndim != 2 or codes.shape[1] != num_codebooks or not np.issubdtype(codes.dtype, np.integer):
+            given = f"{codes.dtype} {list(codes.shape)}"
+            raise EngineError(f"codes: expected integers [frames, {num_codebooks}], got {given}", param="codes")
+        outside = np.argwhere((codes < 0) | (codes >= codebook_size))
+        if len(outside):
+            frame, codebook = outside[0]
+            place = f"frame {frame} of the chunk, codebook {codebook}"
+            raise EngineError(
+                f"codes: {codes[frame, codebook]} at {place} is not in 0..{codebook_size - 1}", param="codes"
+            )
+        return codes.astype(np.int32, copy=False)
+
+    def _window_frames(self, stream: _Stream[StateT]) -> int:
+        return self._policy.num_frames(stream.num_windows, len(stream.waiting_TQ), ended=stream.ended)
+
+    def _can_step(self, stream: _Stream[StateT]) -> bool:
+        return not stream.paused and (stream.only_end_left() or self._window_frames(stream) > 0)
+
+    def _kind(self, stream: _Stream[StateT]) -> Hashable:
+        return self._window_frames(stream), self._decoder.group(stream.state)
+
+    def _run(self, batch: list[_Stream[StateT]]) -> list[EngineOutput]:
+        """One pass over windows of one kind; if it fails, each by itself, so that only the one at fault ends."""
+        num_frames = self._window_frames(batch[0])
+        codes_BTQ = np.stack([stream.waiting_TQ[:num_frames] for stream in batch])
+        try:
+            states, waves = self._decoder.decode([stream.state for stream in batch], codes_BTQ)
+        except RuntimeError as error:
+            log.exception("a pass over %d windows of %d frames failed", len(batch), num_frames)
+            if len(batch) > 1:
+                return [output for stream in batch for output in self._run([stream])]
+            batch[0].error = EngineError(f"decoding a window of {num_frames} frames failed: {error}")
+            return [self._end(batch[0])]
+        return [self._advance(*row, num_frames) for row in zip(batch, states, waves, strict=True)]
+
+    def _advance(
+        self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int
+    ) -> EngineOutput:
+        stream.state, stream.waiting_TQ = state, stream.waiting_TQ[num_frames:]
+        stream.num_windows += 1
+        del self._streams[stream.request_id]
+        final = stream.only_end_left()
+        if not final:
+            self._streams[stream.request_id] = stream
+        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays={"wave": wave}, final=final)
+
+    def _end(self, stream: _Stream[StateT]) -> EngineOutput:
+        """The last output of a stream without frames to decode: its error, or a bare end."""
+        del self._streams[stream.request_id]
+        final = stream.error is None
+        return EngineOutput(request_id=stream.request_id, walk=stream.walk, final=final, error=stream.error)

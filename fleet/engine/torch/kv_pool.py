@@ -1,0 +1,79 @@
+"""Paged memory for keys and values: one tensor for life, pages lent to requests and given back. Knows no scheduling."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What one position costs: keys and values of every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(slots=True, eq=False)
+class PageTable:
+    """The pages one request holds, in order of position. Owned by the pool that lent them."""
+
+    pages: list[int] = field(default_factory=list[int])
+
+
+class KVPool:
+    """Allocated once. Page `num_pages` is scratch: rows that only pad a tile write there.
+
+    Shapes: `data` is [layers, pages + 1, page_size, 2 (keys, values), kv_heads, head_dim].
+    Invariants: every page is free or in exactly one lent table; `check()` holds between calls.
+    """
+
+    def __init__(
+        self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
+        self.scratch_page = num_pages
+        size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
+        self.data = torch.zeros(size, dtype=dtype, device=device)
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._lent: list[PageTable] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - len(self._free)
+
+    def pages_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.page_size)
+
+    def borrow(self) -> PageTable:
+        """A table with no pages yet; `grow` fills it."""
+        table = PageTable()
+        self._lent.append(table)
+        return table
+
+    def grow(self, table: PageTable, num_positions: int) -> bool:
+        """Give the table pages for so many positions; False, and nothing taken, when too few are free."""
+        missing = self.pages_for(num_positions) - len(table.pages)
+        if missing > len(self._free):
+            return False
+        if missing > 0:
+            taken = [self._free.pop() for _ in range(missing)]
+            # what a failed request left may be NaN, which no mask hides: 0 x NaN is NaN
+            self.data[:, taken] = 0
+            table.pages += taken
+        return True
+
+    def give_back(self, table: PageTable) -> None:
+        self._free.extend(reversed(table.pages))
+        table.pages.clear()
+        self._lent.remove(table)
+
+    def check(self) -> None:
+        """Raises: AssertionError when a page is lost, lent twice, or not of this pool."""
+        held = [page for table in self._lent for page in table.pages]
+        assert len(held) == self.num_used, f"{self.num_used} pages used, {len(held)} held"
+        assert sorted(held + self._free) == list(range(self.num_pages)), "a page is lost or lent twice"

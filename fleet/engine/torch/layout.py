@@ -1,0 +1,72 @@
+"""Where each row of one pass writes its keys and values, and what it may look back at. Knows no model.
+
+Legend: N rows of the pass (positions of any requests), h query heads, k key/value heads, d head size, L context length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fleet.engine.torch.kv_pool import KVPool, PageTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Positions [start, stop) of one request, consecutive rows of the pass."""
+
+    table: PageTable
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What changes how a layer looks back. `window` counts positions, the row's own included; `softcap` bounds scores."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Layout(Protocol):
+    """One pass's rows in the KV pool."""
+
+    positions: Tensor
+    """int64 [N]."""
+
+    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
+        """Store the rows' keys and values, then look back from each row. Returns [N, h x d]."""
+        ...
+
+
+def positions_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
+    positions = [position for extent in extents for position in range(extent.start, extent.stop)]
+    return positions + [0] * ((pad_to or 0) - len(positions))
+
+
+def slots_of(extents: Sequence[Extent], pool: KVPool, pad_to: int | None = None) -> list[int]:
+    """Each row's slot: page x page_size + offset. Padding goes to the scratch page."""
+    size = pool.page_size
+    slots = [
+        extent.table.pages[position // size] * size + position % size
+        for extent in extents
+        for position in range(extent.start, extent.stop)
+    ]
+    return slots + [pool.scratch_page * size] * ((pad_to or 0) - len(slots))
+
+
+def write_rows(pool: KVPool, layer: int, slots_N: Tensor, k_Nkd: Tensor, v_Nkd: Tensor) -> None:
+    slots = pool.data[layer].flatten(0, 1)
+    slots[:, 0].index_copy_(0, slots_N, k_Nkd)
+    slots[:, 1].index_copy_(0, slots_N, v_Nkd)
+
+
+def index_tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,0 +1,202 @@
+"""The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and decode rows share a pass.
+
+Memory: pages are lent as rows are computed. When they run out, the youngest request that holds some gives them all back and is
+computed again later from its rows (its draws stand). The eldest is never robbed, so the loop always moves. Knows no model.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+import torch
+
+from fleet.core.errors import BadInput, EngineError, FleetError, OutOfPages
+from fleet.core.ids import RequestId, Walk
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.torch.kv_pool import KVPool, PageTable
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.passes import PassRunner
+from fleet.engine.torch.program import NUM_POSITIONS, Program, TaskT
+
+log = logging.getLogger(__name__)
+NO_WALK = Walk("")
+FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError)
+"""What torch, numpy and programs raise over one request's data. Anything else is a bug of ours and ends the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLimits:
+    """Units: `max_batch` requests a pass; `prefill_chunk_tokens` rows of one request a pass."""
+
+    max_batch: int
+    prefill_chunk_tokens: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Held(Generic[TaskT]):
+    """A request in the loop.
+
+    Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; `told` <= what the task was told was computed.
+    """
+
+    request: EngineRequest
+    task: TaskT
+    table: PageTable
+    computed: int = 0
+    told: int = 0
+    paused: bool = False
+    fed_final: bool = False
+    walk: Walk = NO_WALK
+    waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
+
+    def can_step(self) -> bool:
+        return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
+
+
+class LMEngine(Generic[TaskT]):
+    """One stage's loop. Not thread-safe."""
+
+    def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
+        self._program, self.pool, self._runner, self._limits = program, pool, runner, limits
+        self._held: dict[RequestId, Held[TaskT]] = {}
+
+    def submit(self, request: EngineRequest) -> None:
+        """Raises: OutOfPages when the whole pool could not hold it; BadInput."""
+        if request.request_id in self._held:
+            raise BadInput(f"request {request.request_id} was submitted twice")
+        most = int(request.params[NUM_POSITIONS])
+        if self.pool.pages_for(most) > self.pool.num_pages:
+            capacity = self.pool.num_pages * self.pool.page_size
+            raise OutOfPages(
+                f"the request may need {most} positions and the KV pool holds {capacity}; "
+                "shorten the prompt or lower max_tokens", param="max_tokens",
+            )  # fmt: skip
+        task = self._program.open(request)
+        self._held[request.request_id] = Held(request=request, task=task, table=self.pool.borrow())
+
+    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
+        held = self._held.get(request_id)
+        if held is None:
+            return
+        assert not held.fed_final, "input after the final one"
+        held.walk, held.fed_final = piece.walk, piece.final
+        try:
+            with torch.inference_mode():
+                held.waiting += held.task.feed(piece)
+        except FAILURES as error:
+            held.waiting.append(_failed(held, error))
+
+    def pause(self, request_id: RequestId, *, paused: bool) -> None:
+        held = self._held.get(request_id)
+        if held is not None:
+            held.paused = paused
+
+    def ready(self) -> bool:
+        return any(held.can_step() for held in self._held.values())
+
+    @torch.inference_mode()
+    def step(self) -> Sequence[EngineOutput]:
+        outputs: list[EngineOutput] = []
+        for held in [held for held in self._held.values() if held.waiting and not held.paused]:
+            outputs += self._settle(held, held.waiting)
+            held.waiting = []
+        planned = self._plan()
+        if planned:
+            outputs += self._run(planned)
+        return outputs
+
+    def finish(self, request_id: RequestId) -> None:
+        self._drop(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        self._drop(request_id)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._held),
+            ready=sum(held.can_step() for held in self._held.values()),
+            pages_used=self.pool.num_used,
+            pages_total=self.pool.num_pages,
+        )
+
+    def _drop(self, request_id: RequestId) -> None:
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self.pool.give_back(held.table)
+
+    def _plan(self) -> list[tuple[Held[TaskT], Extent]]:
+        """Pick rows, eldest request first, as pages allow; single rows come first in the pass."""
+        planned: list[tuple[Held[TaskT], Extent]] = []
+        for held in self._held.values():
+            if len(planned) == self._limits.max_batch:
+                break
+            if not held.can_step():
+                continue
+            stop = min(held.task.num_rows, held.computed + self._limits.prefill_chunk_tokens)
+            if self._find_pages(held, stop):
+                planned.append((held, Extent(table=held.table, start=held.computed, stop=stop)))
+        return sorted(planned, key=lambda entry: entry[1].num_rows > 1)
+
+    def _find_pages(self, held: Held[TaskT], stop: int) -> bool:
+        """Grow the request's table, robbing younger ones if need be. One that starts waits until its rows fit at once."""
+        if not held.table.pages and self.pool.pages_for(held.task.num_rows) > self.pool.num_free:
+            if any(other.table.pages for other in self._held.values()):
+                return False
+        while not self.pool.grow(held.table, stop):
+            victim = self._youngest_holder()
+            if victim is None or victim is held:
+                return False
+            self._rob(victim)
+        return True
+
+    def _youngest_holder(self) -> Held[TaskT] | None:
+        return next((held for held in reversed(self._held.values()) if held.table.pages), None)
+
+    def _rob(self, victim: Held[TaskT]) -> None:
+        self.pool.give_back(victim.table)
+        victim.table, victim.computed = self.pool.borrow(), 0
+
+    def _run(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
+        """One pass. If it fails as a whole, each request is tried alone, so that only the one at fault ends."""
+        try:
+            return self._pass(planned)
+        except FAILURES as error:
+            if len(planned) > 1:
+                return [output for entry in planned for output in self._run([entry])]
+            held = planned[0][0]
+            return list(self._settle(held, [_failed(held, error)]))
+
+    def _pass(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
+        done = self._runner.forward([(held.task, extent) for held, extent in planned])
+        due = [entry for entry in planned if entry[1].stop == entry[0].task.num_rows and entry[0].task.wants_draw]
+        drawn = self._runner.draw([(held.task, done.last_row(extent)) for held, extent in due]) if due else []
+        outputs: dict[RequestId, list[EngineOutput]] = {}
+        for held, extent in planned:
+            held.computed = extent.stop
+            first_new = max(extent.start, held.told)
+            made: Sequence[EngineOutput] = ()
+            if first_new < extent.stop:
+                made = held.task.computed(first_new, extent.stop, done.tapped_rows(extent, first_new))
+                held.told = extent.stop
+            outputs[held.request.request_id] = list(made)
+        for (held, _), more in zip(due, drawn, strict=True):
+            outputs[held.request.request_id] += more
+        return [output for held, _ in planned for output in self._settle(held, outputs[held.request.request_id])]
+
+    def _settle(self, held: Held[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
+        """Free a request that ends with these outputs; nothing follows its end."""
+        for number, output in enumerate(outputs):
+            if output.final or output.error is not None:
+                self._drop(held.request.request_id)
+                return outputs[: number + 1]
+        return outputs
+
+
+def _failed(held: Held[TaskT], error: Exception) -> EngineOutput:
+    """Logs what is no mistake of the user's."""
+    if not isinstance(error, FleetError):
+        labels = {"request_id": held.request.request_id, "walk": held.walk}
+        log.error("the engine failed a request", exc_info=error, extra=labels)
+        error = EngineError(f"the engine failed the request: {error}")
+    return EngineOutput(request_id=held.request.request_id, walk=held.walk, error=error)

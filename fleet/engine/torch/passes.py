@@ -1,0 +1,120 @@
+"""Turns a pass's plan into calls of the program: all rows at once (fast), or in fixed tiles (invariant). Knows no requests.
+
+Legend: N rows, H hidden size, S rows drawn from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+import torch
+from torch import Tensor
+
+from fleet.engine.base import EngineOutput
+from fleet.engine.torch.attention_fast import FastLayout
+from fleet.engine.torch.attention_rows import RowLayout
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.program import Forwarded, Program, TaskT
+from fleet.engine.torch.rows import joined
+from fleet.engine.torch.tiles import TILE_ROWS, padded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDone:
+    """Hidden rows of a pass by extent. `first` maps an extent to its first row."""
+
+    forwarded: Forwarded
+    first: dict[int, int]
+
+    def last_row(self, extent: Extent) -> Tensor:
+        """[1, H], the hidden row of the extent's last position."""
+        at = self.first[id(extent)] + extent.num_rows - 1
+        return self.forwarded.last_NH[at : at + 1]
+
+    def tapped_rows(self, extent: Extent, start: int) -> Tensor | None:
+        """Tapped rows of the extent from position `start` on."""
+        if self.forwarded.tapped_NH is None:
+            return None
+        first = self.first[id(extent)]
+        return self.forwarded.tapped_NH[first + start - extent.start : first + extent.num_rows]
+
+
+class PassRunner(Protocol[TaskT]):
+    def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone: ...
+
+    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]: ...
+
+
+class FastRunner(Generic[TaskT]):
+    """Every row of the pass in one call. Row results vary in the last bits with the batch's make-up."""
+
+    def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
+        self._program, self._pool = program, pool
+
+    def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone:
+        extents = [extent for _, extent in entries]
+        rows_NH = joined([task.rows(extent.start, extent.stop) for task, extent in entries])
+        forwarded = self._program.forward(rows_NH, FastLayout(self._pool, extents), [task for task, _ in entries])
+        return PassDone(forwarded=forwarded, first=_first_rows(extents))
+
+    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]:
+        return self._program.draw([task for task, _ in entries], joined([row for _, row in entries]))
+
+
+class TileRunner(Generic[TaskT]):
+    """Rows in tiles of exactly `TILE_ROWS`, padded, so no shape depends on what else is in the pass."""
+
+    def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
+        self._program, self._pool = program, pool
+
+    def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone:
+        done = [self._tile(tile) for tile in tiles(entries)]
+        taps = [forwarded.tapped_NH for forwarded in done if forwarded.tapped_NH is not None]
+        forwarded = Forwarded(
+            last_NH=torch.cat([forwarded.last_NH for forwarded in done]),
+            tapped_NH=torch.cat(taps) if len(taps) == len(done) else None,
+        )
+        return PassDone(forwarded=forwarded, first=_first_rows([extent for _, extent in entries]))
+
+    def _tile(self, tile: Sequence[tuple[TaskT, Extent]]) -> Forwarded:
+        rows_NH = torch.cat([task.rows(extent.start, extent.stop) for task, extent in tile])
+        extents = [extent for _, extent in tile]
+        layout = RowLayout(self._pool, extents, TILE_ROWS)
+        done = self._program.forward(padded(rows_NH), layout, [task for task, _ in tile])
+        tapped = done.tapped_NH
+        return Forwarded(
+            last_NH=done.last_NH[: len(rows_NH)], tapped_NH=None if tapped is None else tapped[: len(rows_NH)]
+        )
+
+    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]:
+        outputs: list[Sequence[EngineOutput]] = []
+        for first in range(0, len(entries), TILE_ROWS):
+            tile = entries[first : first + TILE_ROWS]
+            outputs += self._program.draw([task for task, _ in tile], padded(torch.cat([row for _, row in tile])))
+        return outputs
+
+
+def tiles(entries: Sequence[tuple[TaskT, Extent]]) -> list[list[tuple[TaskT, Extent]]]:
+    """Cut extents, in order, into groups of `TILE_ROWS` rows."""
+    groups: list[list[tuple[TaskT, Extent]]] = [[]]
+    room = TILE_ROWS
+    for task, extent in entries:
+        start = extent.start
+        while start < extent.stop:
+            if room == 0:
+                groups.append([])
+                room = TILE_ROWS
+            stop = min(extent.stop, start + room)
+            groups[-1].append((task, Extent(table=extent.table, start=start, stop=stop)))
+            room -= stop - start
+            start = stop
+    return groups
+
+
+def _first_rows(extents: Sequence[Extent]) -> dict[int, int]:
+    first, row = {}, 0
+    for extent in extents:
+        first[id(extent)] = row
+        row += extent.num_rows
+    return first

@@ -1,0 +1,119 @@
+"""From logits to token ids: penalties, suppression, temperature, top-k, top-p, in `transformers`' order. Knows no request.
+
+Source: transformers 5.23, generation/utils.py `_get_logits_processor`. Logits are float32; ties go to the lowest id.
+Legend: S draws, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fleet.core.request import Sampling
+from fleet.engine.torch.noise import gumbel
+
+
+class TokenCounts:
+    """Which ids the penalties look at: `seen` for repetition (a prompt may count), `made` for frequency and presence."""
+
+    def __init__(self, seen: Sequence[int] = ()) -> None:
+        self.seen = set(seen)
+        self.made: dict[int, int] = {}
+
+    def add(self, token: int) -> None:
+        self.seen.add(token)
+        self.made[token] = self.made.get(token, 0) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How one row is drawn. `noise_key` is used only where `temperature` > 0."""
+
+    sampling: Sampling
+    noise_key: int = 0
+    counts: TokenCounts | None = field(default=None)
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature <= 0
+
+
+def draw(
+    logits_SV: Tensor, draws: Sequence[Draw], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+) -> Tensor:
+    """One id a row (int64 [S]); -1 where the row's logits are not finite. May overwrite the logits.
+
+    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result cannot depend on its
+    neighbours' settings, not even in the last bit.
+    """
+    logits_SV = logits_SV.float()
+    highest = logits_SV.amax(-1)
+    for row, plan in enumerate(draws):
+        _penalise(logits_SV[row], plan)
+    if suppressed_V is not None:
+        logits_SV = logits_SV + suppressed_V
+    sampled = [row for row, plan in enumerate(draws) if not plan.greedy]
+    if sampled:
+        rows = logits_SV if len(sampled) == len(logits_SV) else logits_SV[sampled]
+        plans = [draws[row] for row in sampled]
+        if one_by_one:
+            rows = torch.cat([_noisy(rows[at : at + 1], [plan]) for at, plan in enumerate(plans)])
+        else:
+            rows = _noisy(rows, plans)
+        logits_SV = rows if len(sampled) == len(logits_SV) else logits_SV.index_copy(0, _index(sampled, rows), rows)
+    tokens = logits_SV.argmax(-1)
+    return torch.where(highest.isfinite(), tokens, -1)
+
+
+def _index(rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, device=like.device)
+
+
+def _penalise(logits_V: Tensor, plan: Draw) -> None:
+    """In place."""
+    sampling, counts = plan.sampling, plan.counts
+    if counts is None:
+        return
+    if sampling.repetition_penalty != 1.0 and counts.seen:
+        ids = torch.tensor(sorted(counts.seen), device=logits_V.device)
+        picked = logits_V[ids]
+        penalty = sampling.repetition_penalty
+        logits_V[ids] = torch.where(picked < 0, picked * penalty, picked / penalty)
+    if (sampling.frequency_penalty or sampling.presence_penalty) and counts.made:
+        ids = torch.tensor(list(counts.made), device=logits_V.device)
+        times = torch.tensor(list(counts.made.values()), dtype=logits_V.dtype, device=logits_V.device)
+        logits_V[ids] -= sampling.frequency_penalty * times + sampling.presence_penalty
+
+
+def _noisy(logits_SV: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Scaled, cut and noised logits: their argmax is a sample."""
+    temperatures = [plan.sampling.temperature for plan in draws]
+    scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]
+    kept_SV = keep_top(scaled_SV, [plan.sampling.top_k for plan in draws], [plan.sampling.top_p for plan in draws])
+    return kept_SV + gumbel([plan.noise_key for plan in draws], logits_SV.shape[-1], logits_SV.device)
+
+
+def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
+    """-inf below each row's top-k and top-p cut; ids that tie with the last one kept stay."""
+    if len(set(top_k)) == 1 and len(set(top_p)) == 1:
+        return keep_top_alike(scaled_SV, top_k[0], top_p[0])
+    rows = [keep_top_alike(row_1V, k, p) for row_1V, k, p in zip(scaled_SV.split(1), top_k, top_p, strict=True)]
+    return torch.cat(rows)
+
+
+def keep_top_alike(scaled_SV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """`keep_top` with one cut for all rows."""
+    num_tokens = scaled_SV.shape[-1]
+    limit = top_k if 0 < top_k < num_tokens else num_tokens
+    if limit == num_tokens and top_p >= 1.0:
+        return scaled_SV
+    best_SK = torch.topk(scaled_SV, limit, dim=-1).values
+    if top_p < 1.0:
+        share_SK = best_SK.softmax(-1)
+        before_SK = share_SK.cumsum(-1) - share_SK
+        # an id stays while those above it sum to less than top_p; the first one has none above
+        floor_S1 = best_SK.masked_fill(before_SK >= top_p, torch.inf).amin(-1, keepdim=True)
+    else:
+        floor_S1 = best_SK[:, -1:]
+    return scaled_SV.masked_fill(scaled_SV < floor_S1, -torch.inf)

@@ -1,0 +1,1 @@
+"""Model families: everything that knows one checkpoint format, one package per family."""

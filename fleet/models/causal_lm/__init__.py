@@ -1,0 +1,1 @@
+"""Any causal language model that `transformers` knows, run unmodified on paged KV by way of its attention interface."""

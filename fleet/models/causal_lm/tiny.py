@@ -1,0 +1,87 @@
+"""A small random causal language model (Qwen3, dense) with tokenizer and chat template, for tests and for trying Fleet.
+
+Its answers are noise, but varied, and every token of the prompt matters to them.
+"""
+
+import math
+import zlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, token_ids, write_json
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+_CONSTANT, _NEVER, _RARE = 2.0, -30.0, -1.0
+"""Channel 0 of every embedding is constant and no layer writes to it: it biases the head, which has no bias of its own."""
+
+
+def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
+    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    ids = token_ids(tokenizer)
+    config = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+        eos_token_id=ids.im_end,
+        pad_token_id=ids.endoftext,
+    )
+    model = Qwen3ForCausalLM(config)
+    _fill(model, seed)
+    _shape_head(model, speakable_ids(tokenizer), ids.im_end)
+    model.generation_config.eos_token_id = ids.im_end
+    model.save_pretrained(out_dir)
+    tokenizer.save(str(out_dir / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 32768,
+    }
+    write_json(out_dir / "tokenizer_config.json", tokenizer_config)
+    (out_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    return out_dir
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, seed: int) -> None:
+    """Each parameter from its name and `seed` alone, scaled so that activations stay near 1 and attention is sharp."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.fill_(1.6)
+        elif name.endswith("norm.weight"):
+            parameter.normal_(1.0, 0.1, generator=generator)
+        elif "embed_tokens" in name:
+            parameter.normal_(0.0, 1.0, generator=generator)
+            parameter[:, 0] = _CONSTANT
+        else:
+            gain = 4.0 if name.startswith("lm_head") else 1.3
+            parameter.normal_(0.0, gain / math.sqrt(parameter.shape[1]), generator=generator)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter[0] = 0.0
+
+
+@torch.no_grad()
+def _shape_head(model: Qwen3ForCausalLM, answer_ids: list[int], end_id: int) -> None:
+    head: Tensor = model.lm_head.weight
+    head[:, 0] = _NEVER
+    head[answer_ids, 0] = 0.0
+    head[end_id, 0] = _RARE

@@ -1,0 +1,95 @@
+"""Reading a checkpoint folder: which file holds which weight, and only the weights a role asks for. Knows no model."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fleet.core.errors import ConfigError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def resolve_checkpoint(checkpoint: Path) -> Path:
+    """The folder itself, or where the model hub's files of that name were put.
+
+    Raises: ConfigError if it is neither.
+    """
+    if checkpoint.exists():
+        return checkpoint
+    name = str(checkpoint)
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise ConfigError(
+            f"checkpoint: no folder {name}; give a folder or a hub name such as Qwen/NAME", param="checkpoint"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"checkpoint: no folder {name}, and the hub has none: {line}", param="checkpoint") from error
+
+
+class WeightReader:
+    """Weights by name, each read when asked for, moved to one device and dtype. `names` are those read so far.
+
+    Raises: ConfigError if the folder holds no safetensors.
+    """
+
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._folder, self._device, self._dtype = folder, device, dtype
+        self._file_of = _file_of_each_weight(folder)
+        self._open: dict[Path, safe_open] = {}
+        self.names: list[str] = []
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
+    def under(self, prefix: str) -> list[str]:
+        return [name for name in self._file_of if name.startswith(prefix)]
+
+    def first_prefix(self, prefixes: Sequence[str]) -> str:
+        """The first prefix that any weight has: folders written by different tools nest differently.
+
+        Raises: ConfigError if none has.
+        """
+        for prefix in prefixes:
+            if any(name.startswith(prefix) for name in self._file_of):
+                return prefix
+        raise ConfigError(f"checkpoint {self._folder}: no weights under {' or '.join(prefixes)}", param="checkpoint")
+
+    def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
+        """Raises: ConfigError if the folder has no such weight."""
+        path = self._file_of.get(name)
+        if path is None:
+            raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
+        if path not in self._open:
+            self._open[path] = safe_open(path, "pt")
+        self.names.append(name)
+        return self._open[path].get_tensor(name).to(device=self._device, dtype=dtype or self._dtype)
+
+    def get_if(self, name: str) -> Tensor | None:
+        return self.get(name) if self.has(name) else None
+
+    def joined(self, names: Iterable[str]) -> Tensor:
+        """Several matrices as one, stacked along their outputs."""
+        return torch.cat([self.get(name) for name in names])
+
+
+def _file_of_each_weight(folder: Path) -> dict[str, Path]:
+    index, single = folder / INDEX, folder / SINGLE
+    try:
+        if index.exists():
+            shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            return {name: folder / shard for name, shard in shards.items()}
+        if single.exists():
+            with safe_open(single, "pt") as file:
+                return dict.fromkeys(file.keys(), single)
+    except (ValueError, KeyError, OSError, SafetensorError) as error:
+        raise ConfigError(f"checkpoint {folder}: its weights cannot be read: {error}", param="checkpoint") from error
+    raise ConfigError(f"checkpoint {folder}: holds no weights ({SINGLE} or {INDEX})", param="checkpoint")

@@ -1,0 +1,152 @@
+"""The reference implementation as a script: `transformers` answers requests one after another, each by one `generate()`.
+
+`generate()` gives the sound only when all of it is made, so the first sample and the last come at the same moment.
+Knows nothing of the fleet but the shape of a request.
+"""
+
+import argparse
+import sys
+import time
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from fleet.core.ids import StageName
+from fleet.core.request import RequestSpec
+
+THINKER, TALKER = StageName("thinker"), StageName("talker")
+ANSWER_RATE_HZ = 24_000
+MODEL_CLASS = "Qwen3OmniMoeForConditionalGeneration"
+
+
+PROBE_TOKENS, PROBE_RUNS = 4, 3
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, as the benchmark writes it. `warm_up` runs of the first request do not count.
+
+    Of several `num_threads` the one that answers a short request fastest is taken: small models lose by synchronising,
+    and a reference slowed by too many threads would flatter whatever is compared with it.
+    """
+
+    requests: tuple[RequestSpec, ...]
+    messages: tuple[list[dict[str, str]], ...]
+    num_threads: tuple[int, ...]
+    device: str
+    dtype: str
+    warm_up: int
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    seconds: float
+    first_audio_s: float
+    num_samples: int
+    sample_rate_hz: int
+    answer_ids: tuple[int, ...]
+    same_prompt: bool
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    answers: tuple[Answered, ...]
+    load_s: float
+    num_threads: int
+    device: str
+    dtype: str
+
+
+class Baseline:
+    """A checkpoint loaded by `transformers`. Source: transformers 5.23, modeling_qwen3_omni_moe.py, `generate()`."""
+
+    def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
+        library = import_module("transformers")
+        self._device = device
+        self._model: Any = getattr(library, MODEL_CLASS).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self._model.to(device)
+        self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder)
+
+    def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> Answered:
+        """Greedy, with the request's own bounds and voice."""
+        prompt = torch.tensor([spec.prompt_ids], device=self._device)
+        model = self._model
+        began_s = time.perf_counter()
+        sequences, wave = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            speaker=spec.params["voice"],
+            thinker_max_new_tokens=spec.sampling[THINKER].max_tokens,
+            thinker_eos_token_id=model.generation_config.eos_token_id,
+            thinker_pad_token_id=model.generation_config.pad_token_id,
+            thinker_do_sample=False,
+            talker_max_new_tokens=spec.sampling[TALKER].max_tokens,
+            talker_repetition_penalty=spec.sampling[TALKER].repetition_penalty,
+            talker_do_sample=False,
+        )
+        samples = wave.reshape(-1).cpu()
+        seconds = time.perf_counter() - began_s
+        return Answered(
+            seconds=seconds,
+            first_audio_s=seconds,
+            num_samples=len(samples),
+            sample_rate_hz=ANSWER_RATE_HZ,
+            answer_ids=tuple(sequences[0, prompt.shape[1] :].tolist()),
+            same_prompt=self._tokenised(messages) == list(spec.prompt_ids),
+        )
+
+    def _tokenised(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+
+def pick_num_threads(baseline: Baseline, work: Work) -> int:
+    """The fastest of the choices, by the best of a few short answers each; nothing is tried where there is no choice."""
+    if len(work.num_threads) == 1:
+        return work.num_threads[0]
+    spec = work.requests[0]
+    bounded = {stage: msgspec.structs.replace(s, max_tokens=PROBE_TOKENS) for stage, s in spec.sampling.items()}
+    probe = msgspec.structs.replace(spec, sampling=bounded)
+    best_s: dict[int, float] = {}
+    for count in work.num_threads:
+        torch.set_num_threads(count)
+        best_s[count] = min(baseline.answer(probe, work.messages[0]).seconds for _ in range(PROBE_RUNS))
+    return min(best_s, key=lambda count: best_s[count])
+
+
+def run(work: Work, folder: Path) -> Result:
+    device = work.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = work.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    began_s = time.perf_counter()
+    baseline = Baseline(folder, device=device, dtype=dtype)
+    load_s = time.perf_counter() - began_s
+    torch.set_num_threads(pick_num_threads(baseline, work))
+    for _ in range(work.warm_up):
+        baseline.answer(work.requests[0], work.messages[0])
+    answers: list[Answered] = []
+    for spec, messages in zip(work.requests, work.messages, strict=True):
+        answers.append(baseline.answer(spec, messages))
+        print(f"{len(answers)}/{len(work.requests)}", flush=True)
+    return Result(
+        answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Answer requests with transformers, one after another, and time each.")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="transformers")
+    work = msgspec.json.decode(options.requests.read_bytes(), type=Work)
+    options.out.write_bytes(msgspec.json.encode(run(work, options.checkpoint)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""The codec decoder, streamed: frames of codes in, samples out, nothing computed twice.
+
+All left context (keys and values of the transformer, the inputs before each convolution) is carried from window to
+window, so any cut into windows gives the samples of one whole decode: n frames make `samples_per_frame * n -
+lookahead_samples`. Knows no request and no batching policy.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from fleet.models.checkpoint import WeightReader, resolve_checkpoint
+from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
+from fleet.models.qwen3_omni.code2wav_layers import (
+    CausalConv,
+    ConvNeXtBlock,
+    Repeat,
+    ResidualUnit,
+    SnakeBeta,
+    StateLayout,
+    Upsample,
+    Weights,
+    WindowPass,
+)
+from fleet.models.qwen3_omni.code2wav_transformer import SlidingTransformer
+
+PREFIX = "code2wav."
+_DILATIONS = (1, 3, 9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """What a request carries between windows: how many frames are decoded, and every layer's left context, flat."""
+
+    num_frames: int = 0
+    carried: Tensor | None = None
+
+
+class Code2Wav:
+    """The decoder's weights and its one pass over a batch of windows of equal length."""
+
+    def __init__(self, config: Code2WavConfig, weights: Weights) -> None:
+        """`weights` takes the checkpoint's names without the prefix; all are of one device and floating-point type."""
+        self.config = config
+        layout = StateLayout()
+        self._codes = weights("code_embedding.weight")
+        self._offset_Q = torch.arange(config.num_quantizers, device=self._codes.device) * config.codebook_size
+        self._transformer = SlidingTransformer(weights, "pre_transformer", config, layout)
+        self._upsample = [
+            (Repeat(weights, f"upsample.{index}.0"), ConvNeXtBlock(weights, f"upsample.{index}.1", layout))
+            for index in range(len(config.upsampling_ratios))
+        ]
+        self._conv_in = CausalConv(weights, "decoder.0", layout)
+        blocks = range(1, 1 + len(config.upsample_rates))
+        self._blocks = [_DecoderBlock(weights, f"decoder.{index}.block", layout) for index in blocks]
+        self._snake_out = SnakeBeta(weights, f"decoder.{len(blocks) + 1}")
+        self._conv_out = CausalConv(weights, f"decoder.{len(blocks) + 2}", layout)
+        self._state_size = layout.size
+
+    @property
+    def num_codebooks(self) -> int:
+        return self.config.num_quantizers
+
+    @property
+    def codebook_size(self) -> int:
+        return self.config.codebook_size
+
+    def open(self) -> StreamState:
+        return StreamState()
+
+    def group(self, state: StreamState) -> Hashable:
+        """First windows run apart: they make fewer samples (see `Upsample`)."""
+        return state.carried is None
+
+    @torch.inference_mode()
+    def decode(
+        self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[list[StreamState], NDArray[np.float32]]:
+        """Decode one window each of requests of one group: their next states, and their samples, B x samples."""
+        device = self._codes.device
+        first = states[0].carried is None
+        stacked = [state.carried for state in states if state.carried is not None]
+        shape = (len(states), self._state_size)
+        carried_BS = torch.stack(stacked) if stacked else self._codes.new_zeros(shape)
+        assert carried_BS.shape == shape, "first and later windows in one pass"
+        start_B = torch.tensor([state.num_frames for state in states], device=device)
+        window = WindowPass(carried_BS, first=first)
+        wave_BT = self._forward(torch.from_numpy(codes_BTQ).to(device), window, start_B)
+        # Copied out of the batch, so that a request's state is freed with it and not with its batch mates.
+        rows = [row.clone() for row in window.next_state_BS]
+        num_frames = codes_BTQ.shape[1]
+        after = [
+            StreamState(num_frames=state.num_frames + num_frames, carried=row) for state, row in zip(states, rows, strict=True)
+        ]
+        return after, wave_BT.float().clamp_(-1, 1).cpu().numpy()
+
+    def _forward(self, codes_BTQ: Tensor, window: WindowPass, start_B: Tensor) -> Tensor:
+        embedded = F.embedding_bag((codes_BTQ + self._offset_Q).flatten(0, 1), self._codes, mode="mean")
+        x_BTC = self._transformer(embedded.unflatten(0, codes_BTQ.shape[:2]), window, start_B)
+        for repeat, mix in self._upsample:
+            x_BTC = mix(repeat(x_BTC), window)
+        x_BTC = self._conv_in(x_BTC, window)
+        for block in self._blocks:
+            x_BTC = block(x_BTC, window)
+        return self._conv_out(self._snake_out(x_BTC), window).squeeze(2)
+
+
+class _DecoderBlock:
+    def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
+        self._snake = SnakeBeta(weights, f"{name}.0")
+        self._upsample = Upsample(weights, f"{name}.1", layout)
+        self._units = [ResidualUnit(weights, f"{name}.{index}", layout, dilation) for index, dilation in enumerate(_DILATIONS, 2)]
+
+    def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
+        x_BTC = self._upsample(self._snake(x_BTC), window)
+        for unit in self._units:
+            x_BTC = unit(x_BTC, window)
+        return x_BTC
+
+
+def load_code2wav(checkpoint: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Code2Wav, tuple[str, ...]]:
+    """The decoder of a checkpoint, and the names of the weights that were read: its own and no others.
+
+    Raises: ConfigError if it is not such a checkpoint.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    config = read_config(folder)
+    reader = WeightReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))
+    return Code2Wav(config, lambda name: reader.get(PREFIX + name)), tuple(reader.names)

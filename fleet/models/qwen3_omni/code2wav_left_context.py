@@ -1,0 +1,54 @@
+"""The codec decoder without state, as an approximation to compare with: each window is decoded again with a few frames before it.
+
+The transformer sees `layers x (window - 1)` frames back, so a shorter left context is wrong by as much as the signal
+itself. Makes the same number of samples as the stateful decoder; only their values differ.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.errors import ConfigError
+from fleet.models.qwen3_omni.code2wav import Code2Wav
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentFrames:
+    """Shapes: `codes_TQ` holds the last T frames decoded, T <= the left context; None before the first."""
+
+    codes_TQ: NDArray[np.int32] | None = None
+
+
+class LeftContextCode2Wav:
+    """Approximate. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam needs one)."""
+
+    def __init__(self, decoder: Code2Wav, left_context_frames: int) -> None:
+        if left_context_frames < 1:
+            raise ConfigError("extra.left_context: give at least 1 frame, or leave it out for exact decoding", param="extra")
+        self._decoder, self._left_context_frames = decoder, left_context_frames
+
+    @property
+    def num_codebooks(self) -> int:
+        return self._decoder.num_codebooks
+
+    @property
+    def codebook_size(self) -> int:
+        return self._decoder.codebook_size
+
+    def open(self) -> RecentFrames:
+        return RecentFrames()
+
+    def group(self, state: RecentFrames) -> Hashable:
+        return 0 if state.codes_TQ is None else len(state.codes_TQ)
+
+    def decode(
+        self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[list[RecentFrames], NDArray[np.float32]]:
+        recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
+        known_BTQ = np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ
+        _, wave_BT = self._decoder.decode([self._decoder.open() for _ in states], known_BTQ)
+        after = [RecentFrames(codes_TQ=codes_TQ) for codes_TQ in known_BTQ[:, -self._left_context_frames :].copy()]
+        num_samples = codes_BTQ.shape[1] * self._decoder.config.samples_per_frame
+        return after, wave_BT[:, -num_samples:]

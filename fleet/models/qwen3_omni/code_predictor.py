@@ -1,0 +1,114 @@
+"""The code predictor: from a frame's hidden row and first code to its other codes, unrolled and batched over requests.
+
+Each frame is a sequence of its own: [hidden, embedding of code 0, of code 1, ...]; each step has its own head and embedding.
+Legend: S frames, H hidden size, Q codebooks, R = Q - 1 residual codes, V codebook size, k key/value heads, g query heads a
+key/value head, d head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fleet.core.request import Sampling
+from fleet.engine.torch.experts import Experts
+from fleet.engine.torch.layout import Look
+from fleet.engine.torch.noise import gumbel, noise_key
+from fleet.engine.torch.sampling import keep_top_alike
+from fleet.models.checkpoint import WeightReader
+from fleet.models.qwen3_omni.config import TextConfig
+from fleet.models.qwen3_omni.decoder import Decoder
+from fleet.models.qwen3_omni.load import load_decoder
+
+PREFIX = "talker.code_predictor."
+TOP_K, TOP_P = 50, 0.8
+"""Fixed by `generate()`, as is temperature 1.0; greedy where the Talker is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameDraw:
+    """How a frame's residual codes are drawn."""
+
+    sampling: Sampling
+    salt: int
+    frame: int
+
+
+class _FrameLayout:
+    """Keys and values of the frames under way: position p of every frame is computed at step p."""
+
+    def __init__(self, decoder: Decoder, num_frames: int, num_codes: int, like: Tensor) -> None:
+        shape = decoder.shape
+        size = (2, len(decoder.layers), num_frames, shape.num_kv_heads, num_codes, shape.head_dim)
+        keys, values = like.new_empty(size)
+        self._keys, self._values = list(keys), list(values)
+        self._all_positions = torch.arange(num_codes, device=like.device)[:, None].expand(-1, num_frames)
+        self.step = 0
+
+    @property
+    def positions(self) -> Tensor:
+        return self._all_positions[self.step]
+
+    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
+        keys, values = self._keys[layer], self._values[layer]
+        keys.select(2, self.step).copy_(k_Nkd)
+        values.select(2, self.step).copy_(v_Nkd)
+        num_rows, num_groups, dim = k_Nkd.shape
+        q_Nkgd = q_Nhd.view(num_rows, num_groups, -1, dim)
+        seen = self.step + 1
+        out = F.scaled_dot_product_attention(
+            q_Nkgd, keys.narrow(2, 0, seen), values.narrow(2, 0, seen), scale=look.scale
+        )
+        return out.reshape(num_rows, -1)
+
+
+class CodePredictor:
+    """Shapes: `embeddings` and `heads` are [R, V, H]."""
+
+    def __init__(self, reader: WeightReader, config: TextConfig, num_codes: int, experts: Experts) -> None:
+        self._num_residual = num_codes - 1
+        self._decoder = load_decoder(reader, PREFIX + "model.layers.", config, experts, num_codes)
+        names = range(self._num_residual)
+        self._embeddings = torch.stack([reader.get(f"{PREFIX}model.codec_embedding.{n}.weight") for n in names])
+        self._heads = torch.stack([reader.get(f"{PREFIX}lm_head.{n}.weight") for n in names])
+
+    def predict(self, hidden_SH: Tensor, first_SH: Tensor, draws: Sequence[FrameDraw]) -> tuple[Tensor, Tensor]:
+        """The residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's).
+
+        Rows beyond `draws` only pad; their codes mean nothing.
+        """
+        layout = _FrameLayout(self._decoder, len(hidden_SH), self._num_residual + 1, hidden_SH)
+        noise_SRV = self._noise(draws, len(hidden_SH))
+        self._decoder.forward(hidden_SH, layout)
+        codes: list[Tensor] = []
+        row_SH, sum_SH = first_SH, first_SH
+        for step in range(self._num_residual):
+            layout.step = step + 1
+            last_SH, _ = self._decoder.forward(row_SH, layout)
+            logits_SV = F.linear(last_SH, self._heads[step]).float()
+            if noise_SRV is not None:
+                logits_SV = keep_top_alike(logits_SV, TOP_K, TOP_P) + noise_SRV[:, step]
+            codes.append(logits_SV.argmax(-1))
+            row_SH = F.embedding(codes[-1], self._embeddings[step])
+            sum_SH = sum_SH + row_SH
+        return torch.stack(codes, 1), sum_SH
+
+    def _noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
+        """[S, R, V], zero for greedy rows: the highest logit is always kept, so noise 0 leaves it the argmax."""
+        sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
+        if not sampled:
+            return None
+        num_tokens = self._heads.shape[1]
+        keys = [
+            noise_key(draws[row].sampling.seed, draws[row].salt, codebook, draws[row].frame)
+            for row in sampled
+            for codebook in range(1, self._num_residual + 1)
+        ]
+        made = gumbel(keys, num_tokens, self._heads.device).view(len(sampled), self._num_residual, num_tokens)
+        if len(sampled) == num_rows:
+            return made
+        noise = made.new_zeros(num_rows, self._num_residual, num_tokens)
+        noise[sampled] = made
+        return noise

@@ -1,0 +1,79 @@
+"""The parts of a Qwen3-Omni config that are read here, typed; `transformers` fills in what an old config.json leaves out."""
+
+import json
+from pathlib import Path
+from typing import Protocol, cast
+
+from transformers import Qwen3OmniMoeConfig
+
+from fleet.core.errors import ConfigError
+
+
+class TextConfig(Protocol):
+    """A text decoder. Those with experts have `num_experts`, `num_experts_per_tok` and `norm_topk_prob` too."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    vocab_size: int
+
+
+class ThinkerConfig(Protocol):
+    text_config: TextConfig
+    audio_config: object
+    audio_token_id: int
+    image_token_id: int
+    video_token_id: int
+
+
+class TalkerConfig(Protocol):
+    text_config: TextConfig
+    code_predictor_config: TextConfig
+    accept_hidden_layer: int
+    num_code_groups: int
+    speaker_id: dict[str, int]
+    codec_bos_id: int
+    codec_eos_token_id: int
+    codec_nothink_id: int
+    codec_pad_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+
+
+class OmniConfig(Protocol):
+    thinker_config: ThinkerConfig
+    talker_config: TalkerConfig
+    assistant_token_id: int
+    im_end_token_id: int
+    im_start_token_id: int
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    tts_pad_token_id: int
+    user_token_id: int
+
+
+def read_config(folder: Path) -> OmniConfig:
+    """Raises: ConfigError unless the folder is a Qwen3-Omni checkpoint with a Talker, of activations that are known here."""
+    path = folder / "config.json"
+    try:
+        kind = json.loads(path.read_text()).get("model_type")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"checkpoint {folder}: no readable config.json ({error})", param="checkpoint") from error
+    if kind != "qwen3_omni_moe":
+        raise ConfigError(f"checkpoint {folder}: a {kind} model; this graph needs qwen3_omni_moe", param="checkpoint")
+    loaded = Qwen3OmniMoeConfig.from_pretrained(folder)
+    if not loaded.enable_audio_output:
+        raise ConfigError(f"checkpoint {folder}: has no audio output, so it cannot speak", param="checkpoint")
+    config = cast(OmniConfig, loaded)
+    talker = config.talker_config
+    for decoder in (config.thinker_config.text_config, talker.text_config, talker.code_predictor_config):
+        if decoder.hidden_act != "silu":
+            raise ConfigError(
+                f"checkpoint {folder}: activation {decoder.hidden_act} is not known here", param="checkpoint"
+            )
+    return config

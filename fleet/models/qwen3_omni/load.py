@@ -1,0 +1,95 @@
+"""From a Qwen3-Omni folder to decoder weights: names, layouts, sizes. Both layouts of experts (one by one, fused) are read.
+
+Source: transformers 5.23, configuration_qwen3_omni_moe.py and the keys of published checkpoints.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from fleet.engine.torch.experts import Experts, ExpertWeights
+from fleet.models.checkpoint import WeightReader
+from fleet.models.qwen3_omni.config import TextConfig
+from fleet.models.qwen3_omni.decoder import Decoder, DecoderShape, GatedMlp, LayerWeights, SparseMlp, rope_table
+
+THINKER_TEXT = ("thinker.model.layers.", "thinker.model.language_model.layers.")
+THINKER_EMBEDDING = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
+AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
+
+
+def load_decoder(
+    reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int
+) -> Decoder:
+    """`prefix` ends where layer numbers begin; the final norm lies beside `layers.`."""
+    shape = DecoderShape(
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+    )
+    layers = [_load_layer(reader, f"{prefix}{n}.", shape, config, experts) for n in range(config.num_hidden_layers)]
+    norm = reader.get(prefix.removesuffix("layers.") + "norm.weight")
+    return Decoder(shape, layers, norm, _rope(config, num_positions, norm))
+
+
+def _load_layer(
+    reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts
+) -> LayerWeights:
+    attention = prefix + "self_attn."
+    projections = [f"{attention}{name}_proj" for name in "qkv"]
+    q_norm, k_norm = reader.get(attention + "q_norm.weight"), reader.get(attention + "k_norm.weight")
+    has_bias = reader.has(projections[0] + ".bias")
+    return LayerWeights(
+        input_norm=reader.get(prefix + "input_layernorm.weight"),
+        qkv=reader.joined(name + ".weight" for name in projections),
+        qkv_bias=reader.joined(name + ".bias" for name in projections) if has_bias else None,
+        qk_norm=torch.cat([q_norm.expand(shape.num_heads, -1), k_norm.expand(shape.num_kv_heads, -1)]),
+        out=reader.get(attention + "o_proj.weight"),
+        post_norm=reader.get(prefix + "post_attention_layernorm.weight"),
+        mlp=_load_mlp(reader, prefix + "mlp.", config, experts),
+    )
+
+
+def _load_mlp(reader: WeightReader, prefix: str, config: TextConfig, experts: Experts) -> GatedMlp | SparseMlp:
+    if not reader.has(prefix + "gate.weight"):
+        return _load_gated(reader, prefix)
+    has_shared = reader.has(prefix + "shared_expert_gate.weight")
+    return SparseMlp(
+        router=reader.get(prefix + "gate.weight"),
+        matrices=_load_experts(reader, prefix + "experts.", getattr(config, "num_experts", 0)),
+        num_chosen=getattr(config, "num_experts_per_tok", 1),
+        normalise=getattr(config, "norm_topk_prob", True),
+        experts=experts,
+        shared=_load_gated(reader, prefix + "shared_expert.") if has_shared else None,
+        shared_gate=reader.get(prefix + "shared_expert_gate.weight") if has_shared else None,
+    )
+
+
+def _load_gated(reader: WeightReader, prefix: str) -> GatedMlp:
+    return GatedMlp(
+        gate_up=reader.joined([prefix + "gate_proj.weight", prefix + "up_proj.weight"]),
+        down=reader.get(prefix + "down_proj.weight"),
+    )
+
+
+def _load_experts(reader: WeightReader, prefix: str, num_experts: int) -> ExpertWeights:
+    if reader.has(prefix + "gate_up_proj"):
+        return ExpertWeights(gate_up=reader.get(prefix + "gate_up_proj"), down=reader.get(prefix + "down_proj"))
+    each = [_load_gated(reader, f"{prefix}{number}.") for number in range(num_experts)]
+    return ExpertWeights(
+        gate_up=torch.stack([expert.gate_up for expert in each]), down=torch.stack([expert.down for expert in each])
+    )
+
+
+def _rope(config: TextConfig, num_positions: int, like: Tensor) -> Tensor:
+    parameters: dict[str, object] = getattr(config, "rope_parameters", None) or {}
+    kind = str(parameters.get("rope_type", "default"))
+    if kind == "default":
+        theta = float(str(parameters["rope_theta"]))
+        steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+        return rope_table((1.0 / theta**steps).to(like.device), 1.0, num_positions, like.dtype)
+    initialise: Callable[..., tuple[Tensor, float]] = ROPE_INIT_FUNCTIONS[kind]
+    inv_freq, scaling = initialise(config, like.device)
+    return rope_table(inv_freq, scaling, num_positions, like.dtype)

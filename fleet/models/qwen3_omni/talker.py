@@ -1,0 +1,253 @@
+"""The Talker as a program of the batch loop: prompt, then one frame of codes a step, the code predictor run inside the step.
+
+Source: transformers 5.23, modeling_qwen3_omni_moe.py: `generate()`, `_get_talker_assistant_parts`, the Talker's
+`prepare_inputs_for_generation`. Legend: N rows, H hidden size, S rows drawn from, T the Thinker's hidden size, V vocabulary.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.core.errors import BadInput, EngineError
+from fleet.core.ids import Walk
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.experts import Experts
+from fleet.engine.torch.kv_pool import KVShape
+from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.noise import noise_key
+from fleet.engine.torch.program import Forwarded
+from fleet.engine.torch.rows import Rows
+from fleet.engine.torch.sampling import Draw, TokenCounts, draw
+from fleet.engine.torch.tiles import in_tiles, padded
+from fleet.models.checkpoint import WeightReader
+from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
+from fleet.models.qwen3_omni.config import OmniConfig
+from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, load_decoder
+from fleet.models.qwen3_omni.roles import HEADER_LEN
+
+DECODE = Walk("decode")
+VOICE = "voice"
+"""Request parameter: the speaker's name."""
+SALT = zlib.crc32(b"talker")
+NUM_NEVER_DRAWN = 1024
+"""The vocabulary's last ids are controls: of them only the end is ever drawn."""
+NUM_OPENING_ROWS = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeMlp:
+    """A row of the Thinker's size to one of the Talker's."""
+
+    weight1: Tensor
+    bias1: Tensor
+    weight2: Tensor
+    bias2: Tensor
+
+    def __call__(self, rows_NT: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(rows_NT, self.weight1, self.bias1)), self.weight2, self.bias2)
+
+
+class TalkerTask:
+    """One request.
+
+    Invariants: a row is appended only when its text is here (the next answer token; after the last one `tts_eos` once, then
+    `tts_pad`), so the Talker never runs ahead of the Thinker. The last code drawn makes no frame, as in `transformers`.
+    """
+
+    def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
+        self._program, self.request, self._speaker_id = program, request, speaker_id
+        self._rows = Rows()
+        self._header: Tensor | None = None
+        self._text: deque[Tensor] = deque()
+        self._text_ended = False
+        self._spoke_end = False
+        self._begun = False
+        self._frame_row: Tensor | None = None
+        self._drawn = False
+        self.counts = TokenCounts()
+        self.num_frames = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def wants_draw(self) -> bool:
+        return self._begun and not self._drawn
+
+    def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
+        """Prompt: `ids` [N], `rows` [m, T] replacing those at `row_index` [m]. Answer: `header` [3] once, `ids` [n]."""
+        arrays = piece.arrays
+        if "header" in arrays:
+            self._header = self._program.embed_text(arrays["header"])
+        if len(arrays.get("ids", ())):
+            if self._header is None:
+                self._rows.extend(self._program.embed_prompt(arrays))
+            else:
+                self._text.extend(self._program.embed_text(arrays["ids"]).split(1))
+        self._text_ended |= piece.final
+        return self._advance()
+
+    def _advance(self) -> Sequence[EngineOutput]:
+        """Append the next row if its text is here."""
+        if not self._begun and self._header is not None and self._text:
+            self._rows.extend(self._program.opening_rows(self._header, self._text.popleft(), self._speaker_id))
+            self._begun = True
+        nothing_to_say = self._text_ended and not self._begun
+        if nothing_to_say or (self._begun and self.max_frames == 0):
+            return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
+        if self._frame_row is not None and (text := self._next_text()) is not None:
+            self._rows.extend(self._frame_row + text)
+            self._frame_row, self._drawn = None, False
+        return ()
+
+    def _next_text(self) -> Tensor | None:
+        if self._text:
+            return self._text.popleft()
+        if not self._text_ended:
+            return None
+        text = self._program.pad_text if self._spoke_end else self._program.end_text
+        self._spoke_end = True
+        return text
+
+    @property
+    def max_frames(self) -> int:
+        return max(0, self.request.sampling.max_tokens - 1)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        return self._rows.cut(start, stop)
+
+    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+        return ()
+
+    def next_draw(self) -> Draw:
+        sampling = self.request.sampling
+        return Draw(sampling=sampling, noise_key=noise_key(sampling.seed, SALT, 0, self.num_frames), counts=self.counts)
+
+    def failed(self) -> Sequence[EngineOutput]:
+        error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
+        return (EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error),)
+
+    def ended(self) -> Sequence[EngineOutput]:
+        return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
+
+    def framed(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
+        """A frame was made: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
+        self.counts.add(int(codes[0, 0]))
+        self.num_frames += 1
+        self._drawn, self._frame_row = True, row_1H
+        final = self.num_frames >= self.max_frames
+        if not final:
+            self._advance()
+        return (EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={"codes": codes}, final=final),)
+
+
+class Talker:
+    """Holds the Thinker's embedding table too: text reaches it as ids."""
+
+    def __init__(
+        self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int, *, tiled: bool
+    ) -> None:
+        talker = config.talker_config
+        self._tiled = tiled
+        self._decoder = load_decoder(reader, "talker.model.layers.", talker.text_config, experts, num_positions)
+        self._codec_table = reader.get("talker.model.codec_embedding.weight")
+        self._head = reader.get("talker.codec_head.weight")
+        self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
+        self._from_text = _resize(reader, "talker.text_projection.")
+        self._from_rows = _resize(reader, "talker.hidden_projection.")
+        self._predictor = CodePredictor(reader, talker.code_predictor_config, talker.num_code_groups, experts)
+        self._speakers = {str(name).lower(): int(number) for name, number in talker.speaker_id.items()}
+        self._codec_end: int = talker.codec_eos_token_id
+        self._lead_ids: list[int] = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+        self._tail_ids: list[int] = [talker.codec_pad_id, talker.codec_bos_id]
+        self._suppressed_V = torch.zeros(len(self._head), device=self._head.device)
+        self._suppressed_V[-NUM_NEVER_DRAWN:] = -torch.inf
+        self._suppressed_V[self._codec_end] = 0.0
+        specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
+        with torch.inference_mode():
+            self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
+
+    @property
+    def kv_shape(self) -> KVShape:
+        shape = self._decoder.shape
+        return KVShape(num_layers=len(self._decoder.layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+
+    def open(self, request: EngineRequest) -> TalkerTask:
+        voice = request.params.get(VOICE, "").lower()
+        if voice not in self._speakers:
+            known = ", ".join(sorted(self._speakers))
+            raise BadInput(f"audio.voice: no voice {voice!r}; use one of {known}", param="audio.voice")
+        return TalkerTask(self, request, self._speakers[voice])
+
+    def embed_text(self, ids: np.ndarray) -> Tensor:
+        """[n] ids of the Thinker -> [n, H]. Raises: BadInput."""
+        if int(ids.min()) < 0 or int(ids.max()) >= len(self._thinker_table):
+            raise BadInput(f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages")
+        index = torch.from_numpy(np.ascontiguousarray(ids)).long().to(self._thinker_table.device)
+        return self._projected(self._from_text, F.embedding(index, self._thinker_table))
+
+    def embed_prompt(self, arrays: Arrays) -> Tensor:
+        rows_NH = self.embed_text(arrays["ids"])
+        if len(arrays.get("rows", ())):
+            given = torch.from_numpy(np.ascontiguousarray(arrays["rows"])).to(rows_NH)
+            index = torch.from_numpy(np.ascontiguousarray(arrays["row_index"])).long().to(rows_NH.device)
+            rows_NH[index] = self._projected(self._from_rows, given)
+        return rows_NH
+
+    def _projected(self, projection: ResizeMlp, rows_NT: Tensor) -> Tensor:
+        return in_tiles(projection, rows_NT) if self._tiled else projection(rows_NT)
+
+    def opening_rows(self, header_3H: Tensor, first_1H: Tensor, speaker_id: int) -> Tensor:
+        """The nine rows of the last prefill."""
+        text_9H = torch.cat([header_3H, self.pad_text.expand(4, -1), self._bos_text, first_1H])
+        ids = torch.tensor([*self._lead_ids, speaker_id, *self._tail_ids], device=text_9H.device)
+        text_9H[HEADER_LEN:] += F.embedding(ids, self._codec_table)
+        return text_9H
+
+    def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TalkerTask]) -> Forwarded:
+        return Forwarded(last_NH=self._decoder.forward(rows_NH, layout)[0])
+
+    def draw(self, tasks: Sequence[TalkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        logits_SV = F.linear(last_SH, self._head)[: len(tasks)]
+        draws = [task.next_draw() for task in tasks]
+        first_S = draw(logits_SV, draws, suppressed_V=self._suppressed_V, one_by_one=self._tiled)
+        first = first_S.tolist()
+        speaking = [at for at, code in enumerate(first) if code >= 0 and code != self._codec_end]
+        frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
+        made = dict(zip(speaking, frames, strict=True))
+        return [
+            made[at] if at in made else (task.ended() if first[at] >= 0 else task.failed())
+            for at, task in enumerate(tasks)
+        ]
+
+    def _frames(
+        self, tasks: Sequence[TalkerTask], last_SH: Tensor, first_S: Tensor, speaking: list[int]
+    ) -> list[Sequence[EngineOutput]]:
+        if len(speaking) != len(first_S):
+            index = torch.tensor(speaking, device=last_SH.device)
+            last_SH, first_S = last_SH[index], first_S[index]
+        draws = [FrameDraw(sampling=task.request.sampling, salt=SALT, frame=task.num_frames) for task in tasks]
+        first_SH = F.embedding(first_S, self._codec_table)
+        if self._tiled:
+            last_SH, first_SH = padded(last_SH), padded(first_SH)
+        residual_SR, sum_SH = self._predictor.predict(last_SH, first_SH, draws)
+        residual_SR = residual_SR[: len(tasks)]
+        codes_SQ = torch.cat([first_S[:, None], residual_SR], 1).int().cpu().numpy()
+        return [task.framed(codes_SQ[at : at + 1], sum_SH[at : at + 1]) for at, task in enumerate(tasks)]
+
+
+def _resize(reader: WeightReader, prefix: str) -> ResizeMlp:
+    return ResizeMlp(
+        weight1=reader.get(prefix + "linear_fc1.weight"),
+        bias1=reader.get(prefix + "linear_fc1.bias"),
+        weight2=reader.get(prefix + "linear_fc2.weight"),
+        bias2=reader.get(prefix + "linear_fc2.bias"),
+    )

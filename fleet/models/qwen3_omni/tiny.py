@@ -1,0 +1,48 @@
+"""A small random checkpoint of the true Qwen3-Omni architecture, for tests and for trying Fleet without a GPU.
+
+`transformers` loads it with `Qwen3OmniMoeForConditionalGeneration.from_pretrained`, and its config carries the keys
+that vLLM needs. About 4 million parameters; its answers are noise, but every input of the real model matters to them.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
+from fleet.models.qwen3_omni.tiny_tokenizer import (
+    build_tokenizer,
+    speakable_ids,
+    token_ids,
+    write_json,
+    write_processor_files,
+    write_tokenizer_files,
+)
+from fleet.models.qwen3_omni.tiny_weights import EndTokens, fill_weights
+
+
+def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
+    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes.
+
+    Writes config.json, generation_config.json, model.safetensors in the layout of `save_pretrained`, the tokenizer,
+    the chat template and the processor configs.
+    """
+    transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
+    out_dir.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    ids = token_ids(tokenizer)
+    config = model_config(ids)
+    ends = EndTokens(
+        answer_ids=speakable_ids(tokenizer),
+        im_end_id=ids.im_end,
+        codec_eos_id=config["talker_config"]["codec_eos_token_id"],
+    )
+    model = transformers.Qwen3OmniMoeForConditionalGeneration(transformers.Qwen3OmniMoeConfig.from_dict(config))
+    fill_weights(model, ends, seed)
+    model.save_pretrained(out_dir)
+    (out_dir / "model.safetensors").chmod(0o644)  # written 0600; the tokenizer beside it is readable by all
+    # save_pretrained writes transformers' own reading of the config, which drops the keys that only vLLM reads.
+    write_json(out_dir / "config.json", config)
+    write_json(out_dir / "generation_config.json", generation_config(ids))
+    write_tokenizer_files(tokenizer, out_dir)
+    write_processor_files(out_dir)
+    return out_dir

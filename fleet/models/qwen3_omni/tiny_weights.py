@@ -1,0 +1,140 @@
+"""Random weights that make the tiny checkpoint audible and every input of it matter.
+
+The default initialisation of `transformers` is silent (layer scales of 0.01, ConvNeXt gammas of 1e-6) and deaf (0.02
+everywhere, so greedy decoding repeats one token). Here every matrix is Gaussian with a standard deviation of
+`gain / sqrt(fan-in)`, which keeps activations near 1, and the attention is sharp enough that a change anywhere in the
+context changes what follows.
+
+Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries `_CONSTANT` there
+and no layer writes to it. That gives the bias-free output heads a bias, used to keep answers to printable text tokens
+and the two end tokens rare. Does not know about config files or tokenizers.
+"""
+
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_CONSTANT = 2.0
+"""Value of the constant channel, in units of the embeddings' standard deviation."""
+_NEVER = -30.0
+"""Weight of the constant channel in the head row of a token that is never to be answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTokens:
+    """What the output heads must treat apart."""
+
+    answer_ids: Sequence[int]
+    im_end_id: int
+    codec_eos_id: int
+
+
+# (pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of
+# standard deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1,
+# `constant` fills, `taps` draws a smooth upsampling (its hiss would drown the rest).
+_RULES: tuple[tuple[str, str, float], ...] = (
+    (r"[qk]_norm\.weight$", "constant", 1.6),
+    (r"(layer_?norm|norm\d?|ln_q|ln_post)\.weight$", "around_one", 0.1),
+    (r"layer_scale\.scale$", "constant", 0.5),
+    (r"\.gamma$", "constant", 0.5),
+    (r"\.(alpha|beta)$", "normal", 0.2),
+    (r"^thinker.*embed_tokens\.weight$", "normal", 1.0),
+    (r"^talker\.model\.codec_embedding\.weight$", "normal", 0.5),
+    (r"^talker\.code_predictor.*codec_embedding\.\d+\.weight$", "normal", 0.25),
+    (r"^code2wav\.code_embedding\.weight$", "normal", 4.0),
+    (r"pos_embed\.weight$", "normal", 0.5),
+    (r"\.bias$", "normal", 0.1),
+    (r"^thinker\.lm_head\.weight$", "fan_in", 4.0),
+    (r"codec_head\.weight$", "fan_in", 3.0),
+    (r"code_predictor\.lm_head", "fan_in", 3.0),
+    (r"mlp\.gate\.weight$", "fan_in", 2.0),
+    (r"(down_proj|o_proj\.weight)", "fan_in", 1.5),
+    (r"^talker\.\w+_projection", "fan_in", 1.7),
+    (r"^code2wav\.pre_transformer.*[qk]_proj", "fan_in", 1.3),
+    (r"^code2wav\.decoder\.6\.conv\.weight$", "fan_in", 0.28),
+    (r"^code2wav\.decoder\.[34]\.block\.1\.conv", "taps", 1.0),
+    (r"^code2wav\.decoder\.\d\.block\.[234]\.conv", "fan_in", 0.5),
+    (r"", "fan_in", 1.0),
+)
+
+
+@torch.no_grad()
+def fill_weights(model: nn.Module, ends: EndTokens, seed: int) -> None:
+    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        _fill(name, parameter, generator)
+    _fix_constant_channel(dict(model.named_parameters()))
+    _shape_heads(dict(model.named_parameters()), ends)
+
+
+def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
+    rule, value = next((rule, value) for pattern, rule, value in _RULES if re.search(pattern, name))
+    if rule == "constant":
+        parameter.fill_(value)
+    elif rule == "around_one":
+        parameter.normal_(1.0, value, generator=generator)
+    elif rule == "normal":
+        parameter.normal_(0.0, value, generator=generator)
+    elif rule == "taps":
+        _fill_taps(parameter, value, generator)
+    else:
+        parameter.normal_(0.0, value / math.sqrt(_fan_in(name, parameter)), generator=generator)
+
+
+def _fan_in(name: str, parameter: Tensor) -> int:
+    if ".experts." in name:  # experts x out x in
+        return parameter.shape[2]
+    if re.search(r"(upsample\.\d\.0|block\.1)\.conv\.weight$", name):  # transposed convolution: in x out x kernel
+        stride = parameter.shape[2] if "upsample" in name else parameter.shape[2] // 2
+        return parameter.shape[0] * parameter.shape[2] // stride
+    return math.prod(parameter.shape[1:])
+
+
+def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> None:
+    """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between its inputs."""
+    num_inputs, num_outputs, num_taps = parameter.shape
+    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator) * gain / math.sqrt(num_inputs)
+    centre = (num_taps - 1) / 2
+    parameter.copy_(mix * (1 - (torch.arange(num_taps) - centre).abs() * 2 / num_taps))
+
+
+def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
+    """Make channel 0 `_CONSTANT` in all that enters the Thinker and the Talker, and let no layer write to it."""
+    sources = (
+        "thinker.model.audio_tower.proj2",
+        "thinker.model.visual.merger.mlp.2",
+        "talker.text_projection.linear_fc2",
+        "talker.hidden_projection.linear_fc2",
+    )
+    for source in sources:
+        parameters[f"{source}.weight"][0] = 0.0
+        parameters[f"{source}.bias"][0] = _CONSTANT
+    parameters["thinker.model.language_model.embed_tokens.weight"][:, 0] = _CONSTANT
+    for name, parameter in parameters.items():
+        if re.search(r"^talker.*codec_embedding", name):
+            parameter[:, 0] = 0.0
+        elif re.search(r"merger_list\.\d+\.mlp\.2\.", name):
+            parameter[0] = 0.0
+        elif re.search(r"(language_model|talker\.model)\.layers.*(o_proj\.weight|down_proj)", name):
+            parameter[..., 0, :] = 0.0
+
+
+def _shape_heads(parameters: dict[str, Tensor], ends: EndTokens) -> None:
+    """Bias the Thinker's head to printable tokens and make both end tokens rare; take the offset out of the wave."""
+    head = parameters["thinker.lm_head.weight"]
+    head[:, 0] = _NEVER
+    head[list(ends.answer_ids), 0] = 0.0
+    head[ends.im_end_id, 0] = -2.5
+    codec_head = parameters["talker.codec_head.weight"]
+    codec_head[:, 0] = 0.0
+    codec_head[ends.codec_eos_id, 0] = -4.0
+    # Taps that sum to zero pass no constant, so the snake activations' offset does not reach the loudspeaker.
+    last = parameters["code2wav.decoder.6.conv.weight"]
+    last -= last.mean(dim=-1, keepdim=True)
+    parameters["code2wav.decoder.6.conv.bias"].zero_()

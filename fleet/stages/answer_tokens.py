@@ -1,0 +1,33 @@
+"""Answer tokens onto the edges that carry them: one to the client, and, where a next stage speaks, one to it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleet.core.ids import EdgeName, Walk
+from fleet.engine.base import EngineOutput
+from fleet.stages.base import Item
+from fleet.stages.stop_strings import StopWatch
+
+DECODE = Walk("decode")
+
+
+class AnswerTokens:
+    """Every token goes to the client, the last one too. `spoken` never gets the last one (the end token, the one at the length
+    limit, the one that completes a stop string): its end is an item without arrays.
+    """
+
+    def __init__(self, *, client: EdgeName, spoken: EdgeName | None, watch: StopWatch) -> None:
+        self._client, self._spoken, self._watch = client, spoken, watch
+
+    @property
+    def stopped(self) -> bool:
+        return self._watch.met
+
+    def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[Item]:
+        """`ids` int32 [1], the token that the output holds."""
+        last = output.final or self._watch.see(int(ids[0]))
+        items = [Item(edge=self._client, walk=DECODE, arrays={"ids": ids}, final=last)]
+        if self._spoken is not None:
+            items.append(Item(edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last))
+        return items

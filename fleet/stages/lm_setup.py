@@ -1,0 +1,62 @@
+"""What every builder of an autoregressive stage does alike: device, checkpoint, loop, end ids, tokenizer."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fleet.core.errors import ConfigError
+from fleet.engine.torch.build import Device, PoolLimits, build_loop, open_device
+from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
+from fleet.engine.torch.program import Program, Task
+from fleet.models.checkpoint import WeightReader, resolve_checkpoint
+from fleet.stages.base import BuildOptions
+
+TaskT = TypeVar("TaskT", bound=Task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A stage's device, checkpoint folder and limits, checked."""
+
+    folder: Path
+    where: Device
+    pool: PoolLimits
+    limits: LoopLimits
+
+    def reader(self) -> WeightReader:
+        return WeightReader(self.folder, device=self.where.device, dtype=self.where.dtype)
+
+    def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
+        return build_loop(program, self.where, self.pool, self.limits)
+
+
+def set_up(options: BuildOptions) -> Setup:
+    """Raises: ConfigError."""
+    where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
+    return Setup(
+        folder=resolve_checkpoint(options.checkpoint),
+        where=where,
+        pool=PoolLimits(num_pages=options.kv_pages, page_size=options.page_size_tokens),
+        limits=LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens),
+    )
+
+
+def read_end_ids(folder: Path, default: int | None = None) -> frozenset[int]:
+    """Ids that end an answer, from generation_config.json, else config.json, else `default`.
+
+    Raises: ConfigError if there are none.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        try:
+            found: object = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        except ValueError as error:
+            raise ConfigError(f"checkpoint {folder}: {name} is not JSON ({error})", param="checkpoint") from error
+        if isinstance(found, int):
+            return frozenset([found])
+        if isinstance(found, list) and found:
+            return frozenset(int(str(one)) for one in found)
+    if default is None:
+        raise ConfigError(f"checkpoint {folder}: names no eos_token_id", param="checkpoint")
+    return frozenset([default])

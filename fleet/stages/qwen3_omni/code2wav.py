@@ -1,0 +1,66 @@
+"""The `code2wav` stage: chunks of codec frames in, PCM16 out. `extra.left_context` = N: the approximate, stateless decoder."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.request import RequestSpec, Sampling
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.codec import CodecEngine, WindowPolicy
+from fleet.models.qwen3_omni.code2wav import load_code2wav
+from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
+from fleet.stages.base import BuildOptions, BuiltStage, Item
+
+AUDIO = EdgeName("audio")
+_PCM_PEAK = 32767
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Raises: ConfigError if the checkpoint holds no codec decoder, or an option has no meaning here."""
+    torch.set_num_threads(options.threads)
+    # TensorFloat-32 would cost three decimal digits of the wave.
+    torch.backends.cudnn.allow_tf32 = False
+    decoder, names = load_code2wav(options.checkpoint, device=options.device, dtype=options.dtype)
+    policy = WindowPolicy(ramp=options.window_ramp, invariant=options.numerics == "invariant")
+    engine: Engine = CodecEngine(decoder, policy, max_batch=options.max_batch)
+    left_context = options.extra.get("left_context")
+    if left_context is not None:
+        if not isinstance(left_context, int):
+            raise ConfigError(f"extra.left_context: {left_context!r} is not a number of frames", param="extra.left_context")
+        engine = CodecEngine(LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch)
+
+    def open_task(spec: RequestSpec, _blob: bytes | None) -> Code2WavTask:
+        return Code2WavTask(spec, options.stage)
+
+    return BuiltStage(engine=engine, adapter=open_task, weight_names=names)
+
+
+class Code2WavTask:
+    """One answer's codes, one item of sound per window."""
+
+    def __init__(self, spec: RequestSpec, stage: StageName) -> None:
+        self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
+
+    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        return self._request, ()
+
+    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+        return (EngineInput(walk=walk, arrays=arrays, final=final),)
+
+    def produce(self, output: EngineOutput) -> Sequence[Item]:
+        if output.error is not None:
+            return ()
+        if "wave" not in output.arrays:
+            return (Item(edge=AUDIO, walk=output.walk, final=output.final),)
+        pcm = to_pcm16(output.arrays["wave"])
+        return (Item(edge=AUDIO, walk=output.walk, arrays={"pcm": pcm}, final=output.final),)
+
+    def stopped(self) -> bool:
+        return False
+
+
+def to_pcm16(wave: np.ndarray) -> np.ndarray:
+    return np.rint(np.clip(wave, -1.0, 1.0) * _PCM_PEAK).astype(np.int16)

@@ -1,0 +1,91 @@
+"""The Talker's stage: the Thinker's prompt and tokens in, frames of codes out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.errors import BadInput
+from fleet.core.ids import EdgeName, Walk
+from fleet.core.request import RequestSpec
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
+from fleet.models.qwen3_omni.config import read_config
+from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, spoken_prompt
+from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
+from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.lm_setup import set_up
+from fleet.stages.sampling import sampling_of
+
+CODES = EdgeName("codes")
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Raises: ConfigError."""
+    setup = set_up(options)
+    config = read_config(setup.folder)
+    reader = setup.reader()
+    talker = Talker(reader, config, setup.where.experts, setup.pool.num_positions, tiled=setup.where.tiled)
+    roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
+
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TalkerAdapter:
+        return TalkerAdapter(spec, roles)
+
+    return BuiltStage(engine=setup.loop(talker), adapter=adapter, weight_names=tuple(reader.names))
+
+
+class TalkerAdapter:
+    """One request. User turns go on as the Thinker prefills them; the last assistant header goes with the first answer token."""
+
+    def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
+        self._spec = spec
+        self._prompt_ids: NDArray[np.int32] = np.array(spec.prompt_ids, dtype=np.int32)
+        self._prompt = spoken_prompt(self._prompt_ids, roles)
+        self._at = 0
+        self._answering = False
+
+    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Raises: BadInput if the prompt does not end in an assistant turn to speak."""
+        if self._prompt.header_at is None:
+            raise BadInput("messages: the prompt has no assistant header, so nothing can be spoken", param="messages")
+        sampling = sampling_of(self._spec, QWEN3_OMNI, TALKER)
+        num_positions = int(self._prompt.kept.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
+        params = {**self._spec.params, NUM_POSITIONS: str(num_positions)}
+        return EngineRequest(request_id=self._spec.id, sampling=sampling, params=params), ()
+
+    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+        if walk == PREFILL and len(arrays.get("ids", ())):
+            return [EngineInput(walk=PREFILL, arrays=self._kept(arrays), final=final)]
+        made = dict(arrays)
+        if not self._answering and len(arrays.get("ids", ())):
+            self._answering = True
+            made |= self._opening(arrays["ids"])
+        return [EngineInput(walk=walk, arrays=made, final=final)]
+
+    def _kept(self, arrays: Arrays) -> Arrays:
+        """The chunk's positions in user turns, and those of them that have rows."""
+        start, self._at = self._at, self._at + len(arrays["ids"])
+        kept = self._prompt.kept[start : self._at]
+        made: dict[str, np.ndarray] = {"ids": arrays["ids"][kept]}
+        if len(arrays.get("row_positions", ())):
+            at = arrays["row_positions"] - start
+            wanted = kept[at]
+            made["rows"] = arrays["rows"][wanted]
+            made["row_index"] = (np.cumsum(kept) - 1)[at[wanted]].astype(np.int32)
+        return made
+
+    def _opening(self, ids: np.ndarray) -> Arrays:
+        """The assistant header, and what the prompt itself lets the assistant begin with."""
+        assert self._prompt.header_at is not None
+        text_at = self._prompt.header_at + HEADER_LEN
+        header = self._prompt_ids[self._prompt.header_at : text_at]
+        return {"header": header, "ids": np.concatenate([self._prompt_ids[text_at:], ids])}
+
+    def produce(self, output: EngineOutput) -> Sequence[Item]:
+        if output.error is not None:
+            return ()
+        return [Item(edge=CODES, walk=DECODE, arrays=output.arrays, final=output.final)]
+
+    def stopped(self) -> bool:
+        return False

@@ -1,0 +1,123 @@
+"""The Thinker's stage: the request's prompt in; answer tokens to the client, prompt and tokens to the Talker."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import WhisperFeatureExtractor
+
+from fleet.core.errors import BadInput, ConfigError
+from fleet.core.ids import EdgeName, Walk
+from fleet.core.request import RequestSpec
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.answer import TOKEN
+from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
+from fleet.models.qwen3_omni.config import read_config
+from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
+from fleet.stages.answer_tokens import AnswerTokens
+from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.lm_setup import read_end_ids, set_up
+from fleet.stages.sampling import sampling_of
+from fleet.stages.stop_strings import StopWatch, tokenizer_of
+
+TEXT, THOUGHT = EdgeName("text"), EdgeName("thought")
+Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float32]]]
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Raises: ConfigError."""
+    setup = set_up(options)
+    config = read_config(setup.folder)
+    reader = setup.reader()
+    thinker = Thinker(
+        reader,
+        config,
+        read_end_ids(setup.folder, config.im_end_token_id),
+        setup.where.experts,
+        setup.pool.num_positions,
+        one_by_one=setup.where.tiled,
+    )
+    tokenizer = tokenizer_of(setup.folder)
+    features = feature_extractor(setup.folder)
+
+    def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
+        return ThinkerAdapter(spec, blob, features, StopWatch(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
+
+    return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
+
+
+class ThinkerAdapter:
+    """One request. Edges that it does not run get nothing."""
+
+    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, watch: StopWatch) -> None:
+        running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
+        self._spec, self._blob, self._features = spec, blob, features
+        self._speaks = THOUGHT in running
+        self._tokens = AnswerTokens(client=TEXT, spoken=THOUGHT if self._speaks else None, watch=watch)
+        self._gives_text = TEXT in running
+
+    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Raises: BadInput where clips and blob do not agree."""
+        spec = self._spec
+        sampling = sampling_of(spec, QWEN3_OMNI, THINKER)
+        params = {NUM_POSITIONS: str(len(spec.prompt_ids) + sampling.max_tokens)}
+        if self._speaks:
+            params[WITH_ROWS] = "yes"
+        arrays: dict[str, np.ndarray] = {"ids": np.array(spec.prompt_ids, dtype=np.int32)}
+        if spec.audio:
+            arrays |= self._features(cut_clips(spec, self._blob))
+        request = EngineRequest(request_id=spec.id, sampling=sampling, params=params)
+        return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
+
+    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+        raise AssertionError(f"the thinker has no input edge, and got a chunk of {edge}")
+
+    def produce(self, output: EngineOutput) -> Sequence[Item]:
+        if output.error is not None:
+            return ()
+        if output.walk == PREFILL:
+            return [Item(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
+        items = self._tokens.items(output, output.arrays[TOKEN])
+        return [item for item in items if item.edge != TEXT or self._gives_text]
+
+    def stopped(self) -> bool:
+        return self._tokens.stopped
+
+
+def cut_clips(spec: RequestSpec, blob: bytes | None) -> list[NDArray[np.float32]]:
+    """Raises: BadInput where the blob is shorter than the clips say."""
+    samples = np.frombuffer(blob or b"", dtype="<f4")
+    if any(clip.offset_samples + clip.num_samples > len(samples) for clip in spec.audio):
+        raise BadInput(
+            f"audio: the request's clips need more samples than the {len(samples)} that came", param="messages"
+        )
+    return [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
+
+
+def feature_extractor(folder: Path) -> Features:
+    """Mel features as `Qwen3OmniMoeProcessor` makes them: clips padded to the request's longest, none cut.
+
+    Raises: ConfigError if the folder does not say how.
+    """
+    try:
+        extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    except OSError as error:
+        raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
+
+    def extract(clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+        made = extractor(
+            list(clips),
+            sampling_rate=extractor.sampling_rate,
+            padding=True,  # pyright: ignore[reportArgumentType]
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="np",
+        )
+        return {
+            "features": np.asarray(made["input_features"], np.float32),
+            "feature_mask": np.asarray(made["attention_mask"], np.float32),
+        }
+
+    return extract

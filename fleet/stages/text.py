@@ -1,0 +1,63 @@
+"""The one stage of the `text` graph: a prompt in, answer tokens out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleet.core.ids import EdgeName, Walk
+from fleet.core.request import RequestSpec
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.answer import TOKEN
+from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.graphs.text import LM, TEXT
+from fleet.models.causal_lm.program import CausalLM
+from fleet.stages.answer_tokens import AnswerTokens
+from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.lm_setup import read_end_ids, set_up
+from fleet.stages.sampling import sampling_of
+from fleet.stages.stop_strings import StopWatch, tokenizer_of
+
+ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Raises: ConfigError."""
+    setup = set_up(options)
+    names = setup.reader().under("")
+    model = CausalLM(
+        setup.folder,
+        read_end_ids(setup.folder),
+        device=setup.where.device,
+        dtype=setup.where.dtype,
+        tiled=setup.where.tiled,
+    )
+    tokenizer = tokenizer_of(setup.folder)
+
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
+        return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer))
+
+    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(names))
+
+
+class TextAdapter:
+    """One request."""
+
+    def __init__(self, spec: RequestSpec, watch: StopWatch) -> None:
+        self._spec = spec
+        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch)
+
+    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        sampling = sampling_of(self._spec, TEXT, LM)
+        params = {NUM_POSITIONS: str(len(self._spec.prompt_ids) + sampling.max_tokens)}
+        request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params)
+        ids = np.array(self._spec.prompt_ids, dtype=np.int32)
+        return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
+
+    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+        raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
+
+    def produce(self, output: EngineOutput) -> Sequence[Item]:
+        return () if output.error is not None else self._tokens.items(output, output.arrays[TOKEN])
+
+    def stopped(self) -> bool:
+        return self._tokens.stopped

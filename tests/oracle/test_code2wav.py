@@ -1,0 +1,310 @@
+"""Streamed speech equals the whole decode, for any length, chunking and batching; byte for byte where numerics are invariant."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from fleet.core.errors import ConfigError, EngineError
+from fleet.core.ids import EdgeName, RequestId, StageName, Walk
+from fleet.core.request import RequestSpec
+from fleet.engine.base import EngineOutput
+from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
+from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
+from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
+from fleet.stages.base import BuildOptions, BuiltStage, Item, TaskAdapter
+from fleet.stages.qwen3_omni.code2wav import build, to_pcm16
+from tests.oracle.oracle import Oracle
+
+FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
+LENGTHS = (1, 2, 3, 10, 59, 350)
+RAMP = (2, 4, 8, 16, 25)
+CHUNKINGS = {"one by one": (1,), "ramp": RAMP, "all at once": (10_000,)}
+TOLERANCE = 2e-5
+"""Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured here: 6e-6."""
+CODES, DECODE = EdgeName("codes"), Walk("decode")
+
+Codes = NDArray[np.int32]
+Wave = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Oracle:
+    return Oracle(folder)
+
+
+@pytest.fixture(scope="module")
+def codes() -> Codes:
+    """350 frames."""
+    return np.random.default_rng(0).integers(0, 128, (350, 16), dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def whole(oracle: Oracle, codes: Codes) -> dict[int, Wave]:
+    """The oracle's wave of the first n frames."""
+    return {num_frames: oracle.decode(codes[:num_frames].T.astype(np.int64)) for num_frames in (*LENGTHS, 120)}
+
+
+@pytest.fixture(scope="module")
+def fast(folder: Path) -> BuiltStage:
+    return build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder))
+
+
+@pytest.fixture(scope="module")
+def invariant(folder: Path) -> BuiltStage:
+    return build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, numerics="invariant"))
+
+
+@dataclass(slots=True)
+class Listener:
+    """One request's task, the chunks still to be fed to it, and what it has made."""
+
+    task: TaskAdapter
+    chunks: Iterator[tuple[Codes, bool]]
+    waves: list[Wave] = field(default_factory=list[Wave])
+    items: list[Item] = field(default_factory=list[Item])
+
+    def wave(self) -> Wave:
+        return np.concatenate(self.waves) if self.waves else np.zeros(0, np.float32)
+
+    def pcm(self) -> NDArray[np.int16]:
+        made = [item.arrays["pcm"] for item in self.items if item.arrays]
+        return np.concatenate(made) if made else np.zeros(0, np.int16)
+
+    def hear(self, output: EngineOutput) -> None:
+        assert output.error is None
+        assert not (self.items and self.items[-1].final), "an output after the final one"
+        self.items += self.task.produce(output)
+        self.waves += [output.arrays["wave"]] if output.arrays else []
+
+
+def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> Iterator[tuple[Codes, bool]]:
+    """Chunks of these sizes (the last repeats) and whether each is the final one; `late_end` ends with an empty chunk."""
+    start, index = 0, 0
+    while start < len(codes):
+        end = start + sizes[min(index, len(sizes) - 1)]
+        yield codes[start:end], end >= len(codes) and not late_end
+        start, index = end, index + 1
+    if late_end or not len(codes):
+        yield codes[:0], True
+
+
+def serve(
+    stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1
+) -> dict[str, Listener]:
+    """Feed every request a chunk a round and step the engine in between, until all have ended."""
+    engine = stage.engine
+    listeners: dict[str, Listener] = {}
+    for name, chunks in answers.items():
+        task = stage.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
+        request, pieces = task.open()
+        assert not pieces
+        engine.submit(request)
+        listeners[name] = Listener(task, chunks)
+    fed = True
+    while fed or engine.ready():
+        fed = False
+        for name, listener in listeners.items():
+            for frames, final in [chunk] if (chunk := next(listener.chunks, None)) else []:
+                fed = True
+                for piece in listener.task.consume(CODES, DECODE, {"codes": frames}, final=final):
+                    engine.feed(RequestId(name), piece)
+        for _ in range(steps_per_round):
+            for output in engine.step() if engine.ready() else ():
+                listeners[output.request_id].hear(output)
+    assert all(listener.items[-1].final for listener in listeners.values())
+    assert engine.stats().running == 0
+    return listeners
+
+
+def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]]) -> Listener:
+    return serve(stage, {"only": chunks})["only"]
+
+
+def error_over_signal(wave: Wave, expected: Wave) -> float:
+    assert wave.shape == expected.shape
+    return float(np.sqrt(np.mean(np.square(wave - expected))) / np.sqrt(np.mean(np.square(expected))))
+
+
+@pytest.mark.parametrize("chunking", CHUNKINGS)
+@pytest.mark.parametrize("num_frames", LENGTHS)
+def test_a_streamed_answer_equals_the_whole_decode(
+    num_frames: int, chunking: str, fast: BuiltStage, codes: Codes, whole: dict[int, Wave]
+) -> None:
+    heard = serve_one(fast, chunked(codes[:num_frames], CHUNKINGS[chunking]))
+    assert len(heard.wave()) == FRAME_SAMPLES * num_frames - LOOKAHEAD_SAMPLES
+    assert error_over_signal(heard.wave(), whole[num_frames]) < TOLERANCE
+    assert (heard.pcm() == np.rint(heard.wave() * 32767)).all()
+    assert np.abs(heard.pcm() - whole[num_frames] * 32767).max() < 2
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_the_end_may_come_later_than_the_last_frame(
+    numerics: str, request: pytest.FixtureRequest, codes: Codes, whole: dict[int, Wave]
+) -> None:
+    heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
+    assert error_over_signal(heard.wave(), whole[10]) < TOLERANCE
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_an_answer_without_frames_is_a_bare_end(numerics: str, request: pytest.FixtureRequest, codes: Codes) -> None:
+    heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:0], (1,)))
+    assert [(item.edge, dict(item.arrays), item.final) for item in heard.items] == [("audio", {}, True)]
+
+
+def test_eight_answers_of_different_lengths_in_a_batch_equal_each_alone(fast: BuiltStage, codes: Codes, oracle: Oracle) -> None:
+    lengths = (1, 2, 7, 25, 30, 59, 64, 100)
+    parts = {str(n): codes[3 * n :][:n] for n in lengths}
+    heard = serve(fast, {name: chunked(part, (5, 1, 9)) for name, part in parts.items()})
+    for name, part in parts.items():
+        alone = serve_one(fast, chunked(part, RAMP)).wave()
+        assert error_over_signal(heard[name].wave(), alone) < TOLERANCE
+        assert error_over_signal(heard[name].wave(), oracle.decode(part.T.astype(np.int64))) < TOLERANCE
+
+
+def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
+    invariant: BuiltStage, codes: Codes, whole: dict[int, Wave]
+) -> None:
+    expected = serve_one(invariant, chunked(codes[:120], (10_000,)))
+    sizes = [len(wave) for wave in expected.waves]
+    assert [(size + FRAME_SAMPLES - 1) // FRAME_SAMPLES for size in sizes] == [2, 4, 8, 16, 25, 25, 25, 15]
+    assert error_over_signal(expected.wave(), whole[120]) < TOLERANCE
+    chunkings = ((1,), RAMP, (7, 1, 30), (10_000,), (119,))
+    together = {str(sizes): chunked(codes[:120], sizes) for sizes in chunkings}
+    others = {f"other {n}": chunked(codes[n:][:n], (n, 1)) for n in (4, 40)}
+    heard = serve(invariant, {**together, **others}, steps_per_round=3)
+    for name in together:
+        assert [len(wave) for wave in heard[name].waves] == sizes
+        assert heard[name].wave().tobytes() == expected.wave().tobytes(), name
+        assert heard[name].pcm().tobytes() == expected.pcm().tobytes(), name
+
+
+def test_fast_and_invariant_numerics_agree(fast: BuiltStage, invariant: BuiltStage, codes: Codes) -> None:
+    waves = [serve_one(stage, chunked(codes[:59], (6,))).wave() for stage in (fast, invariant)]
+    assert error_over_signal(*waves) < TOLERANCE
+
+
+def test_a_left_context_of_25_frames_is_wrong(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+    options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 25})
+    approximate = serve_one(build(options), chunked(codes[:120], (25,))).wave()
+    assert error_over_signal(approximate, whole[120]) > 1000 * TOLERANCE
+    assert error_over_signal(approximate[: 20 * FRAME_SAMPLES], whole[120][: 20 * FRAME_SAMPLES]) < TOLERANCE
+
+
+def test_a_left_context_that_reaches_the_first_frame_is_exact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+    options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 400})
+    assert error_over_signal(serve_one(build(options), chunked(codes[:59], RAMP)).wave(), whole[59]) < TOLERANCE
+
+
+def test_an_aborted_answer_leaves_nothing_and_disturbs_nobody(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
+    engine = fast.engine
+    spec = RequestSpec(id=RequestId("left"), graph="qwen3_omni", prompt_ids=())
+    task = fast.adapter(spec, None)
+    engine.submit(task.open()[0])
+    for piece in task.consume(CODES, DECODE, {"codes": codes[:40]}, final=False):
+        engine.feed(spec.id, piece)
+    assert len(engine.step()) == 1
+    assert (engine.stats().running, engine.stats().ready) == (1, 1)
+    engine.abort(spec.id)
+    engine.abort(spec.id)
+    assert (engine.stats().running, engine.ready()) == (0, False)
+    assert error_over_signal(serve_one(fast, chunked(codes[:10], RAMP)).wave(), whole[10]) < TOLERANCE
+
+
+def test_a_code_out_of_range_fails_its_own_request_only(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
+    spoiled = codes[:10].copy()
+    spoiled[4, 3] = 128
+    tasks = {name: fast.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None) for name in "ab"}
+    for (name, task), frames in zip(tasks.items(), (spoiled, codes[:10]), strict=True):
+        fast.engine.submit(task.open()[0])
+        for piece in task.consume(CODES, DECODE, {"codes": frames}, final=True):
+            fast.engine.feed(RequestId(name), piece)
+    outputs = {output.request_id: output for output in fast.engine.step()}
+    error = outputs[RequestId("a")].error
+    assert isinstance(error, EngineError)
+    assert error.message == "codes: 128 at frame 4 of the chunk, codebook 3 is not in 0..127"
+    assert tasks["a"].produce(outputs[RequestId("a")]) == ()
+    assert error_over_signal(outputs[RequestId("b")].arrays["wave"], whole[10]) < TOLERANCE
+    assert fast.engine.stats().running == 0
+
+
+def test_only_the_decoders_own_weights_are_read(fast: BuiltStage, folder: Path) -> None:
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        expected = {name for name in file.keys() if name.startswith("code2wav.")}
+    assert set(fast.weight_names) == expected
+    assert len(fast.weight_names) == len(expected)
+
+
+def test_bfloat16_is_speech_too(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+    stage = build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, dtype="bfloat16"))
+    assert error_over_signal(serve_one(stage, chunked(codes[:10], RAMP)).wave(), whole[10]) < 0.2
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        build(BuildOptions(stage=StageName("code2wav"), checkpoint=tmp_path))
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match="weights"):
+        build(BuildOptions(stage=StageName("code2wav"), checkpoint=tmp_path))
+
+
+def test_pcm_is_rounded_and_clipped() -> None:
+    wave = np.array([0.0, 1.0, -1.0, 1.5, -2.0, 0.5 / 32767, 1.6 / 32767], np.float32)
+    assert to_pcm16(wave).tolist() == [0, 32767, -32767, 32767, -32767, 0, 2]
+
+
+def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
+    """Another decoder of `transformers` with random weights, and ours with the same."""
+    modeling = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    sizes: dict[str, Any] = {
+        "codebook_size": 32, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_quantizers": 3,
+        "intermediate_size": 48, "num_hidden_layers": 3, "sliding_window": 5, "decoder_dim": 24,
+        "upsample_rates": (4, 3), "upsampling_ratios": (2,),
+    }  # fmt: skip
+    sizes |= changes
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = modeling.Qwen3OmniMoeCode2Wav._from_config(modeling.Qwen3OmniMoeCode2WavConfig(**sizes)).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith(("scale", "gamma")):
+                parameter.fill_(0.5)
+            elif parameter.dim() > 1:
+                parameter.normal_(0, parameter[0].numel() ** -0.5)
+    known = {name: value for name, value in sizes.items() if name in Code2WavConfig.__struct_fields__}
+    return theirs, Code2Wav(Code2WavConfig(**known), theirs.state_dict().__getitem__)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"upsample_rates": (5,), "upsampling_ratios": (2, 2)}])
+def test_sizes_follow_the_config(changes: dict[str, Any]) -> None:
+    theirs, ours = small_decoder(**changes)
+    codes = np.random.default_rng(1).integers(0, 32, (40, 3), dtype=np.int32)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(codes.T[None].astype(np.int64))).flatten().numpy()
+    config = ours.config
+    assert len(expected) == 40 * config.samples_per_frame - config.lookahead_samples
+    state: StreamState = ours.open()
+    waves: list[Wave] = []
+    for part in np.split(codes, [1, 2, 9, 30]):
+        (state,), wave = ours.decode([state], part[None].copy())
+        waves.append(wave[0])
+    assert error_over_signal(np.concatenate(waves), expected) < TOLERANCE
+
+
+def test_the_lookahead_is_the_real_checkpoints(folder: Path) -> None:
+    config = read_config(folder)
+    assert (config.samples_per_frame, config.lookahead_samples) == (FRAME_SAMPLES, LOOKAHEAD_SAMPLES)
