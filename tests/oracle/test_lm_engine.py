@@ -1,0 +1,148 @@
+"""Thinker and Talker on the torch engine, driven by hand, against single `generate()` calls of `transformers`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.core.errors import BadInput, EngineError, OutOfPages
+from fleet.core.ids import StageName
+from fleet.engine.base import EngineRequest
+from fleet.graphs import ALL, EACH
+from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
+from fleet.stages.base import BuiltStage
+from tests.oracle.cases import CASES, expected
+from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.oracle.slow_twin import Answers
+from tests.oracle.twins import Asked, ask, assert_all_pages_free, codes_of, speaking_stages, speaking_twin, tokens_of
+
+THINKER, TALKER = StageName("thinker"), StageName("talker")
+Truth = Mapping[str, OracleAnswer]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path) -> Truth:
+    oracle, asked = Oracle(checkpoint), ask(checkpoint)
+    return {
+        case.name: expected(oracle, spec, asked.blobs.get(spec.id), case)
+        for case, spec in zip(asked.cases, asked.specs, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: Path) -> dict[StageName, BuiltStage]:
+    return speaking_stages(checkpoint)
+
+
+def assert_matches(answers: Answers, asked: Asked, truth: Truth) -> None:
+    for case, spec in zip(asked.cases, asked.specs, strict=True):
+        want = truth[case.name]
+        assert tokens_of(answers, spec.id) == want.token_ids, f"{case.name}: answer tokens"
+        codes = codes_of(answers, spec.id)
+        assert codes.shape[1] == want.codes.shape[1], f"{case.name}: number of frames"
+        assert not codes.size or np.array_equal(codes, want.codes), f"{case.name}: codes"
+
+
+def test_the_cases_are_what_they_claim(truth: Truth) -> None:
+    assert len(truth["one token"].token_ids) == 1
+    assert truth["one token"].codes.shape[1] == 0
+    assert truth["over 300 frames"].codes.shape[1] > 300
+    assert len({tuple(answer.token_ids) for answer in truth.values()}) >= len(CASES) - 1
+
+
+@pytest.mark.parametrize("prefill_chunk_tokens", [1, 7, 256])
+def test_eight_at_once_with_prompts_in_chunks(checkpoint: Path, truth: Truth, prefill_chunk_tokens: int) -> None:
+    built = speaking_stages(checkpoint, prefill_chunk_tokens=prefill_chunk_tokens)
+    asked = ask(checkpoint)
+    assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
+    assert_all_pages_free(built)
+
+
+def test_one_by_one(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+    for case in CASES:
+        asked = ask(checkpoint, [case])
+        assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
+    assert_all_pages_free(built)
+
+
+@pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
+def test_however_edges_are_chunked(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: object) -> None:
+    asked = ask(checkpoint)
+    twin = speaking_twin(built, lambda edge: EACH if policy is EACH else ALL)
+    assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
+
+
+def test_more_requests_than_a_pass_takes(checkpoint: Path, truth: Truth) -> None:
+    built = speaking_stages(checkpoint, max_batch=3)
+    asked = ask(checkpoint)
+    assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
+
+
+def test_a_pool_too_small_for_all_computes_some_again(checkpoint: Path, truth: Truth) -> None:
+    """20 pages hold one long answer of the Talker (22 with its prompt would not) and parts of others."""
+    cases = [case for case in CASES if case.frames <= 70]
+    built = speaking_stages(checkpoint, kv_pages=12)
+    asked = ask(checkpoint, cases)
+    assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
+    assert_all_pages_free(built)
+
+
+def test_a_request_no_pool_could_hold_is_refused(checkpoint: Path) -> None:
+    built = speaking_stages(checkpoint, kv_pages=12)
+    asked = ask(checkpoint, [case for case in CASES if case.name == "over 300 frames"])
+    request, _ = built[TALKER].adapter(asked.specs[0], None).open()
+    with pytest.raises(OutOfPages, match="KV pool holds 192"):
+        built[TALKER].engine.submit(request)
+    assert_all_pages_free(built)
+
+
+def test_a_step_that_fails_for_one_request_fails_only_it(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+    asked = ask(checkpoint)
+    poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
+    samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
+    samples[1000] = np.nan
+    twin = speaking_twin(built)
+    answers = twin.run(asked.specs, {**asked.blobs, poisoned.id: samples.tobytes()})
+    assert list(twin.errors) == [poisoned.id]
+    assert isinstance(twin.errors[poisoned.id], EngineError)
+    rest = [(case, spec) for case, spec in zip(asked.cases, asked.specs, strict=True) if spec is not poisoned]
+    others = Asked(cases=tuple(case for case, _ in rest), specs=tuple(spec for _, spec in rest), blobs={})
+    assert_matches(answers, others, truth)
+    assert_all_pages_free(built)
+
+
+def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    asked = ask(checkpoint, [case for case in CASES if case.name == "audio"])
+    spec = asked.specs[0]
+    twin = speaking_twin(built)
+    twin.run([spec], {spec.id: asked.blobs[spec.id][:64_000]})
+    assert isinstance(twin.errors[spec.id], BadInput)
+    assert_all_pages_free(built)
+
+
+def test_an_unknown_voice_is_the_users_mistake(built: dict[StageName, BuiltStage], checkpoint: Path) -> None:
+    spec = ask(checkpoint, CASES[:1]).specs[0]
+    request, _ = built[TALKER].adapter(spec, None).open()
+    stranger = EngineRequest(request_id=request.request_id, sampling=request.sampling, params={**request.params, "voice": "nobody"})
+    with pytest.raises(BadInput, match="chelsie, ethan"):
+        built[TALKER].engine.submit(stranger)
+
+
+def test_abort_frees_at_any_moment_and_leaves_the_others(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+    asked = ask(checkpoint, CASES[:4])
+    victim, kept = asked.specs[0], Asked(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
+    twin = speaking_twin(built)
+    answers: Answers = {spec.id: {} for spec in asked.specs}
+    for number, made in enumerate(twin.stream(asked.specs, asked.blobs)):
+        if made.request == victim.id and number > 20:
+            twin.abort(victim.id)
+        if made.arrays:
+            answers[made.request].setdefault(made.edge, []).append(made.arrays)
+    assert_matches(answers, kept, truth)
+    assert_all_pages_free(built)

@@ -1,0 +1,198 @@
+"""The comparison with the oracle is itself compared: each mistake that a peer has made, or that is easily made, must fail it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from torch import Tensor
+
+from fleet.config import load_config
+from fleet.core.ids import StageName
+from fleet.engine.base import EngineOutput
+from fleet.engine.torch import attention_fast
+from fleet.engine.torch.layout import Extent, positions_of
+from fleet.graphs import ChunkPolicy, Edge, get_graph
+from fleet.models.qwen3_omni.code_predictor import CodePredictor
+from fleet.models.qwen3_omni.roles import RoleIds, SpokenPrompt, spoken_prompt
+from fleet.models.qwen3_omni.talker import TalkerTask
+from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
+from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
+from fleet.stages.base import BuiltStage
+from fleet.stages.qwen3_omni import code2wav, talker, thinker
+from fleet.worker.main import build_options
+from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case, expected, make_frontend, pcm16, spec_of
+from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.oracle.slow_twin import SlowTwin
+
+GRAPH = get_graph("qwen3_omni")
+CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)
+"""It has a system turn, two user turns, audio, earlier answers, and speech that outlasts the text."""
+LONG = replace(CASE, frames=110)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def truth(checkpoint: Path) -> dict[int, OracleAnswer]:
+    oracle, frontend = Oracle(checkpoint), make_frontend(checkpoint)
+    return {case.frames: expected(oracle, *spec_of(case, frontend), case) for case in (CASE, LONG)}
+
+
+def late_text(edge: Edge) -> ChunkPolicy:
+    """Answer tokens come in bursts, so that a Talker that does not wait for its text is found out."""
+    return ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6)) if edge.transitions else edge.policy
+
+
+def matches(
+    checkpoint: Path, truth: dict[int, OracleAnswer], case: Case = CASE, *, left_context: int | None = None, penalty: float = 1.05
+) -> bool:
+    """Whether the stages, driven by hand, give the oracle's tokens, codes and samples."""
+    config = load_config(None, ("device=cpu", "dtype=float32"))
+    built: dict[StageName, BuiltStage] = {}
+    for name, build in (("thinker", thinker.build), ("talker", talker.build), ("code2wav", code2wav.build)):
+        options = build_options(config, StageName(name), checkpoint)
+        if left_context is not None and name == "code2wav":
+            options = replace(options, extra={"left_context": left_context})
+        built[StageName(name)] = build(options)
+    spec, blob = spec_of(case, make_frontend(checkpoint))
+    sampling = msgspec.structs.replace(spec.sampling[StageName("talker")], repetition_penalty=penalty)
+    spec = msgspec.structs.replace(spec, sampling={**spec.sampling, StageName("talker"): sampling})
+    answers = SlowTwin(GRAPH, built, late_text).run([spec], {spec.id: blob or b""})[spec.id]
+    want = truth[case.frames]
+    ids = np.concatenate([arrays["ids"] for arrays in answers[TEXT]]).tolist()
+    codes = np.concatenate([arrays["codes"] for arrays in answers[CODES]]).T
+    pcm = np.concatenate([arrays["pcm"] for arrays in answers[AUDIO]]).astype(np.int32)
+    if ids != want.token_ids or codes.tolist() != want.codes.tolist() or len(pcm) != len(want.wave):
+        return False
+    return bool(np.abs(pcm - pcm16(want.wave)).max() <= 1)
+
+
+def test_without_a_mutation_it_passes(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert matches(checkpoint, truth)
+    assert matches(checkpoint, truth, LONG)
+
+
+def accept_layer(step: int) -> Callable[[pytest.MonkeyPatch], None]:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        right: Callable[..., Any] = Thinker.__init__
+
+        def wrong(self: Thinker, *args: Any, **options: Any) -> None:
+            right(self, *args, **options)
+            self._accept_layer += step  # pyright: ignore[reportPrivateUsage]
+
+        patch.setattr(Thinker, "__init__", wrong)
+
+    return mutate
+
+
+def no_end_text(patch: pytest.MonkeyPatch) -> None:
+    right: Callable[..., None] = TalkerTask.__init__
+
+    def wrong(self: TalkerTask, *args: Any) -> None:
+        right(self, *args)
+        self._spoke_end = True  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(TalkerTask, "__init__", wrong)
+
+
+def end_text_twice(patch: pytest.MonkeyPatch) -> None:
+    right = TalkerTask._next_text  # pyright: ignore[reportPrivateUsage]
+    times: list[int] = []
+
+    def wrong(self: TalkerTask) -> Tensor | None:
+        text = right(self)
+        if self._spoke_end and not times:  # pyright: ignore[reportPrivateUsage]
+            times.append(1)
+            self._spoke_end = False  # pyright: ignore[reportPrivateUsage]
+        return text
+
+    patch.setattr(TalkerTask, "_next_text", wrong)
+
+
+def pad_before_the_text_is_here(patch: pytest.MonkeyPatch) -> None:
+    right = TalkerTask._next_text  # pyright: ignore[reportPrivateUsage]
+
+    def wrong(self: TalkerTask) -> Tensor | None:
+        text = right(self)
+        return self._program.pad_text if text is None else text  # pyright: ignore[reportPrivateUsage]
+
+    patch.setattr(TalkerTask, "_next_text", wrong)
+
+
+def decode_positions_plus_one(patch: pytest.MonkeyPatch) -> None:
+    def wrong(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
+        moved = [replace(e, start=e.start + 1, stop=e.stop + 1) if e.start and e.num_rows == 1 else e for e in extents]
+        return positions_of(moved, pad_to)
+
+    patch.setattr(attention_fast, "positions_of", wrong)
+
+
+def two_codebooks_swapped(patch: pytest.MonkeyPatch) -> None:
+    right = CodePredictor.predict
+
+    def wrong(self: CodePredictor, *args: Any) -> tuple[Tensor, Tensor]:
+        codes, total = right(self, *args)
+        order = [0, 1, 3, 2, *range(4, codes.shape[1])]
+        return codes[:, order], total
+
+    patch.setattr(CodePredictor, "predict", wrong)
+
+
+def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
+    def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> SpokenPrompt:
+        right = spoken_prompt(prompt_ids, roles)
+        first_user = int(np.argmax(right.kept))
+        kept = right.kept.copy()
+        kept[:first_user] = True
+        return replace(right, kept=kept)
+
+    patch.setattr(talker, "spoken_prompt", wrong)
+
+
+def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
+    right = ThinkerTask.computed
+
+    def wrong(self: ThinkerTask, *args: Any) -> Sequence[EngineOutput]:
+        made = right(self, *args)
+        for output in made:
+            if "rows" in output.arrays:
+                output.arrays["rows"][:] = 0
+        return made
+
+    patch.setattr(ThinkerTask, "computed", wrong)
+
+
+MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "accept layer one too early": accept_layer(-1),
+    "accept layer one too late": accept_layer(+1),
+    "no tts_eos": no_end_text,
+    "tts_eos twice": end_text_twice,
+    "padding before the text is here": pad_before_the_text_is_here,
+    "positions plus one": decode_positions_plus_one,
+    "two residual codebooks swapped": two_codebooks_swapped,
+    "system turn kept": system_turn_kept,
+    "audio rows zeroed": audio_rows_zeroed,
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_a_mutation_fails_it(
+    checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
+) -> None:
+    MUTATIONS[mutation](monkeypatch)
+    assert not matches(checkpoint, truth)
+
+
+def test_no_repetition_penalty_fails_it(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert not matches(checkpoint, truth, penalty=1.0)
+
+
+def test_a_left_context_of_25_frames_fails_it(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert not matches(checkpoint, truth, LONG, left_context=25)

@@ -1,0 +1,90 @@
+"""The slow twin of the speaking graph, built for a test: which stages, which numerics, which chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.ids import RequestId, StageName
+from fleet.core.request import RequestSpec
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.graphs import Graph, get_graph
+from fleet.stages.base import BuildOptions, BuiltStage
+from tests.oracle.cases import CASES, CODES, TEXT, Case, make_frontend, spec_of
+from tests.oracle.slow_twin import Answers, Policy, SlowTwin, declared_policy
+
+SPEAKING = (StageName("thinker"), StageName("talker"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Requests ready to run, with the case each came from."""
+
+    cases: tuple[Case, ...]
+    specs: tuple[RequestSpec, ...]
+    blobs: dict[RequestId, bytes]
+
+
+def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0) -> Asked:
+    """Each case's request as a gateway would make it; seeds differ."""
+    frontend = make_frontend(checkpoint)
+    made = [spec_of(case, frontend, temperature=temperature, seed=100 + n) for n, case in enumerate(cases)]
+    blobs = {spec.id: blob for spec, blob in made if blob is not None}
+    return Asked(cases=tuple(cases), specs=tuple(spec for spec, _ in made), blobs=blobs)
+
+
+def build_stage(graph: Graph, options: BuildOptions) -> BuiltStage:
+    module, _, name = graph.stage(options.stage).builder.partition(":")
+    return getattr(import_module(module), name)(options)
+
+
+def speaking_stages(
+    checkpoint: Path,
+    *,
+    numerics: str = "fast",
+    prefill_chunk_tokens: int = 256,
+    max_batch: int = 16,
+    kv_pages: int = 512,
+    stages: Sequence[StageName] = SPEAKING,
+) -> dict[StageName, BuiltStage]:
+    """The stages, each with options alike."""
+    graph = get_graph("qwen3_omni")
+    return {
+        stage: build_stage(
+            graph,
+            BuildOptions(
+                stage=stage,
+                checkpoint=checkpoint,
+                numerics=numerics,
+                prefill_chunk_tokens=prefill_chunk_tokens,
+                max_batch=max_batch,
+                kv_pages=kv_pages,
+            ),
+        )
+        for stage in stages
+    }
+
+
+def speaking_twin(built: dict[StageName, BuiltStage], policy: Policy = declared_policy) -> SlowTwin:
+    return SlowTwin(get_graph("qwen3_omni"), built, policy)
+
+
+def tokens_of(answers: Answers, request: RequestId) -> list[int]:
+    return [int(token) for arrays in answers[request][TEXT] for token in arrays["ids"]]
+
+
+def codes_of(answers: Answers, request: RequestId) -> NDArray[np.int32]:
+    """[Q, frames]; Q is 0 where nothing was spoken."""
+    frames = [arrays["codes"] for arrays in answers[request][CODES]]
+    return np.concatenate(frames).T if frames else np.empty((0, 0), np.int32)
+
+
+def assert_all_pages_free(built: dict[StageName, BuiltStage]) -> None:
+    for stage in built.values():
+        if isinstance(stage.engine, LMEngine):
+            stage.engine.pool.check()
+            assert stage.engine.stats().running == 0
+            assert stage.engine.stats().pages_used == 0
