@@ -1,0 +1,169 @@
+"""The whole fleet as people use it: `fleet up`, real processes, real NIXL, the unmodified `openai` client, text and speech back."""
+
+import base64
+import io
+import random
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import redis
+import soundfile
+import yaml
+from openai import OpenAI
+
+from fleet.control import keys
+from tests.oracle.cases import speech_like
+from tests.support import Running, start_cli, wait_until
+
+OPTIONS = [word for s in ("device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl") for word in ("--set", s)]
+SIX_SECONDS = {"fleet": {"thinker": {"max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
+NUM_REQUESTS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    url: str
+    redis_url: str
+    model: str
+    running: Running
+
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Fleet]:
+    folder: Path = tmp_path_factory.mktemp("fleet")
+    with start_cli("up", *OPTIONS, cwd=folder) as running:
+        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=120)[1]
+        resolved = yaml.safe_load((folder / ".fleet" / "resolved.yaml").read_text())
+        redis_url = f"redis://127.0.0.1:{resolved['redis']['port']}"
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        yield Fleet(url=url, redis_url=redis_url, model=model, running=running)
+
+
+def spoken_question() -> dict[str, object]:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, speech_like(1.5, 3), 16000, format="WAV")
+    audio = {"data": base64.b64encode(buffer.getvalue()).decode(), "format": "wav"}
+    return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
+
+
+def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet) -> None:
+    """The unmodified client, not streamed."""
+    answer = fleet.client().chat.completions.create(
+        model=fleet.model,
+        messages=[spoken_question()],  # pyright: ignore[reportArgumentType]
+        modalities=["text", "audio"],
+        audio={"voice": "chelsie", "format": "wav"},
+        extra_body=SIX_SECONDS,
+    )
+    message = answer.choices[0].message
+    assert message.audio is not None and answer.usage is not None
+    samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(message.audio.data)))
+    assert rate_hz == 24000
+    assert len(samples) == 75 * 1920 - 555
+    assert 0.02 < float(np.sqrt(np.mean(samples**2))) < 0.5
+    assert message.audio.transcript
+    assert answer.usage.completion_tokens > 0
+
+
+def test_it_is_streaming(fleet: Fleet) -> None:
+    """A six-second answer: the first audio byte comes in the first quarter of the time; the words come with it."""
+    client, shares = fleet.client(), []
+    for _ in range(5):
+        began, first, num_samples, words = time.perf_counter(), None, 0, ""
+        stream = client.chat.completions.create(
+            model=fleet.model,
+            messages=[{"role": "user", "content": "Tell me something."}],
+            modalities=["text", "audio"],
+            audio={"voice": "ethan", "format": "pcm16"},
+            stream=True,
+            extra_body=SIX_SECONDS,
+        )
+        for chunk in stream:
+            delta = chunk.choices[0].delta if chunk.choices else None
+            audio = getattr(delta, "audio", None) or {}
+            data = audio.get("data") if isinstance(audio, dict) else audio.data
+            words += (delta.content or "") if delta else ""
+            if data:
+                first = first or time.perf_counter() - began
+                num_samples += len(base64.b64decode(data)) // 2
+        assert first is not None and words
+        assert num_samples == 75 * 1920 - 555
+        shares.append(first / (time.perf_counter() - began))
+    assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio came after these shares of the whole time: {shares}"
+
+
+def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) -> None:
+    def ask(**settings: object) -> str:
+        body = {
+            "model": fleet.model,
+            "messages": [{"role": "user", "content": "Again?"}],
+            "modalities": ["text", "audio"],
+            "audio": {"voice": "ethan", "format": "pcm16"},
+            "max_tokens": 12,
+            "fleet": {"talker": {"max_tokens": 12}},
+            **settings,
+        }
+        message = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
+        return message["content"] + message["audio"]["data"]
+
+    assert ask(temperature=0) == ask(temperature=0)
+    assert ask(temperature=0.9, seed=5) == ask(temperature=0.9, seed=5)
+    assert ask(temperature=0.9, seed=5) != ask(temperature=0.9, seed=6)
+
+
+def test_three_hundred_requests_a_third_of_them_left_leave_nothing(fleet: Fleet) -> None:
+    """Clients leave at random moments; pools and arenas are empty afterwards, and every key left has an end."""
+    rng = random.Random(11)
+    plans = [(number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3) for number in range(NUM_REQUESTS)]
+    with ThreadPoolExecutor(max_workers=12) as pool:
+        outcomes = list(pool.map(lambda plan: one_of_many(fleet, *plan), plans))
+    assert {outcome for outcome in outcomes if outcome not in ("left", "whole")} == set()
+    assert outcomes.count("whole") >= NUM_REQUESTS / 2
+
+    with redis.Redis.from_url(fleet.redis_url, decode_responses=True) as client:
+        wait_until(lambda: not client.scard(keys.LIVE), "every request to end", timeout_s=5)
+        wait_until(lambda: nothing_held(client), "pools and arenas to be empty", timeout_s=5)
+        for key in client.scan_iter(match=f"{keys.PREFIX}*"):
+            row = keys.row_of(key)
+            assert row is not None, f"{key} has no row in the key table"
+            assert row.life != "live", f"{key} outlives its request"
+            assert row.life != "retention" or client.ttl(key) > 0, f"{key} would stay for ever"
+
+
+def one_of_many(fleet: Fleet, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
+    message = spoken_question() if spoken else {"role": "user", "content": f"Question {number}"}
+    body = {
+        "model": fleet.model,
+        "messages": [message],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "ethan", "format": "pcm16"},
+        "stream": True,
+        "max_tokens": 4 + number % 12,
+        "fleet": {"talker": {"max_tokens": 4 + number % 20}},
+    }
+    began, whole = time.monotonic(), False
+    with httpx.stream("POST", f"{fleet.url}/v1/chat/completions", json=body, timeout=60) as response:
+        if response.status_code != 200:
+            return response.read().decode()
+        for line in response.iter_lines():
+            whole |= line == "data: [DONE]"
+            if '"error"' in line:
+                return line
+            if leaves and time.monotonic() - began > after_s:
+                return "left"
+    return "whole" if whole else "cut short"
+
+
+def nothing_held(client: "redis.Redis") -> bool:  # type: ignore[type-arg]
+    listed = client.zrange(keys.WORKERS, 0, -1)
+    counts = [client.hmget(f"{keys.PREFIX}worker:{worker}", ["running", "pages_used", "slots_used"]) for worker in listed]
+    return all(int(count or 0) == 0 for row in counts for count in row)
