@@ -12,6 +12,9 @@ Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
 
+MAX_ACK_STRIDE = 16
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -67,9 +70,9 @@ class WebConfig(Strict):
 
 
 class RedisConfig(Strict):
-    """The embedded server, used only where REDIS_URL is not set."""
+    """The embedded server, used only where REDIS_URL is not set. `data_dir` null is `redis` under the deployment's own."""
 
-    data_dir: Path = Path(".fleet/redis")
+    data_dir: Path | None = None
     port: Annotated[int, Field(ge=0, le=65535)] = 6399
 
 
@@ -123,6 +126,10 @@ class FleetConfig(Strict):
                 raise ValueError(f"edges.{name}: graph {graph.name} has no such edge; it has {', '.join(sorted(edges))}")
         return self
 
+    @property
+    def redis_data_dir(self) -> Path:
+        return (self.redis.data_dir or self.data_dir / "redis").absolute()
+
     def stage(self, name: StageName) -> StageConfig:
         return self.stages.get(name, StageConfig())
 
@@ -141,6 +148,10 @@ class FleetConfig(Strict):
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
+
+    def ack_stride_of(self, edge: Edge) -> int:
+        """Chunks a consumer may take before it must acknowledge: well below the credits, or the producer would wait for ever."""
+        return max(1, min(MAX_ACK_STRIDE, self.credits_of(edge) // 4))
 
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
         """The ramp of an edge even where `async_chunk` is off: windows are a pure function of the item's index."""

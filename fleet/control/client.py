@@ -86,7 +86,8 @@ class FleetClient:
         while not self._stopping:
             await asyncio.sleep(self.config.lease.worker_s / 3)
             try:
-                answer = text(await run_async(self._redis, scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})))
+                call = scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})
+                answer = text(await run_async(self._redis, call))
                 if answer != "ok":
                     await self._rejoin()
             except RedisError as error:

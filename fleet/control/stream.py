@@ -1,20 +1,24 @@
 """One request as its gateway sees it: client-edge chunks in index order per edge, acknowledged as they are taken."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Self, cast
 
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
-from fleet.core.errors import FleetError, from_code
+from fleet.core.errors import FleetError, RedisUnreachable, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId
 from fleet.core.request import RequestSpec
+
+log = logging.getLogger(__name__)
 
 
 class ClientStream:
@@ -34,6 +38,7 @@ class ClientStream:
         self._strides = {edge: config.ack_stride_of(graph.edge(edge)) for edge in spec.outputs}
         self._sources = {edge: graph.edge(edge).source for edge in spec.outputs}
         self._next = dict.fromkeys(spec.outputs, 0)
+        self._consumed = dict.fromkeys(spec.outputs, 0)
         self._acked = dict.fromkeys(spec.outputs, 0)
         self._early: dict[tuple[EdgeName, int], Chunk] = {}
         self._ready: deque[Chunk] = deque()
@@ -81,18 +86,33 @@ class ClientStream:
         return chunk
 
     async def _ack(self, chunk: Chunk) -> None:
-        consumed = chunk.index + 1
-        if not chunk.final and consumed - self._acked[chunk.edge] < self._strides[chunk.edge]:
+        """Give credit back in strides. One that Redis did not take is given with the next, or by `catch_up`."""
+        self._consumed[chunk.edge] = chunk.index + 1
+        if chunk.final or self._consumed[chunk.edge] - self._acked[chunk.edge] >= self._strides[chunk.edge]:
+            await self._send_acks()
+
+    async def _send_acks(self) -> None:
+        due = [edge for edge, consumed in self._consumed.items() if consumed > self._acked[edge]]
+        if not due:
             return
-        self._acked[chunk.edge] = consumed
-        ack = scripts.Ack(
-            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=chunk.edge, consumed=consumed,
-            producer=self._sources[chunk.edge], delivered=not self._open,
+        sent = {edge: self._consumed[edge] for edge in due}
+        acks = [self._ack_of(edge, sent[edge], delivered=not self._open and edge == due[-1]) for edge in due]
+        try:
+            await run_async(self._redis, scripts.ack(acks))
+        except RedisError as error:
+            log.warning("credit for %s could not be given back: %s", self.request_id, error)
+            return
+        self._acked |= sent
+
+    def _ack_of(self, edge: EdgeName, consumed: int, *, delivered: bool) -> scripts.Ack:
+        return scripts.Ack(
+            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=edge, consumed=consumed,
+            producer=self._sources[edge], delivered=delivered,
         )  # fmt: skip
-        await run_async(self._redis, scripts.ack([ack]))
 
     async def catch_up(self) -> None:
-        """Read from the logs what no notice brought."""
+        """Read from the logs what no notice brought, and give the credit that is still owed."""
+        await self._send_acks()
         for edge in list(self._open):
             first = f"{self._next[edge] + 1}-0"
             entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)
@@ -105,11 +125,17 @@ class ClientStream:
             self.ended(notice)
 
     async def abort(self, reason: str) -> None:
-        """Stop everything for this request, unless it has ended or another gateway holds it now. Idempotent."""
+        """Stop everything for this request, unless it has ended or another gateway holds it now. Idempotent.
+
+        Raises: RedisUnreachable; the conductor aborts what a gateway that cannot renew its lease held.
+        """
         if self._closed:
             return
         await self._close()
-        await run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._keep))
+        try:
+            await run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._keep))
+        except RedisError as error:
+            raise RedisUnreachable(f"Redis does not answer ({error})") from error
 
     async def _close(self) -> None:
         self._closed = True

@@ -10,10 +10,9 @@ from fleet.core.errors import BadInput, EngineError, OutOfPages
 from fleet.core.ids import StageName
 from fleet.engine.base import EngineRequest
 from fleet.graphs import ALL, EACH
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuiltStage
-from tests.oracle.cases import CASES, expected
-from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.oracle.cases import CASES
+from tests.oracle.oracle import OracleAnswer
 from tests.oracle.slow_twin import Answers
 from tests.oracle.twins import Asked, ask, assert_all_pages_free, codes_of, speaking_stages, speaking_twin, tokens_of
 
@@ -22,22 +21,8 @@ Truth = Mapping[str, OracleAnswer]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def truth(checkpoint: Path) -> Truth:
-    oracle, asked = Oracle(checkpoint), ask(checkpoint)
-    return {
-        case.name: expected(oracle, spec, asked.blobs.get(spec.id), case)
-        for case, spec in zip(asked.cases, asked.specs, strict=True)
-    }
-
-
-@pytest.fixture(scope="module")
-def built(checkpoint: Path) -> dict[StageName, BuiltStage]:
-    return speaking_stages(checkpoint)
+def built(tiny_checkpoint: Path) -> dict[StageName, BuiltStage]:
+    return speaking_stages(tiny_checkpoint)
 
 
 def assert_matches(answers: Answers, asked: Asked, truth: Truth) -> None:
@@ -57,53 +42,53 @@ def test_the_cases_are_what_they_claim(truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("prefill_chunk_tokens", [1, 7, 256])
-def test_eight_at_once_with_prompts_in_chunks(checkpoint: Path, truth: Truth, prefill_chunk_tokens: int) -> None:
-    built = speaking_stages(checkpoint, prefill_chunk_tokens=prefill_chunk_tokens)
-    asked = ask(checkpoint)
+def test_eight_at_once_with_prompts_in_chunks(tiny_checkpoint: Path, truth: Truth, prefill_chunk_tokens: int) -> None:
+    built = speaking_stages(tiny_checkpoint, prefill_chunk_tokens=prefill_chunk_tokens)
+    asked = ask(tiny_checkpoint)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
     assert_all_pages_free(built)
 
 
-def test_one_by_one(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+def test_one_by_one(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
     for case in CASES:
-        asked = ask(checkpoint, [case])
+        asked = ask(tiny_checkpoint, [case])
         assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
     assert_all_pages_free(built)
 
 
 @pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
-def test_however_edges_are_chunked(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: object) -> None:
-    asked = ask(checkpoint)
+def test_however_edges_are_chunked(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: object) -> None:
+    asked = ask(tiny_checkpoint)
     twin = speaking_twin(built, lambda edge: EACH if policy is EACH else ALL)
     assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
 
 
-def test_more_requests_than_a_pass_takes(checkpoint: Path, truth: Truth) -> None:
-    built = speaking_stages(checkpoint, max_batch=3)
-    asked = ask(checkpoint)
+def test_more_requests_than_a_pass_takes(tiny_checkpoint: Path, truth: Truth) -> None:
+    built = speaking_stages(tiny_checkpoint, max_batch=3)
+    asked = ask(tiny_checkpoint)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
 
 
-def test_a_pool_too_small_for_all_computes_some_again(checkpoint: Path, truth: Truth) -> None:
-    """20 pages hold one long answer of the Talker (22 with its prompt would not) and parts of others."""
+def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, truth: Truth) -> None:
+    """12 pages of 16 positions hold any one of these requests, but not all."""
     cases = [case for case in CASES if case.frames <= 70]
-    built = speaking_stages(checkpoint, kv_pages=12)
-    asked = ask(checkpoint, cases)
+    built = speaking_stages(tiny_checkpoint, kv_pages=12)
+    asked = ask(tiny_checkpoint, cases)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
     assert_all_pages_free(built)
 
 
-def test_a_request_no_pool_could_hold_is_refused(checkpoint: Path) -> None:
-    built = speaking_stages(checkpoint, kv_pages=12)
-    asked = ask(checkpoint, [case for case in CASES if case.name == "over 300 frames"])
+def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
+    built = speaking_stages(tiny_checkpoint, kv_pages=12)
+    asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "over 300 frames"])
     request, _ = built[TALKER].adapter(asked.specs[0], None).open()
     with pytest.raises(OutOfPages, match="KV pool holds 192"):
         built[TALKER].engine.submit(request)
     assert_all_pages_free(built)
 
 
-def test_a_step_that_fails_for_one_request_fails_only_it(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
-    asked = ask(checkpoint)
+def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+    asked = ask(tiny_checkpoint)
     poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
     samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
     samples[1000] = np.nan
@@ -117,8 +102,8 @@ def test_a_step_that_fails_for_one_request_fails_only_it(checkpoint: Path, built
     assert_all_pages_free(built)
 
 
-def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
-    asked = ask(checkpoint, [case for case in CASES if case.name == "audio"])
+def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     spec = asked.specs[0]
     twin = speaking_twin(built)
     twin.run([spec], {spec.id: asked.blobs[spec.id][:64_000]})
@@ -126,16 +111,16 @@ def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(checkpoint: Pat
     assert_all_pages_free(built)
 
 
-def test_an_unknown_voice_is_the_users_mistake(built: dict[StageName, BuiltStage], checkpoint: Path) -> None:
-    spec = ask(checkpoint, CASES[:1]).specs[0]
+def test_an_unknown_voice_is_the_users_mistake(built: dict[StageName, BuiltStage], tiny_checkpoint: Path) -> None:
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     request, _ = built[TALKER].adapter(spec, None).open()
     stranger = EngineRequest(request_id=request.request_id, sampling=request.sampling, params={**request.params, "voice": "nobody"})
     with pytest.raises(BadInput, match="chelsie, ethan"):
         built[TALKER].engine.submit(stranger)
 
 
-def test_abort_frees_at_any_moment_and_leaves_the_others(checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
-    asked = ask(checkpoint, CASES[:4])
+def test_abort_frees_at_any_moment_and_leaves_the_others(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+    asked = ask(tiny_checkpoint, CASES[:4])
     victim, kept = asked.specs[0], Asked(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
     twin = speaking_twin(built)
     answers: Answers = {spec.id: {} for spec in asked.specs}

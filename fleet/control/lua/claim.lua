@@ -10,5 +10,6 @@ local t = call('HMGET', tk, 'epoch', 'state')
 if t[1] ~= epoch or t[2] ~= 'granted' then return {'stale'} end
 call('HSET', tk, 'state', 'running', 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
 call('SADD', tasks_of(w), r .. '|' .. s)
+call('HSET', P .. 'req:' .. r, 'state', 'running')
 event(cjson.encode({type = 'TaskClaimed', request = r, stage = s, epoch = 0, owner = w}):gsub('"epoch":0', '"epoch":' .. epoch))
 return {'ok', call('HGET', P .. 'req:' .. r, 'spec'), call('HGETALL', tk)}

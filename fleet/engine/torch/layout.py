@@ -38,8 +38,10 @@ class Look:
 class Layout(Protocol):
     """One pass's rows in the KV pool."""
 
-    positions: Tensor
-    """int64 [N]."""
+    @property
+    def positions(self) -> Tensor:
+        """int64 [N]."""
+        ...
 
     def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
         """Store the rows' keys and values, then look back from each row. Returns [N, h x d]."""

@@ -5,7 +5,7 @@ Legend: N rows, H hidden size, S rows drawn from.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.program import Forwarded, Program, TaskT
+from fleet.engine.torch.program import Forwarded, Program, Task, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 
@@ -40,10 +40,15 @@ class PassDone:
         return self.forwarded.tapped_NH[first + start - extent.start : first + extent.num_rows]
 
 
-class PassRunner(Protocol[TaskT]):
-    def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone: ...
+SomeTask = TypeVar("SomeTask", bound=Task, contravariant=True)
 
-    def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]: ...
+
+class PassRunner(Protocol[SomeTask]):
+    """How a pass is computed. `forward` takes each request's rows, `draw` the last hidden row [1, H] of each that is due."""
+
+    def forward(self, entries: Sequence[tuple[SomeTask, Extent]]) -> PassDone: ...
+
+    def draw(self, entries: Sequence[tuple[SomeTask, Tensor]]) -> Sequence[Sequence[EngineOutput]]: ...
 
 
 class FastRunner(Generic[TaskT]):

@@ -81,9 +81,9 @@ class CausalLM:
             raise ConfigError(
                 f"checkpoint {folder}: {config.model_type} cannot be served: {line}", param="checkpoint"
             ) from error
-        self._model = cast(PreTrainedModel, loaded.to(device).eval())
+        self._model = cast(PreTrainedModel, cast(nn.Module, loaded).to(device).eval())
         self._body = cast(nn.Module, getattr(self._model, self._model.base_model_prefix))
-        self._embedding = cast(nn.Module, self._model.get_input_embeddings())
+        self._embedding = self._model.get_input_embeddings()
         setattr(self._model, self._model.base_model_prefix, GivenHidden())
         self._device, self._tiled, self.end_ids = device, tiled, end_ids
         self._num_ids = int(config.vocab_size)

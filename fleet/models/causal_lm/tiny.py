@@ -21,7 +21,7 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-_CONSTANT, _NEVER, _RARE = 2.0, -30.0, -1.0
+_CONSTANT, _NEVER, _RARE = 2.0, -30.0, -3.0
 """Channel 0 of every embedding is constant and no layer writes to it: it biases the head, which has no bias of its own."""
 
 

@@ -1,0 +1,143 @@
+"""`fleet bench`: reads its words, measures what they ask for, reports it. Each step is a module of its own."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import yaml
+from rich.console import Console
+
+from fleet.bench.agreement import compare
+from fleet.bench.chat import ChatApi
+from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
+from fleet.bench.errors import BenchError
+from fleet.bench.hop import measure_hops
+from fleet.bench.machine import describe_machine, usable_cores
+from fleet.bench.options import Options, parse
+from fleet.bench.plot import draw
+from fleet.bench.progress import Meter, meter
+from fleet.bench.reference import Result, Work, run_aside
+from fleet.bench.report import Report, show, write_json
+from fleet.bench.serving import Serving, measure_serving, prepare
+from fleet.bench.targets import against_baseline, against_twin, of_hops
+from fleet.bench.transfer import measure_transfer
+from fleet.config.settings import read_settings
+from fleet.core.errors import FleetError
+
+DEFAULT_PORT = 8000
+TWIN_MODULE = "fleet.bench.twin_run"
+INTERRUPTED = 130
+
+replace = msgspec.structs.replace
+
+
+def run(args: list[str]) -> int:
+    """Returns the exit status; what goes wrong is one line on stderr."""
+    try:
+        options = parse(args)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 2
+    try:
+        _check(options)
+        report = _measure(options, args)
+        show(report, Console())
+        if options.json:
+            write_json(report, options.json)
+        if options.png:
+            draw(report, options.png)
+    except FleetError as error:
+        print(f"fleet bench: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fleet bench: stopped before the end", file=sys.stderr)
+        return INTERRUPTED
+    return 1 if options.check and report.missed else 0
+
+
+def _check(options: Options) -> None:
+    """What would fail only after minutes of measuring. Raises: BenchError, ConfigError."""
+    for name, path in (("--json", options.json), ("--png", options.png)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BenchError(f"{name} {path}: there is no folder {path.absolute().parent}", param=name)
+    if options.serving:
+        graph = configured(options.config, options.overrides).graph_declaration()
+        if options.baseline and graph.baseline is None:
+            raise BenchError(f"graph {graph.name} declares no reference implementation; leave out --baseline", param="--baseline")
+
+
+def _measure(options: Options, args: list[str]) -> Report:
+    report = Report(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
+    with meter() as progress:
+        if options.hop:
+            hops = measure_hops(options.hops, progress.counted("hops", options.hops))
+            report = replace(report, hops=hops, ratios=(*report.ratios, *of_hops(hops)))
+        if options.transfer:
+            done = progress.steps("tensor reads", 1)
+            report = replace(report, transfer=measure_transfer())
+            done()
+        if options.serving:
+            report = _measure_fleet(report, options, progress)
+    return report
+
+
+def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
+    """The fleet first; then, while it is idle or has been stopped, what it is compared with."""
+    with _target(options, progress) as target:
+        serving = measure_serving(ChatApi(target.url, read_settings().api_key), target.config, options, progress.steps)
+        report = replace(report, serving=serving)
+        if not options.up:
+            report = _compare(report, serving, target, options, progress)
+    return _compare(report, serving, target, options, progress) if options.up else report
+
+
+@contextmanager
+def _target(options: Options, progress: Meter) -> Iterator[Target]:
+    if options.up:
+        done = progress.steps("starting the fleet", 1)
+        with own_fleet(options.config, options.overrides) as target:
+            done()
+            yield target
+        return
+    url = options.url or f"http://127.0.0.1:{read_settings().port or DEFAULT_PORT}"
+    yield running_fleet(url, ChatApi(url).port, configured(options.config, options.overrides))
+
+
+def _compare(report: Report, serving: Serving, target: Target, options: Options, progress: Meter) -> Report:
+    graph = target.config.graph_declaration()
+    if options.baseline and graph.baseline is not None:
+        prepared = prepare(target, options, serving.prompts, _baseline_threads(options))
+        done = progress.steps("the reference implementation", len(serving.prompts))
+        baseline = run_aside(graph.baseline, ["--checkpoint", target.config.checkpoint], prepared.work, done)
+        report = replace(
+            report,
+            baseline=baseline,
+            agreement=compare(serving.concurrent.traces, baseline, prepared.work, prepared.frontend),
+            ratios=(*report.ratios, *against_baseline(serving, baseline)),
+        )
+    if options.twin:
+        threads = max(target.config.stage(stage.name).threads for stage in graph.stages)
+        prepared = prepare(target, options, serving.prompts[: options.requests], (threads,))
+        twin = _run_twin(target, prepared.work, progress)
+        report = replace(
+            report,
+            twin=twin,
+            twin_agreement=compare(serving.single.traces, twin, prepared.work, prepared.frontend),
+            ratios=(*report.ratios, *against_twin(serving, twin)),
+        )
+    return report
+
+
+def _baseline_threads(options: Options) -> tuple[int, ...]:
+    return (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
+
+
+def _run_twin(target: Target, work: Work, progress: Meter) -> Result:
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
+        resolved = Path(folder, "resolved.yaml")
+        resolved.write_text(yaml.safe_dump(target.config.model_dump(mode="json"), sort_keys=False))
+        done = progress.steps("the same stages in one process", len(work.requests))
+        return run_aside(TWIN_MODULE, ["--config", str(resolved)], work, done)

@@ -1,0 +1,133 @@
+"""The words of `fleet bench`, and what they mean. Measures nothing."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+EPILOG = """\
+What is measured
+  serving      streamed chat completions over HTTP, greedy, every stage bounded: first text, first sound, last sample,
+               gaps between chunks, and whether a listener who starts at the first chunk ever runs dry; first one
+               request at a time, then --concurrency at a time
+  --baseline   the same prompts and bounds by the reference implementation, one after another, while the fleet is idle;
+               and whether both gave the same answers
+  --twin       the fleet's own stages in one process, without Redis or transfers: the price of being many processes
+  --hop        one chunk from append to delivery through real Redis
+  --transfer   tensor reads between two processes
+
+Examples
+  fleet bench                                       the fleet at http://127.0.0.1:8000
+  fleet bench --up --baseline transformers          start a fleet, measure it, compare it, stop it
+  fleet bench --up --set checkpoint=/models/x --requests 32 --concurrency 16 --json out.json --png out.png
+  fleet bench --url http://gpu-box:8000 --max-tokens 200 --frames 400
+  fleet bench --hop --transfer                      no fleet is needed
+
+Numbers from a busy machine mean little: the report says how busy it was. Exit status: 0 measured, 1 it could not be
+measured (one line says why) or, with --check, a target was missed, 2 a usage mistake.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Invariants: `url` or `up`, never both; counts are positive. `serving` is whether a fleet is measured at all."""
+
+    serving: bool
+    url: str | None
+    up: bool
+    config: Path | None
+    overrides: tuple[str, ...]
+    requests: int
+    concurrency: int
+    max_tokens: int
+    frames: int
+    warm_up: int
+    baseline: bool
+    baseline_threads: int | None
+    twin: bool
+    hop: bool
+    hops: int
+    transfer: bool
+    json: Path | None
+    png: Path | None
+    check: bool
+
+
+def parse(args: list[str]) -> Options:
+    """Raises: SystemExit with status 0 after --help, 2 after a usage mistake."""
+    parser = _parser()
+    given = parser.parse_args(args)
+    if given.url and given.up:
+        parser.error("--url measures a fleet that runs, --up starts one: give one of them")
+    alone = (given.hop or given.transfer) and not (given.url or given.up or given.baseline or given.twin)
+    return Options(
+        serving=not alone,
+        url=given.url,
+        up=given.up,
+        config=given.config,
+        overrides=tuple(given.set),
+        requests=given.requests,
+        concurrency=given.concurrency,
+        max_tokens=given.max_tokens,
+        frames=given.frames,
+        warm_up=given.warm_up,
+        baseline=given.baseline is not None,
+        baseline_threads=given.baseline_threads,
+        twin=given.twin,
+        hop=given.hop,
+        hops=given.hops,
+        transfer=given.transfer,
+        json=given.json,
+        png=given.png,
+        check=given.check,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fleet bench",
+        description="Measure a fleet as its clients see it, and compare it with the reference implementation.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    fleet = parser.add_argument_group("which fleet")
+    fleet.add_argument("--url", help="the gateway of a running fleet (default: http://127.0.0.1:8000, or FLEET_PORT's)")
+    fleet.add_argument("--up", action="store_true", help="start a fleet on free ports with a Redis of its own; stop it after")
+    fleet.add_argument("--config", type=Path, metavar="FILE", help="the deployment file, as for `fleet up`")
+    fleet.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of it; repeatable")
+    load = parser.add_argument_group("the load")
+    load.add_argument("--requests", type=_positive, default=16, metavar="N", help="requests per phase (16)")
+    load.add_argument("--concurrency", type=_positive, default=8, metavar="C", help="at a time in the second phase (8)")
+    load.add_argument("--max-tokens", type=_at_least_two, default=24, metavar="T", help="answer tokens at most (24)")
+    load.add_argument("--frames", type=_at_least_two, default=60, metavar="F", help="bound of the later sampling stages (60)")
+    load.add_argument("--warm-up", type=_count, default=3, metavar="N", help="requests before that do not count (3)")
+    also = parser.add_argument_group("what else")
+    also.add_argument("--baseline", choices=["transformers"], help="compare with the reference implementation")
+    also.add_argument("--baseline-threads", type=_positive, metavar="N", help="its CPU threads (default: one or all, the better)")
+    also.add_argument("--twin", action="store_true", help="compare with the same stages in one process")
+    also.add_argument("--hop", action="store_true", help="time append to delivery through a Redis started for it")
+    also.add_argument("--hops", type=_positive, default=1000, metavar="N", help="how many of them (1000)")
+    also.add_argument("--transfer", action="store_true", help="time tensor reads between two processes")
+    out = parser.add_argument_group("the report")
+    out.add_argument("--json", type=Path, metavar="FILE", help="every number, and what it was measured on")
+    out.add_argument("--png", type=Path, metavar="FILE", help="the numbers as a picture")
+    out.add_argument("--check", action="store_true", help="end with status 1 if a target is missed")
+    return parser
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _at_least_two(text: str) -> int:
+    """The reference implementation cannot speak an answer of one token, nor one of one frame."""
+    return _whole(text, 2)
+
+
+def _whole(text: str, low: int) -> int:
+    if not text.isdigit() or int(text) < low:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+    return int(text)

@@ -1,0 +1,91 @@
+"""Running something to compare with in a process of its own, torch and all: the reference implementation, or the twin.
+
+Both read one work file and write one result file. Knows no model: the requests are the fleet's own, stage by stage.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from fleet.bench.errors import BenchError
+from fleet.core.request import RequestSpec
+
+TAIL_LINES = 8
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. `messages` are the chats that `requests` were made of; `warm_up` runs of the first request do not count.
+
+    Of several `num_threads` the reference takes the one that serves it best.
+    """
+
+    requests: tuple[RequestSpec, ...]
+    messages: tuple[list[dict[str, str]], ...]
+    num_threads: tuple[int, ...]
+    device: str
+    dtype: str
+    warm_up: int
+    sample_rate_hz: int
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """One request's answer. `same_prompt` is whether its own tokenisation of the chat gave the very ids it was sent."""
+
+    seconds: float
+    first_audio_s: float
+    num_samples: int
+    sample_rate_hz: int
+    answer_ids: tuple[int, ...]
+    same_prompt: bool | None = None
+
+    @property
+    def audio_s(self) -> float:
+        return self.num_samples / self.sample_rate_hz if self.sample_rate_hz else 0.0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """All answers, in the order of the requests, and what they ran on."""
+
+    answers: tuple[Answered, ...]
+    load_s: float
+    num_threads: int
+    device: str
+    dtype: str
+
+    @property
+    def seconds(self) -> float:
+        return sum(answer.seconds for answer in self.answers)
+
+    @property
+    def throughput(self) -> float:
+        """Seconds of audio per second, one request after another."""
+        return sum(answer.audio_s for answer in self.answers) / self.seconds
+
+
+def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable[[], None]) -> Result:
+    """Run `python -m MODULE OPTIONS --requests FILE --out FILE`; each line it prints is one request done.
+
+    Raises: BenchError with the end of what it wrote to stderr.
+    """
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
+        asked, told, said = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
+        asked.write_bytes(msgspec.json.encode(work))
+        command = [sys.executable, "-m", module, *options, "--requests", str(asked), "--out", str(told)]
+        with said.open("w") as stderr:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        with process:
+            try:
+                assert process.stdout is not None
+                for _line in process.stdout:
+                    advance()
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode != 0 or not told.is_file():
+            tail = "\n".join(said.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it said nothing'}")
+        return msgspec.json.decode(told.read_bytes(), type=Result)

@@ -1,0 +1,218 @@
+"""Everything one run of the benchmark found: as JSON, and as tables for the terminal. Measures nothing."""
+
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from fleet.bench.agreement import Agreement
+from fleet.bench.hop import HopResult
+from fleet.bench.load import Phase
+from fleet.bench.machine import Machine
+from fleet.bench.reference import Result
+from fleet.bench.serving import Serving
+from fleet.bench.stats import Ratio, Summary, summarise
+from fleet.bench.transfer import TransferResult
+
+MS, NONE = 1e3, "-"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. What was not asked for is None. `command` is its words, `began` local time, ISO 8601."""
+
+    began: str
+    command: tuple[str, ...]
+    machine: Machine
+    serving: Serving | None = None
+    baseline: Result | None = None
+    agreement: Agreement | None = None
+    twin: Result | None = None
+    twin_agreement: Agreement | None = None
+    hops: HopResult | None = None
+    transfer: TransferResult | None = None
+    ratios: tuple[Ratio, ...] = ()
+
+    @property
+    def missed(self) -> tuple[Ratio, ...]:
+        return tuple(ratio for ratio in self.ratios if not ratio.met)
+
+
+class _Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The summaries a reader wants first; the raw numbers follow from which they were made. Units: seconds."""
+
+    first_text_s: Summary | None
+    first_audio_s: Summary | None
+    last_sample_s: Summary | None
+    rtf: Summary | None
+    gap_s: Summary | None
+    viability: Summary | None
+    throughput_audio_s_per_s: float
+    requests_per_s: float
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the JSON file. `met` has each target's name."""
+
+    percentiles: dict[str, _Percentiles]
+    met: dict[str, bool]
+    report: Report
+
+
+def write_json(report: Report, path: Path) -> None:
+    phases = (report.serving.single, report.serving.concurrent) if report.serving else ()
+    file = _File(
+        percentiles={phase.name: _percentiles(phase) for phase in phases},
+        met={ratio.name: ratio.met for ratio in report.ratios},
+        report=report,
+    )
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+
+
+def _percentiles(phase: Phase) -> _Percentiles:
+    return _Percentiles(
+        first_text_s=phase.summary("first_text_s"),
+        first_audio_s=phase.summary("first_audio_s"),
+        last_sample_s=phase.summary("last_sample_s"),
+        rtf=phase.summary("rtf"),
+        gap_s=phase.gap_summary(),
+        viability=phase.summary("viability"),
+        throughput_audio_s_per_s=phase.throughput,
+        requests_per_s=phase.requests_per_s,
+    )
+
+
+def show(report: Report, console: Console) -> None:
+    machine = report.machine
+    console.print(
+        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load {machine.load_1min} before; "
+        f"Python {machine.python}, " + ", ".join(f"{name} {version}" for name, version in machine.libraries.items()),
+        soft_wrap=True,
+        highlight=False,
+    )
+    if report.serving:
+        console.print(_serving_table(report.serving, report.baseline))
+    for name, agreement in (("baseline", report.agreement), ("twin", report.twin_agreement)):
+        if agreement:
+            _show_agreement(name, agreement, console)
+    if report.baseline:
+        console.print(f"baseline: {_ran_on(report.baseline)}", highlight=False)
+    if report.twin:
+        console.print(_twin_table(report.twin))
+    if report.hops:
+        console.print(_hop_table(report.hops))
+    if report.transfer:
+        console.print(_transfer_table(report.transfer))
+    if report.ratios:
+        console.print(_ratio_table(report.ratios))
+
+
+def _titled(title: str, table: Table) -> Group:
+    """A table's own title would be wrapped to its width."""
+    return Group(Text(title, style="bold"), table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="right" if position else "left", no_wrap=True)
+    return table
+
+
+def _serving_table(serving: Serving, baseline: Result | None) -> Group:
+    single, many = serving.single, serving.concurrent
+    columns = ["", "alone\np50", "\np95", f"{many.concurrency} at once\np50", "\np95"]
+    table = _table(*columns, *(("baseline\np50", "\np95") if baseline else ()))
+    answers = baseline.answers if baseline else ()
+    took = summarise([answer.seconds for answer in answers])
+    rows: list[tuple[str, float, str, Summary | None]] = [
+        ("first text, ms", MS, "first_text_s", None),
+        ("first audio, ms", MS, "first_audio_s", took),
+        ("last sample, ms", MS, "last_sample_s", took),
+        ("audio, s", 1.0, "audio_s", summarise([answer.audio_s for answer in answers])),
+        ("RTF, s/s of audio", 1.0, "rtf", _rtf(baseline)),
+        ("longest gap, ms", MS, "max_gap_s", None),
+        ("chunks in time, %", 100.0, "viability", None),
+        ("playback stalled, ms", MS, "stalled_s", None),
+    ]
+    for name, scale, field, reference in rows:
+        cells = [*_cells(single.summary(field), scale), *_cells(many.summary(field), scale)]
+        table.add_row(name, *cells, *(_cells(reference, scale) if baseline else ()))
+    table.add_section()
+    for name, one, all_, theirs in (
+        ("audio made, s/s", single.throughput, many.throughput, baseline.throughput if baseline else None),
+        ("requests, 1/s", single.requests_per_s, many.requests_per_s, _per_second(baseline)),
+        ("answer tokens, 1/s", single.tokens_per_s, many.tokens_per_s, None),
+    ):
+        table.add_row(name, _number(one), "", _number(all_), "", *((_number(theirs), "") if baseline else ()))
+    phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
+    return _titled(f"{serving.model} at {serving.url}: {phases}", table)
+
+
+def _rtf(baseline: Result | None) -> Summary | None:
+    answers = baseline.answers if baseline else ()
+    return summarise([answer.seconds / answer.audio_s if answer.audio_s else None for answer in answers])
+
+
+def _per_second(baseline: Result | None) -> float | None:
+    return len(baseline.answers) / baseline.seconds if baseline else None
+
+
+def _cells(summary: Summary | None, scale: float) -> tuple[str, str]:
+    return (NONE, NONE) if summary is None else (_number(summary.p50 * scale), _number(summary.p95 * scale))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _show_agreement(name: str, agreement: Agreement, console: Console) -> None:
+    count = agreement.count
+    console.print(
+        f"same as the {name}: prompt ids {agreement.same_prompt}/{count}, text {agreement.same_text}/{count}, "
+        f"length of the audio {agreement.same_length}/{count}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _ran_on(result: Result) -> str:
+    return f"{result.num_threads} thread{'s' if result.num_threads > 1 else ''}, {result.device}, {result.dtype}"
+
+
+def _twin_table(twin: Result) -> Group:
+    table = _table("", "p50", "p95")
+    table.add_row("first audio, ms", *_cells(summarise([answer.first_audio_s for answer in twin.answers]), MS))
+    table.add_row("last sample, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
+    table.add_row("audio made, s/s", _number(twin.throughput), "")
+    return _titled(f"the same stages in one process ({_ran_on(twin)})", table)
+
+
+def _hop_table(hops: HopResult) -> Group:
+    table = _table("", "p50", "p95", "least")
+    rows = (("append to delivery, us", hops.delivery), ("append call, us", hops.append), ("bare ping, us", hops.ping))
+    for name, summary in rows:
+        if summary:
+            table.add_row(name, f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
+    return _titled(f"{len(hops.delivery_us)} hops through Redis", table)
+
+
+def _transfer_table(transfer: TransferResult) -> Group:
+    table = _table("bytes", "p50 us", "GB/s")
+    for read in transfer.reads:
+        table.add_row(f"{read.num_bytes}", f"{read.p50_us:.0f}", f"{read.gb_per_s:.2f}")
+    return _titled("tensor reads between two processes", table)
+
+
+def _ratio_table(ratios: tuple[Ratio, ...]) -> Group:
+    table = _table("", "measured", "target", "")
+    for ratio in ratios:
+        sign = "<=" if ratio.at_most else ">="
+        verdict = "[green]met[/]" if ratio.met else "[red]missed[/]"
+        unit = "" if ratio.unit == "x" else f" {ratio.unit}"
+        table.add_row(ratio.name, f"{_number(ratio.value)}{unit}", f"{sign} {ratio.target:g}{unit}", verdict)
+    return _titled("targets", table)

@@ -1,0 +1,5 @@
+"""`python -m fleet.cli`: the same as the `fleet` command, for processes that start others of their own environment."""
+
+from fleet.cli.main import main
+
+main()

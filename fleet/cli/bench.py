@@ -1,0 +1,18 @@
+"""`fleet bench`: hands its words to the benchmark, which has its own options. Knows none of them."""
+
+import typer
+
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+
+
+def bench(context: typer.Context) -> None:
+    """Measure a running fleet: latency, throughput, and the answers against the reference implementation.
+
+    `fleet bench --help` lists the benchmark's own options.
+
+    Example: fleet bench --help
+    """
+    from fleet.bench.main import run
+
+    status = run(context.args)
+    raise typer.Exit(status or 0)

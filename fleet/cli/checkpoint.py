@@ -1,0 +1,108 @@
+"""Which checkpoint a deployment serves; "auto" makes a tiny random one, once, whoever comes first. Loads no weights."""
+
+import fcntl
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from fleet.config import FleetConfig
+from fleet.core.errors import ConfigError
+from fleet.graphs import get_graph
+
+AUTO = "auto"
+
+
+def resolve_checkpoint(config: FleetConfig) -> Path:
+    """The folder of the weights, made under a file lock if `checkpoint` is "auto" and it is not there yet.
+
+    The making runs in a process of its own: it needs torch, which most callers must never load.
+    A hub name is downloaded once, into the hub's own cache.
+    Raises: ConfigError if the folder is missing or holds no weights, or the hub cannot give it.
+    """
+    if config.checkpoint != AUTO:
+        folder = Path(config.checkpoint).expanduser()
+        from_hub = not folder.exists() and _is_hub_name(config.checkpoint)
+        return _checked(_download(config.checkpoint) if from_hub else folder.absolute())
+    if not get_graph(config.graph).tiny:
+        raise ConfigError(f"checkpoint: graph {config.graph} cannot make one; give a folder with its weights", param="checkpoint")
+    home = config.data_dir.absolute() / "checkpoints"
+    home.mkdir(parents=True, exist_ok=True)
+    target = home / f"{config.graph}-tiny"
+    with (home / f"{config.graph}-tiny.lock").open("w") as lock:
+        _take(lock, target)
+        if not target.is_dir():
+            _say(f"making a tiny random {config.graph} checkpoint in {target} (once; up to a minute)")
+            _make_aside(config.graph, target)
+            _say(f"made {target}")
+    return _checked(target)
+
+
+def _is_hub_name(checkpoint: str) -> bool:
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", checkpoint) is not None
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    _say(f"checkpoint: there is no folder {name}; asking the model hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"checkpoint: no folder {name}, and the hub did not give it: {reason}", param="checkpoint") from error
+
+
+def _say(line: str) -> None:
+    print(f"fleet: {line}", flush=True)
+
+
+def _take(lock: IO[str], target: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _say(f"waiting for another process to make {target}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def _make_aside(graph: str, target: Path) -> None:
+    """Make it next to its place and move it there whole, so that nobody ever sees half of one."""
+    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    command = [sys.executable, "-m", "fleet.cli", "checkpoint", "tiny", str(aside), "--graph", graph]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        shutil.rmtree(aside, ignore_errors=True)
+        reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"checkpoint: making one failed: {reason}", param="checkpoint")
+    aside.rename(target)
+
+
+def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
+    """Make a tiny checkpoint in this process. Raises: ConfigError if the graph declares no maker or the folder is in use."""
+    maker = get_graph(graph_name).tiny
+    if maker is None:
+        raise ConfigError(f"graph {graph_name} declares no tiny checkpoint", param="graph")
+    if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
+        raise ConfigError(f"{out_dir}: is not an empty folder; choose another", param="OUT_DIR")
+    module, _, function = maker.partition(":")
+    write: Callable[[Path, int], Path] = getattr(importlib.import_module(module), function)
+    return write(out_dir, seed)
+
+
+def _checked(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"checkpoint: no folder {folder}; give a folder with the weights (`hf download NAME --local-dir DIR`), or auto",
+            param="checkpoint",
+        )
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"checkpoint: {folder} has no weights (*.safetensors)", param="checkpoint")
+    return folder

@@ -1,0 +1,161 @@
+"""The commands that look, or make a file: status, config, checkpoint. They start no process of the fleet."""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+import yaml
+
+from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.options import ConfigFile, Overrides
+from fleet.core.clock import now_us
+from fleet.graphs import DEFAULT_GRAPH
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fleet.control.client import FleetClient, WorkerView
+
+REFRESH_S = 1.0
+CONNECT_PATIENCE_S = 2.0
+
+checkpoint_app = typer.Typer(name="checkpoint", no_args_is_help=True)
+
+
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print the table once and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and end.")] = False,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Show the fleet's workers, the roles nobody serves, and how many requests are live.
+
+    On a terminal it is refreshed until Ctrl-C; elsewhere it is printed once.
+
+    Example: fleet status --once
+    """
+    deployment = open_deployment(config, set_)
+    from fleet.control.connect import connect
+
+    connect(deployment.redis_url, patience_s=CONNECT_PATIENCE_S).close()
+    try:
+        asyncio.run(_show(deployment, once=once, as_json=as_json))
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
+async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from fleet.control.client import FleetClient
+
+    console = Console()
+    client = await FleetClient.connect(deployment.redis_url, deployment.config)
+    try:
+        seen = await _look(client)
+        if as_json:
+            print(json.dumps(_as_json(seen)))
+        elif once or not console.is_terminal:
+            console.print(_table(seen))
+        else:
+            with Live(_table(seen), console=console, refresh_per_second=4) as live:
+                while True:
+                    await asyncio.sleep(REFRESH_S)
+                    live.update(_table(await _look(client)))
+    finally:
+        await client.stop()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The fleet at one moment."""
+
+    workers: "tuple[WorkerView, ...]"
+    missing_roles: tuple[str, ...]
+    num_live: int
+
+
+async def _look(client: "FleetClient") -> Seen:
+    return Seen(
+        workers=tuple(sorted(await client.workers(), key=lambda worker: (worker.role, worker.id))),
+        missing_roles=tuple(await client.missing_roles()),
+        num_live=await client.live_count(),
+    )
+
+
+def _as_json(seen: Seen) -> dict[str, object]:
+    workers = [
+        {
+            "id": worker.id,
+            "role": worker.role,
+            "host": worker.host,
+            "pid": worker.pid,
+            "started_us": worker.started_us,
+            "lease_left_s": round(worker.lease_left_s, 3),
+            "running": worker.running,
+            "capacity": worker.capacity,
+        }
+        for worker in seen.workers
+    ]
+    return {"workers": workers, "missing_roles": list(seen.missing_roles), "live_requests": seen.num_live}
+
+
+def _table(seen: Seen) -> "Table":
+    from rich.table import Table
+
+    missing = f"; nobody serves {', '.join(seen.missing_roles)}" if seen.missing_roles else ""
+    table = Table(title=f"{seen.num_live} live requests{missing}", title_justify="left")
+    for heading in ("role", "worker", "host", "pid", "up", "lease left", "tasks"):
+        table.add_column(heading, overflow="fold")
+    for worker in seen.workers:
+        table.add_row(
+            worker.role or "gateway",
+            worker.id,
+            worker.host,
+            str(worker.pid),
+            _duration((now_us() - worker.started_us) / 1e6),
+            f"{worker.lease_left_s:.1f} s",
+            f"{worker.running}/{worker.capacity}",
+        )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(int(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def config(config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Check a deployment and print it whole, defaults included, as a file that --config takes.
+
+    Example: fleet config --config configs/text.yaml --set web.port=8001
+    """
+    deployment = open_deployment(config, set_)
+    source = deployment.settings.config_path or "the defaults"
+    print(f"# from {source}\n{yaml.safe_dump(deployment.config.model_dump(mode='json'), sort_keys=False)}", end="")
+
+
+@checkpoint_app.callback()
+def checkpoint() -> None:
+    """Make checkpoints for trying Fleet without a download."""
+
+
+@checkpoint_app.command()
+def tiny(
+    out_dir: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal files.")] = 0,
+    graph: Annotated[str, typer.Option(help="The graph it is for.")] = DEFAULT_GRAPH,
+) -> None:
+    """Write a tiny checkpoint with random weights into OUT_DIR: the true architecture, whose answers are noise.
+
+    Example: fleet checkpoint tiny /tmp/tiny --seed 1
+    """
+    from fleet.cli.checkpoint import write_tiny
+
+    write_tiny(graph, out_dir, seed)
+    print(f"fleet: wrote {out_dir.absolute()}", flush=True)

@@ -1,0 +1,40 @@
+"""The `fleet` command's entry point: its subcommands, and every known mistake as one line on stderr."""
+
+import logging
+import sys
+
+import typer
+
+from fleet.cli import bench, inspect, jobs, serve
+from fleet.cli.up import up
+from fleet.core.errors import FleetError
+
+app = typer.Typer(
+    name="fleet",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve composite speech models with a fleet of ordinary processes.\n\n"
+    "`fleet up` starts everything on this machine; the other commands are its parts, one process each.",
+)
+app.command()(up)
+app.command()(serve.redis)
+app.command()(serve.conductor)
+app.command()(serve.worker)
+app.command()(serve.web)
+app.add_typer(jobs.app)
+app.command()(inspect.status)
+app.command()(inspect.config)
+app.add_typer(inspect.checkpoint_app)
+app.command(context_settings=bench.PASS_THROUGH)(bench.bench)
+
+
+def main() -> None:
+    """Exit status: 0 done, 1 a known failure (one line says which), 2 a usage mistake."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        app(prog_name="fleet")
+    except FleetError as error:
+        print(f"fleet: {error.message}", file=sys.stderr, flush=True)
+        sys.exit(1)

@@ -1,0 +1,135 @@
+"""The commands that are one process each: redis, conductor, worker, web. Each blocks until SIGTERM."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+
+from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.deployment import Deployment, open_deployment, require_role
+from fleet.cli.keep import keep
+from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
+from fleet.core.errors import ConfigError
+
+STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
+
+
+def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
+    """Run the fleet's Redis server; idle if REDIS_URL names one elsewhere.
+
+    The server is redis-server from PATH (6.2 or newer), else the one bundled with Fleet. Its data lies in `redis.data_dir`, or in
+    `redis` under `data_dir`, as an append-only file and survives restarts.
+
+    Example: fleet redis --set redis.port=6400
+    """
+    deployment = open_deployment(config, set_)
+    if kept:
+        alone = _alone_at(deployment.redis_url) if deployment.embedded_redis else None
+        raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], alone)))
+    if not deployment.embedded_redis:
+        _idle("redis: REDIS_URL names a server; there is nothing to run here")
+    from fleet.control.server import ServerOptions, exec_server
+
+    options = deployment.config.redis
+    if options.port == 0:
+        raise ConfigError("redis.port: 0 leaves the others no address; give a port, or use `fleet up`", param="redis.port")
+    data_dir = deployment.config.redis_data_dir
+    print(f"redis: {deployment.redis_url}, data in {data_dir}", flush=True)
+    exec_server(ServerOptions(data_dir=data_dir, port=options.port))
+
+
+def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
+    """Run a conductor: it decides which worker gets what. Run several and one leads while the others stand by.
+
+    Example: fleet conductor
+    """
+    if kept:
+        raise typer.Exit(asyncio.run(keep(["conductor", *passed_on(config, set_)])))
+    deployment = open_deployment(config, set_)
+    _await_redis(deployment)
+    from fleet.conductor.driver import run_conductor
+
+    run_conductor(deployment.config, deployment.redis_url)
+
+
+def worker(
+    role: Annotated[str, typer.Argument(help="A stage of the graph.")],
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    kept: Keep = False,
+) -> None:
+    """Run one worker of ROLE. Start as many as you like, at any time, on any machine that reaches Redis.
+
+    A worker joins its role by starting and leaves by stopping; requests it held go on elsewhere.
+
+    Example: fleet worker thinker --set stages.thinker.max_batch=8
+    """
+    deployment = open_deployment(config, set_)
+    require_role(deployment.config, role)
+    if kept:
+        raise typer.Exit(asyncio.run(keep(["worker", role, *passed_on(config, set_)])))
+    _await_redis(deployment)
+    fake = deployment.config.engine == "fake"
+    checkpoint = None if fake else resolve_checkpoint(deployment.config)
+    # OpenMP reads this once, when torch is first imported.
+    stage = next(stage.name for stage in deployment.config.graph_declaration().stages if stage.name == role)
+    os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(stage).threads)
+    from fleet.worker.main import run_worker
+
+    run_worker(deployment.config, role, deployment.redis_url, checkpoint)
+
+
+def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
+    """Run a gateway: the OpenAI API, the Realtime WebSocket and the console, at http://HOST:PORT.
+
+    FLEET_PORT sets the port, FLEET_API_KEY asks clients for a key.
+
+    Example: fleet web --set web.port=8001
+    """
+    if kept:
+        raise typer.Exit(asyncio.run(keep(["web", *passed_on(config, set_)])))
+    deployment = open_deployment(config, set_)
+    from fleet.control.server import require_free_port
+
+    require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
+    _await_redis(deployment)
+    checkpoint = resolve_checkpoint(deployment.config)
+    from web.serve import run
+
+    run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
+
+
+def _await_redis(deployment: Deployment) -> None:
+    """Redis may be starting at the same moment. Raises: RedisUnreachable after about ten seconds."""
+    from fleet.control.connect import connect
+
+    connect(deployment.redis_url).close()
+
+
+def _alone_at(redis_url: str) -> Callable[[], Awaitable[bool]]:
+    """Whether the one who asks is the server's only client; a server that does not answer has none."""
+    from redis.exceptions import RedisError
+
+    from fleet.control.connect import connect_async
+
+    async def alone() -> bool:
+        client = connect_async(redis_url)
+        try:
+            return int((await client.info("clients"))["connected_clients"]) <= 1
+        except RedisError:
+            return True
+        finally:
+            await client.aclose()
+
+    return alone
+
+
+def _idle(line: str) -> None:
+    """Say why there is nothing to do, then wait for a stop signal: a Procfile line that ends would end the others."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    print(line, flush=True)
+    signal.sigwait(STOP_SIGNALS)
+    raise typer.Exit(0)

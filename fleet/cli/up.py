@@ -1,0 +1,128 @@
+"""`fleet up`: every process a deployment names, on this machine, from one command. Knows no stage; the graph names them."""
+
+import http.client
+import os
+import shlex
+import sys
+import threading
+from pathlib import Path
+
+import typer
+import yaml
+
+from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.options import ConfigFile, Overrides
+from fleet.config import FleetConfig
+
+RESOLVED_NAME = "resolved.yaml"
+READY_POLL_S = 0.25
+
+
+def up(config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
+
+    Prints one line with the address once requests are served. A process that dies is started again; Ctrl-C stops them all.
+    Redis is left out where REDIS_URL names one.
+
+    Examples:
+
+      fleet up
+
+      fleet up --config configs/text.yaml --set web.port=8001 --set stages.lm.replicas=2
+    """
+    from fleet.cli.manager import FleetManager
+
+    deployment = open_deployment(config, set_)
+    _check_redis(deployment)
+    resolved = _resolve(deployment)
+    env = _environment(_store(resolved))
+    url = f"http://{_reachable(resolved.web.host)}:{resolved.web.port}"
+    manager = FleetManager(when_started=lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
+    for name, arguments in _processes(deployment, resolved):
+        manager.add_process(name, shlex.join(["exec", sys.executable, "-m", "fleet.cli", *arguments, "--keep"]), env=env)
+    manager.loop()
+    if manager.culprit:
+        print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
+        raise typer.Exit(1)
+
+
+def _check_redis(deployment: Deployment) -> None:
+    """Raises: RedisUnreachable or ConfigError now, before anything is started."""
+    from fleet.control.connect import connect
+    from fleet.control.server import find_server, require_free_port
+
+    if deployment.embedded_redis:
+        find_server()
+        require_free_port("127.0.0.1", deployment.config.redis.port, "redis.port")
+    else:
+        connect(deployment.redis_url).close()
+    require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
+
+
+def _resolve(deployment: Deployment) -> FleetConfig:
+    """What every process must read alike: chosen ports, absolute folders, the checkpoint."""
+    from fleet.control.server import free_ports
+
+    config = deployment.config
+    web_port, redis_port = free_ports(2)
+    web = config.web.model_copy(update={"port": config.web.port or web_port})
+    redis = config.redis.model_copy(
+        update={"port": config.redis.port or redis_port, "data_dir": config.redis_data_dir}
+    )
+    checkpoint = str(resolve_checkpoint(config))
+    return config.model_copy(
+        update={"web": web, "redis": redis, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
+    )
+
+
+def _store(config: FleetConfig) -> Path:
+    """Keep the resolved configuration in the data folder and print what in it is not a default."""
+    path = config.data_dir / RESOLVED_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    changed = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
+    print(f"fleet: configuration resolved into {path}; other than the defaults:\n{changed}", end="", flush=True)
+    return path
+
+
+def _environment(config_file: Path) -> dict[str, str]:
+    """FLEET_PORT is left out: it is already in the file, where a --set may have overruled it."""
+    env = {key: value for key, value in os.environ.items() if key != "FLEET_PORT"}
+    return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+
+
+def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
+    """(name, arguments of `fleet`), in starting order."""
+    named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
+    named.append(("conductor", ["conductor"]))
+    for stage in config.graph_declaration().stages:
+        named += [(f"{stage.name}.{number + 1}", ["worker", stage.name]) for number in range(config.stage(stage.name).replicas)]
+    return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
+
+
+def _reachable(host: str) -> str:
+    """An address a client on this machine can use, for a host that may mean "all interfaces"."""
+    if host in ("", "0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _say_when_ready(url: str) -> None:
+    pause = threading.Event()
+    while not _is_ready(url.removeprefix("http://")):
+        pause.wait(READY_POLL_S)
+    # One write, so that no other process's line gets in between.
+    sys.stdout.write(f"fleet: ready at {url}\n")
+    sys.stdout.flush()
+
+
+def _is_ready(address: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,9 @@
+"""What turns a chat into a request and token ids into text: tokenizer, chat template, audio decoding. Never torch.
+
+Each model family has a `Frontend` in a file of its own (`qwen3_omni.py`, `text.py`), named by the graph declaration and
+used through the protocol in `base.py`.
+"""
+
+from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Frontend, Message, TextPart, load_frontend
+
+__all__ = ["AudioPart", "ChatRequest", "Detokenizer", "Frontend", "Message", "TextPart", "load_frontend"]

@@ -1,0 +1,107 @@
+"""The contract between the gateway and a model's prompt processing. Knows no HTTP and no model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from fleet.config.schema import Limits
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import RequestSpec, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    """`where` names the field of the user's input, for error messages."""
+
+    text: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioPart:
+    """An audio file, base64 as it came. `where` names the field of the user's input, for error messages."""
+
+    data: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn. A turn given as a plain string is kept as one: chat templates may render the two differently."""
+
+    role: str
+    content: TextPart | tuple[TextPart | AudioPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where `spoken`."""
+
+    id: RequestId
+    graph: str
+    messages: tuple[Message, ...]
+    outputs: tuple[EdgeName, ...]
+    sampling: dict[StageName, Sampling] = field(default_factory=dict[StageName, Sampling])
+    spoken: bool = False
+    voice: str | None = None
+    created_us: int = 0
+
+
+class Detokenizer(Protocol):
+    """Token ids of one answer, in order, to text; never half a character."""
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The text that these ids make certain."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back; incomplete bytes become U+FFFD."""
+        ...
+
+
+class Frontend(Protocol):
+    """One model's prompt processing. Thread-safe: `prepare` runs in worker threads.
+
+    Units: `sample_rate_hz` of the answer's audio; 0 where the model does not speak.
+    """
+
+    @property
+    def sample_rate_hz(self) -> int: ...
+
+    def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
+        """The request and its audio blob (float32 mono, clips one after another).
+
+        Raises: BadInput, InputTooLarge naming the field.
+        """
+        ...
+
+    def detokenizer(self) -> Detokenizer: ...
+
+    def voices(self) -> list[str]:
+        """Names of the checkpoint's voices, the default one first."""
+        ...
+
+    def end_ids(self) -> frozenset[int]: ...
+
+    def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
+        """How many of the prompt's positions are audio."""
+        ...
+
+    def num_answer_audio_tokens(self, num_samples: int) -> int:
+        """How many audio tokens (codec frames) an answer of so many samples took."""
+        ...
+
+
+def load_frontend(reference: str, checkpoint: Path, limits: Limits) -> Frontend:
+    """Import "module:name" as the graph declares it and build it for a checkpoint folder.
+
+    Raises: ConfigError if the checkpoint lacks what the frontend reads.
+    """
+    module, _, name = reference.partition(":")
+    build = getattr(import_module(module), name, None)
+    if build is None:
+        raise ConfigError(f"frontend {reference!r} does not exist", param="graph")
+    return cast(Frontend, build(checkpoint, limits))

@@ -1,0 +1,87 @@
+"""Token ids to text as they arrive, and the end of an answer at a stop string. Knows no model and no request."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\ufffd"
+MAX_HELD = 3
+"""A character of UTF-8 misses at most three bytes; byte-fallback decoders write U+FFFD for each of them."""
+
+
+class IncrementalDetokenizer:
+    """Decodes a window of the last ids and releases what later ids cannot change.
+
+    Invariants: the pieces joined, `finish()` included, equal decoding all ids at once; no piece ends inside a
+    character. The window opens one settled piece back, since some decoders drop a leading space.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_settled = 0
+        """Ids at the head of the window that are there for context only."""
+        self._num_released = 0
+        """Characters of the window's own text (beyond the context) already released."""
+
+    def add(self, ids: Sequence[int]) -> str:
+        return "".join(self._add_one(token_id) for token_id in ids)
+
+    def finish(self) -> str:
+        released, self._num_released = self._num_released, 0
+        text = self._own_text()
+        self._window.clear()
+        self._num_settled = 0
+        return text[released:]
+
+    def _add_one(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._own_text()
+        held = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_HELD)
+        piece = text[self._num_released : len(text) - held]
+        self._num_released += len(piece)
+        if held == 0 and text:
+            self._window = self._window[self._num_settled :]
+            self._num_settled = len(self._window)
+            self._num_released = 0
+        return piece
+
+    def _own_text(self) -> str:
+        decode = self._tokenizer.decode
+        context = decode(self._window[: self._num_settled], skip_special_tokens=True)
+        return decode(self._window, skip_special_tokens=True)[len(context) :]
+
+
+class StopTrimmer:
+    """Passes text through up to the first stop string, holding back what might become one.
+
+    Invariants: no released text holds a stop string or a part of the one that ended the answer.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.stopped = False
+
+    def add(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [index for stop in self._stops if (index := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that ends `text`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,87 @@
+"""What every language model's frontend shares: tokenizer, chat template, end tokens, prompt limits. Knows no audio."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from fleet.config.schema import Limits
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.processing.base import ChatRequest, Message, TextPart
+from fleet.processing.detokenize import IncrementalDetokenizer
+from fleet.processing.template import TemplateMessage, load_template, read_json
+
+MAX_CHARS_PER_TOKEN = 32
+"""A text of more characters than this times the token limit is refused before it is tokenised."""
+
+
+class PromptBuilder:
+    """A checkpoint's tokenizer and chat template, with the limits on a prompt."""
+
+    def __init__(self, checkpoint: Path, limits: Limits) -> None:
+        path = checkpoint / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"checkpoint {checkpoint} has no tokenizer.json", param="checkpoint")
+        self.tokenizer = Tokenizer.from_file(str(path))
+        self.limits = limits
+        self.end_ids = _end_ids(checkpoint)
+        self._template = load_template(checkpoint)
+        self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.tokenizer)
+
+    def tokenize(self, chat: ChatRequest) -> list[int]:
+        """The prompt's ids, one placeholder per audio part.
+
+        Raises: BadInput, InputTooLarge naming the field.
+        """
+        if not chat.messages:
+            raise BadInput("messages: give at least one message", param="messages")
+        text = self._template.render([self._for_template(message) for message in chat.messages])
+        if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
+            raise InputTooLarge(
+                f"messages: the prompt is {len(text)} characters, far more than {self.limits.max_prompt_tokens} tokens",
+                param="messages",
+            )
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def check_length(self, ids: Sequence[int]) -> None:
+        """Raises: InputTooLarge if the prompt, its audio positions included, is beyond the limit."""
+        if len(ids) > self.limits.max_prompt_tokens:
+            raise InputTooLarge(
+                f"messages: the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed",
+                param="messages",
+            )
+
+    def _for_template(self, message: Message) -> TemplateMessage:
+        if isinstance(message.content, TextPart):
+            return {"role": message.role, "content": self._checked(message.content)}
+        parts: list[dict[str, str]] = []
+        for part in message.content:
+            if isinstance(part, TextPart):
+                parts.append({"type": "text", "text": self._checked(part)})
+            else:
+                parts.append({"type": "audio", "audio": "clip"})
+        return {"role": message.role, "content": parts}
+
+    def _checked(self, part: TextPart) -> str:
+        """The text, unless it holds a control token: one could forge a turn or an audio position."""
+        for token in self._control_tokens:
+            if token in part.text:
+                raise BadInput(f"{part.where}: holds the model's control token {token!r}; remove it", param=part.where)
+        try:
+            part.text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
+        return part.text
+
+
+def _end_ids(checkpoint: Path) -> frozenset[int]:
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(checkpoint / name).get("eos_token_id")
+        if isinstance(value, int):
+            return frozenset({value})
+        if isinstance(value, list):
+            return frozenset(int(token) for token in value)
+    return frozenset()

@@ -1,0 +1,186 @@
+"""The frontend of Qwen3-Omni: ChatML with audio inside the turns, text and speech out.
+
+Source: transformers 5.23, models/qwen3_omni_moe/processing_qwen3_omni_moe.py and modeling_qwen3_omni_moe.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fleet.config.schema import Limits
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.core.request import AudioClip, RequestSpec
+from fleet.processing.audio import Samples, decode_clip
+from fleet.processing.base import AudioPart, ChatRequest, Detokenizer
+from fleet.processing.prompt import PromptBuilder
+from fleet.processing.template import read_json
+
+ANSWER_RATE_HZ = 24_000
+"""Code2Wav's output rate; the checkpoint's config does not carry it."""
+DEFAULT_SPEAKER = "ethan"
+"""The default of `generate(speaker=...)`."""
+VOICE_PARAM = "voice"
+"""The key of `RequestSpec.params` that the Talker reads its speaker from."""
+
+_LIGHT, _DEEP = ("chelsie", "ethan"), ("ethan", "aiden", "chelsie")
+_YOUNG = ("aiden", "ethan", "chelsie")
+VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "alloy": _LIGHT,
+    "ash": _DEEP,
+    "ballad": _YOUNG,
+    "cedar": _DEEP,
+    "coral": _LIGHT,
+    "echo": _YOUNG,
+    "fable": _YOUNG,
+    "marin": _LIGHT,
+    "nova": _LIGHT,
+    "onyx": _DEEP,
+    "sage": _LIGHT,
+    "shimmer": _LIGHT,
+    "verse": _YOUNG,
+}
+"""OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is taken."""
+
+
+class Frontend:
+    """Raises: ConfigError if the checkpoint lacks the tokenizer, the chat template or the ids it needs."""
+
+    sample_rate_hz = ANSWER_RATE_HZ
+
+    def __init__(self, checkpoint: Path, limits: Limits) -> None:
+        self._prompt = PromptBuilder(checkpoint, limits)
+        config = read_json(checkpoint / "config.json")
+        thinker, talker = _section(config, "thinker_config"), _section(config, "talker_config")
+        features = read_json(checkpoint / "preprocessor_config.json")
+        self._audio_id = _integer(thinker, "audio_token_id", None)
+        self._n_window = _integer(_section(thinker, "audio_config"), "n_window", 50)
+        self._rate_hz = _integer(features, "sampling_rate", 16_000)
+        self._hop_samples = _integer(features, "hop_length", 160)
+        self._samples_per_frame = _samples_per_frame(_section(config, "code2wav_config"))
+        self._speakers = sorted(str(name) for name in _section(talker, "speaker_id"))
+
+    def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
+        voice = self._voice(chat.voice)
+        clips = self._decode(chat)
+        ids = self._prompt.tokenize(chat)
+        lengths = [len(clip) for clip in clips]
+        positions = num_audio_positions(lengths, n_window=self._n_window, hop_samples=self._hop_samples)
+        expanded = _expand(ids, self._audio_id, positions)
+        self._prompt.check_length(expanded)
+        spec = RequestSpec(
+            id=chat.id,
+            graph=chat.graph,
+            prompt_ids=tuple(expanded),
+            audio=_clips(lengths, self._rate_hz),
+            outputs=chat.outputs,
+            sampling=chat.sampling,
+            params={VOICE_PARAM: voice} if chat.spoken else {},
+            created_us=chat.created_us,
+        )
+        return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
+
+    def detokenizer(self) -> Detokenizer:
+        return self._prompt.detokenizer()
+
+    def voices(self) -> list[str]:
+        return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))
+
+    def end_ids(self) -> frozenset[int]:
+        return self._prompt.end_ids
+
+    def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
+        return spec.prompt_ids.count(self._audio_id)
+
+    def num_answer_audio_tokens(self, num_samples: int) -> int:
+        return -(-num_samples // self._samples_per_frame)
+
+    def _decode(self, chat: ChatRequest) -> list[Samples]:
+        left_s = self._prompt.limits.max_audio_s
+        clips: list[Samples] = []
+        for part in _audio_parts(chat):
+            try:
+                clip = decode_clip(part.data, rate_hz=self._rate_hz, max_s=left_s, where=part.where)
+            except InputTooLarge as error:
+                limit_s = self._prompt.limits.max_audio_s
+                raise InputTooLarge(
+                    f"{part.where}: the request's audio is longer than {limit_s:g} s", param=part.where
+                ) from error
+            left_s -= len(clip) / self._rate_hz
+            clips.append(clip)
+        return clips
+
+    def _voice(self, wanted: str | None) -> str:
+        """Raises: BadInput naming the voices there are."""
+        name = (wanted or DEFAULT_SPEAKER).lower()
+        if name in self._speakers:
+            return name
+        if wanted is None or name in VOICE_ALIASES:
+            preferred = (speaker for speaker in VOICE_ALIASES.get(name, ()) if speaker in self._speakers)
+            return next(preferred, self._speakers[0] if self._speakers else "")
+        known = ", ".join(self._speakers)
+        raise BadInput(f"audio.voice: no voice {wanted!r}; use one of {known}", param="audio.voice")
+
+
+def num_audio_positions(lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160) -> list[int]:
+    """Prompt positions of each clip when the clips of a request are padded together, as the processor pads them.
+
+    Units: samples at 16 kHz. A clip shorter than the longest keeps its last partial hop; the longest loses it.
+    Source: `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in `WhisperFeatureExtractor.__call__`.
+    """
+    longest = max(lengths, default=0)
+    frames = [min(-(-length // hop_samples), longest // hop_samples) for length in lengths]
+    return [_encoder_positions(count, n_window) for count in frames]
+
+
+def _encoder_positions(num_frames: int, n_window: int) -> int:
+    chunks, tail = divmod(num_frames, 2 * n_window)
+    for _ in range(3):  # three convolutions of stride 2
+        tail = (tail - 1) // 2 + 1
+    return tail + 13 * chunks
+
+
+def _audio_parts(chat: ChatRequest) -> list[AudioPart]:
+    contents = [message.content for message in chat.messages if isinstance(message.content, tuple)]
+    return [part for content in contents for part in content if isinstance(part, AudioPart)]
+
+
+def _clips(lengths: Sequence[int], rate_hz: int) -> tuple[AudioClip, ...]:
+    offsets = [sum(lengths[:index]) for index in range(len(lengths))]
+    return tuple(
+        AudioClip(offset_samples=offset, num_samples=length, rate_hz=rate_hz)
+        for offset, length in zip(offsets, lengths, strict=True)
+    )
+
+
+def _expand(ids: Sequence[int], audio_id: int, positions: Sequence[int]) -> list[int]:
+    if ids.count(audio_id) != len(positions):
+        raise BadInput("messages: the chat template drops an audio part; put audio in user messages", param="messages")
+    counts = iter(positions)
+    expanded: list[int] = []
+    for token in ids:
+        expanded.extend([token] * next(counts) if token == audio_id else [token])
+    return expanded
+
+
+def _samples_per_frame(code2wav: Mapping[str, object]) -> int:
+    rates: list[object] = []
+    for key in ("upsample_rates", "upsampling_ratios"):
+        value = code2wav.get(key)
+        rates.extend(value if isinstance(value, list) else [])
+    product = 1
+    for rate in rates:
+        product *= int(str(rate))
+    return product
+
+
+def _section(config: Mapping[str, object], name: str) -> Mapping[str, object]:
+    value = config.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _integer(section: Mapping[str, object], name: str, default: int | None) -> int:
+    value = section.get(name, default)
+    if not isinstance(value, int):
+        raise ConfigError(f"the checkpoint's config has no number {name!r}", param="checkpoint")
+    return value

@@ -1,0 +1,109 @@
+"""A checkpoint's chat template, rendered in Jinja's sandbox as `transformers` renders it. Knows no tokenizer.
+
+Source: transformers 5.23, utils/chat_template_utils.py (`_compile_jinja_template`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn, cast
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from fleet.core.errors import BadInput, ConfigError
+
+TemplateMessage = Mapping[str, object]
+
+
+class ChatTemplate:
+    """Renders messages to the prompt text, ready for the answer."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        names = cast("dict[str, object]", environment.globals)
+        names |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template is not valid Jinja: {error}", param="checkpoint") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[TemplateMessage]) -> str:
+        """Raises: BadInput if the template refuses the messages (their roles or order)."""
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise BadInput(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+
+
+def load_template(checkpoint: Path) -> ChatTemplate:
+    """Read chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first.
+
+    Raises: ConfigError if the checkpoint has none.
+    """
+    config = read_json(checkpoint / "tokenizer_config.json")
+    source = _template_source(checkpoint, config)
+    if source is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint} has no chat template (chat_template.jinja); use an instruction-tuned one",
+            param="checkpoint",
+        )
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    return ChatTemplate(source, {name: text for name in names if (text := _token_text(config.get(name))) is not None})
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file; empty where there is no such file. Raises: ConfigError if it is not one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}", param="checkpoint") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: must hold a JSON object", param="checkpoint")
+    return value
+
+
+def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | None:
+    jinja = checkpoint / "chat_template.jinja"
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    for value in (read_json(checkpoint / "chat_template.json").get("chat_template"), config.get("chat_template")):
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):
+            named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
+            if isinstance(named.get("default"), str):
+                return str(named["default"])
+    return None
+
+
+def _token_text(value: object) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

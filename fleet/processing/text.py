@@ -1,0 +1,64 @@
+"""The frontend of any causal language model: text in, text out."""
+
+from pathlib import Path
+
+from fleet.config.schema import Limits
+from fleet.core.errors import BadInput
+from fleet.core.request import RequestSpec
+from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
+from fleet.processing.prompt import PromptBuilder
+
+
+class Frontend:
+    """Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
+
+    sample_rate_hz = 0
+
+    def __init__(self, checkpoint: Path, limits: Limits) -> None:
+        self._prompt = PromptBuilder(checkpoint, limits)
+
+    def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
+        if chat.spoken:
+            raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
+        flat = tuple(Message(role=message.role, content=_joined(message)) for message in chat.messages)
+        ids = self._prompt.tokenize(
+            ChatRequest(id=chat.id, graph=chat.graph, messages=flat, outputs=chat.outputs, created_us=chat.created_us)
+        )
+        self._prompt.check_length(ids)
+        spec = RequestSpec(
+            id=chat.id,
+            graph=chat.graph,
+            prompt_ids=tuple(ids),
+            outputs=chat.outputs,
+            sampling=chat.sampling,
+            created_us=chat.created_us,
+        )
+        return spec, None
+
+    def detokenizer(self) -> Detokenizer:
+        return self._prompt.detokenizer()
+
+    def voices(self) -> list[str]:
+        return []
+
+    def end_ids(self) -> frozenset[int]:
+        return self._prompt.end_ids
+
+    def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
+        return 0
+
+    def num_answer_audio_tokens(self, num_samples: int) -> int:
+        return 0
+
+
+def _joined(message: Message) -> TextPart:
+    """Text parts as one string: templates of text models expect a string."""
+    if isinstance(message.content, TextPart):
+        return message.content
+    texts: list[str] = []
+    for part in message.content:
+        if isinstance(part, AudioPart):
+            raise BadInput(f"{part.where}: this model takes text only", param=part.where)
+        texts.append(part.text)
+    where = message.content[0].where if message.content else "messages"
+    return TextPart(text="\n".join(texts), where=where)

@@ -1,0 +1,41 @@
+"""Fixtures that every folder of tests shares: one real Redis server a session, empty at the start of each test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from fleet.control.keys import PREFIX, row_of
+from tests.support import RedisProcess
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """The session's server. A test that kills or restarts Redis starts a `RedisProcess` of its own."""
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisProcess) -> Iterator[str]:
+    """The URL of an empty Redis; afterwards every key of ours must have a row in the key table."""
+    with redis.Redis.from_url(redis_server.url, decode_responses=True) as client:
+        client.flushall()
+        yield redis_server.url
+        ours = [str(key) for key in client.scan_iter(match=f"{PREFIX}*")]
+    strays = [key for key in ours if row_of(key) is None]
+    assert not strays, f"keys without a row in fleet/control/keys.py: {strays}"
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    """A server for this test alone, to kill and start again."""
+    data_dir = tmp_path / "redis"
+    data_dir.mkdir()
+    server = RedisProcess(data_dir)
+    server.start()
+    yield server
+    server.stop()

@@ -1,0 +1,213 @@
+"""The `fleet` command as a person meets it: real processes, real signals, and one clear line for each mistake."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from fleet.cli.main import app
+from fleet.control.server import free_port
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import Running, cli_env, redis_answers, run_cli, start_cli, wait_until
+
+NOWHERE = "redis://127.0.0.1:1"
+COMMANDS = (
+    ("up",), ("redis",), ("conductor",), ("worker",), ("web",), ("status",), ("config",), ("jobs",), ("jobs", "add"),
+    ("jobs", "list"), ("checkpoint", "tiny"),
+)  # fmt: skip
+DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "bind": "127.0.0.1", "save": ""}
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        yield holder.getsockname()[1]
+
+
+def redis_options(folder: Path, port: int) -> list[str]:
+    return ["--set", f"redis.data_dir={folder}", "--set", f"redis.port={port}"]
+
+
+def ping(port: int) -> bool:
+    return redis_answers(f"redis://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_teaches_itself(command: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, [*command, "--help"])
+    assert done.exit_code == 0, done.output
+    assert "Example" in done.output
+
+
+def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
+    assert run_cli("nonsense", cwd=tmp_path).returncode == 2
+    assert run_cli("worker", cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("config --config absent.yaml", "absent.yaml: no such configuration file"),
+        ("config --config broken.yaml", "broken.yaml: not valid YAML (line "),
+        ("config --set web.prot=1", "web.prot: unknown key"),
+        ("config --set graph=other", "unknown graph 'other'"),
+        ("worker nobody", f"unknown role 'nobody'; graph {DEFAULT_GRAPH} has the roles "),
+        ("redis --set redis.port=0", "redis.port: 0 leaves the others no address"),
+        ("checkpoint tiny .", "is not an empty folder"),
+        ("checkpoint tiny new --graph other", "unknown graph 'other'"),
+        ("up --set checkpoint=absent", "checkpoint: no folder "),
+        ("up --set checkpoint=empty", "empty has no config.json"),
+        ("up --set checkpoint=unweighted", "unweighted has no weights (*.safetensors)"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("graph: [")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unweighted").mkdir()
+    (tmp_path / "unweighted" / "config.json").write_text("{}")
+    ports = {"FLEET_PORT": str(free_port())}
+    free = redis_options(tmp_path / "r", free_port()) if command.startswith("up") else []
+    done = run_cli(*command.split(), *free, cwd=tmp_path, env=ports)
+    assert done.returncode == 1
+    assert done.stderr.startswith("fleet: ") and message in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "jobs list"])
+def test_an_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
+    done = run_cli(*command.split(), cwd=tmp_path, env={"REDIS_URL": NOWHERE})
+    assert done.returncode == 1
+    assert f"no Redis answers at {NOWHERE}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
+    first = run_cli("config", "--set", "web.port=8123", cwd=tmp_path)
+    (tmp_path / "resolved.yaml").write_text(first.stdout)
+    second = run_cli("config", "--config", "resolved.yaml", cwd=tmp_path)
+    assert second.stdout.splitlines()[1:] == first.stdout.splitlines()[1:]
+    assert "  port: 8123" in first.stdout
+
+
+def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> None:
+    port = free_port()
+    with start_cli("redis", *redis_options(Path("data"), port), cwd=tmp_path) as server:
+        server.wait_for(f"redis://127.0.0.1:{port}, data in {tmp_path / 'data'}")
+        wait_until(lambda: ping(port), "Redis to answer")
+        with redis.Redis(port=port, decode_responses=True) as client:
+            settings = {name: client.config_get(name)[name] for name in DURABLE}
+            client.set("kept", "yes")
+        assert server.stop() == 0
+    assert settings == DURABLE
+    with start_cli("redis", *redis_options(Path("data"), port), cwd=tmp_path):
+        wait_until(lambda: ping(port), "Redis to answer again")
+        with redis.Redis(port=port, decode_responses=True) as client:
+            assert client.get("kept") == "yes"
+
+
+def test_one_folder_is_served_once(tmp_path: Path) -> None:
+    port = free_port()
+    with start_cli("redis", *redis_options(tmp_path / "data", port), cwd=tmp_path) as server:
+        wait_until(lambda: ping(port), "Redis to answer")
+        second = run_cli("redis", *redis_options(tmp_path / "data", free_port()), cwd=tmp_path)
+        assert second.returncode == 1
+        assert f"{tmp_path / 'data'} is already served by process {server.process.pid}" in second.stderr
+        assert ping(port), "the first server must not notice"
+
+
+def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
+    for arguments, key in ((["redis"], "redis.port"), (["up"], "redis.port")):
+        done = run_cli(*arguments, *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+        assert done.returncode == 1
+        assert f"{key}: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
+    done = run_cli("up", *redis_options(tmp_path / "data", free_port()), "--set", f"web.port={taken_port}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"web.port: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
+
+
+def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None:
+    with start_cli("redis", cwd=tmp_path, env={"REDIS_URL": "redis://:secret@elsewhere:6379"}) as idle:
+        idle.wait_for("REDIS_URL names a server; there is nothing to run here")
+        assert "secret" not in idle.output()
+        assert idle.stop() == 0
+    assert not (tmp_path / ".fleet").exists()
+
+
+def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path) -> None:
+    port = free_port()
+    with start_cli("redis", "--keep", *redis_options(tmp_path / "data", port), cwd=tmp_path) as kept:
+        wait_until(lambda: ping(port), "Redis to answer")
+        killed = only_child(kept)
+        killed.kill()
+        kept.wait_for("redis was killed by SIGKILL; starting it again")
+        wait_until(lambda: ping(port), "Redis to answer again")
+        second = only_child(kept)
+        assert second.pid != killed.pid
+        assert kept.stop() == 0
+    wait_until(lambda: not second.is_running(), "the server to be gone")
+
+
+def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
+    port = free_port()
+    with start_cli("redis", "--keep", *redis_options(tmp_path / "data", port), cwd=tmp_path) as kept:
+        wait_until(lambda: ping(port), "Redis to answer")
+        server = only_child(kept)
+        kept.stop(signal.SIGKILL)
+        wait_until(lambda: not server.is_running(), "the server to be gone")
+
+
+def test_a_kept_command_that_cannot_start_is_given_up(tmp_path: Path, taken_port: int) -> None:
+    done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+    assert done.returncode == 1
+    assert "redis ended with status 1 and is not started again" in done.stderr
+
+
+def only_child(running: Running) -> psutil.Process:
+    (child,) = psutil.Process(running.process.pid).children()
+    return child
+
+
+def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path: Path) -> None:
+    env = {"REDIS_URL": redis_url}
+    shown = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
+    roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
+    assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0}
+    table = run_cli("status", "--once", cwd=tmp_path, env=env).stdout
+    assert "0 live requests; nobody serves " + ", ".join(roles) in table
+
+
+def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
+    process = subprocess.Popen([sys.executable, "-m", "fleet.cli", "status"], cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    seen = bytearray()
+
+    def shown_twice() -> bool:
+        seen.extend(os.read(ours, 4096))
+        return seen.count(b"live requests") >= 2
+
+    wait_until(shown_twice, "the table to be drawn again", timeout_s=20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 0
+    os.close(theirs)
+    os.close(ours)
+    assert b"Traceback" not in seen
+
+
+def test_an_unreachable_redis_stops_a_worker_in_bounded_time(tmp_path: Path) -> None:
+    role = GRAPHS[DEFAULT_GRAPH].stages[0].name
+    done = run_cli("worker", role, cwd=tmp_path, env={"REDIS_URL": NOWHERE}, timeout_s=30)
+    assert done.returncode == 1
+    assert "waiting for redis" in done.stderr
+    assert f"no Redis answers at {NOWHERE}" in done.stderr.splitlines()[-1]

@@ -1,0 +1,80 @@
+"""`fleet up`: the whole fleet from one command, through the death of a worker, to the last process of it gone."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from fleet.control.server import free_port
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
+
+ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
+SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0")
+OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
+"""No model and no NIXL: neither is what these tests are about, and both are slow to load."""
+START_S = 90.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Running]:
+    with start_cli("up", *OPTIONS, cwd=tmp_path) as running:
+        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
+        yield running
+
+
+def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fleet: Running, tmp_path: Path) -> None:
+    config = yaml.safe_load((tmp_path / ".fleet" / "resolved.yaml").read_text())
+    url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
+    assert url == f"http://127.0.0.1:{config['web']['port']}"
+    with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+        assert answer.status == 200
+    assert Path(config["checkpoint"]).is_relative_to(tmp_path / ".fleet")
+
+    env = {"FLEET_CONFIG": str(tmp_path / ".fleet" / "resolved.yaml")}
+    seen = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
+    pids = {worker["role"]: worker["pid"] for worker in seen["workers"]}
+    assert set(ROLES) <= set(pids) and not seen["missing_roles"]
+
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    victim = next(process for process in family if process.pid == pids[ROLES[0]])
+    victim.kill()
+    fleet.wait_for(f"worker {ROLES[0]} was killed by SIGKILL; starting it again")
+    wait_until(lambda: _pid_of(ROLES[0], tmp_path, env) not in (None, victim.pid), "another worker to join", timeout_s=30)
+
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    assert fleet.stop(timeout_s=30) == 0
+    assert fleet.output().count("fleet: ready at") == 1
+    wait_until(lambda: not [process for process in family if process.is_running()], "every process to be gone")
+
+
+def _pid_of(role: str, folder: Path, env: dict[str, str]) -> int | None:
+    """The newest worker of the role: a killed one is listed until its lease ends."""
+    seen = json.loads(run_cli("status", "--json", cwd=folder, env=env).stdout)
+    mine = [worker for worker in seen["workers"] if worker["role"] == role]
+    return max(mine, key=lambda worker: worker["started_us"])["pid"] if mine else None
+
+
+def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) -> None:
+    data = tmp_path / "served"
+    port = free_port()
+    with start_cli("redis", "--set", f"redis.data_dir={data}", "--set", f"redis.port={port}", cwd=tmp_path) as holder:
+        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{port}"), "the first server to hold the folder")
+        checkpoint = _weightless(tmp_path / "checkpoint")
+        done = run_cli("up", *OPTIONS, "--set", f"redis.data_dir={data}", "--set", f"checkpoint={checkpoint}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"{data} is already served by process {holder.process.pid}" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("fleet: redis ended, ")
+    assert "everything else was stopped" in done.stderr
+
+
+def _weightless(folder: Path) -> Path:
+    """A folder that passes for a checkpoint until something is read from it."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder

@@ -1,0 +1,95 @@
+"""Invariant numerics: a request's bits do not depend on what runs beside it, nor on how its prompt is cut."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+import fleet.engine.torch.answer as answer_module
+import fleet.models.qwen3_omni.talker as talker_module
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName
+from fleet.engine.torch.sampling import Draw, draw
+from fleet.stages.base import BuildOptions
+from fleet.stages.qwen3_omni.thinker import build
+from tests.oracle.cases import CASES, Case
+from tests.oracle.oracle import OracleAnswer
+from tests.oracle.slow_twin import Answers
+from tests.oracle.twins import SPEAKING, Asked, ask, codes_of, speaking_stages, speaking_twin, tokens_of
+
+THOUGHT = EdgeName("thought")
+SHORT = tuple(case for case in CASES if case.frames <= 70)
+
+
+@dataclass(slots=True)
+class Bits:
+    """What a run computed: logits by draw (its noise key names request, stage and index), accept-layer rows and answers by case."""
+
+    logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    answers: dict[str, tuple[list[int], list[list[int]]]] = field(default_factory=dict[str, tuple[list[int], list[list[int]]]])
+
+    def read(self, asked: Asked, answers: Answers) -> None:
+        for case, spec in zip(asked.cases, asked.specs, strict=True):
+            rows = [arrays["rows"] for arrays in answers[spec.id][THOUGHT] if "rows" in arrays]
+            self.rows[case.name] = np.concatenate(rows).tobytes() if rows else b""
+            self.answers[case.name] = tokens_of(answers, spec.id), codes_of(answers, spec.id).tolist()
+
+
+@pytest.fixture
+def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bits]:
+    """Run groups of cases one after another, each group at once, and keep the bits."""
+
+    def once(groups: list[list[Case]], chunk: int, temperature: float) -> Bits:
+        bits = Bits()
+
+        def recording(logits: Tensor, draws: list[Draw], **more: object) -> Tensor:
+            for plan, row in zip(draws, logits, strict=True):
+                bits.logits[plan.noise_key] = row.numpy().tobytes()
+            return draw(logits, draws, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(answer_module, "draw", recording)
+        monkeypatch.setattr(talker_module, "draw", recording)
+        built = speaking_stages(tiny_checkpoint, numerics="invariant", prefill_chunk_tokens=chunk)
+        everything = ask(tiny_checkpoint, SHORT, temperature=temperature)
+        for group in groups:
+            wanted = [n for n, case in enumerate(everything.cases) if case in group]
+            asked = Asked(
+                cases=tuple(everything.cases[n] for n in wanted),
+                specs=tuple(everything.specs[n] for n in wanted),
+                blobs=everything.blobs,
+            )
+            bits.read(asked, speaking_twin(built).run(asked.specs, asked.blobs))
+        return bits
+
+    return once
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
+def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
+    run: Callable[..., Bits], truth: Mapping[str, OracleAnswer], temperature: float
+) -> None:
+    alone = run([[case] for case in SHORT], 256, temperature)
+    assert any(alone.rows.values())
+    for groups, chunk in (([list(SHORT)], 1), ([list(SHORT[:3]), list(SHORT[3:])], 7), ([list(SHORT)], 256)):
+        together = run(groups, chunk, temperature)
+        assert together.rows == alone.rows, f"accept-layer rows, prompt chunks of {chunk}"
+        assert together.logits == alone.logits, f"logits, prompt chunks of {chunk}"
+        assert together.answers == alone.answers
+    if temperature == 0:
+        for name, (tokens, codes) in alone.answers.items():
+            assert tokens == truth[name].token_ids
+            assert codes == truth[name].codes.tolist() or not truth[name].codes.size
+
+
+def test_seeds_change_what_is_sampled(run: Callable[..., Bits]) -> None:
+    sampled, greedy = run([list(SHORT[:2])], 256, 0.9), run([list(SHORT[:2])], 256, 0.0)
+    assert sampled.answers != greedy.answers
+
+
+def test_it_needs_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
+        build(BuildOptions(stage=SPEAKING[0], checkpoint=tiny_checkpoint, numerics="invariant", dtype="bfloat16"))

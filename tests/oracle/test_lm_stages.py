@@ -1,0 +1,159 @@
+"""What the language stages load, what they put on which edge, and where an answer ends."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import RequestSpec, Sampling
+from fleet.models.checkpoint import WeightReader, resolve_checkpoint
+from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.qwen3_omni.thinker import build
+from tests.oracle.cases import CASES
+from tests.oracle.oracle import OracleAnswer
+from tests.oracle.twins import ask, codes_of, speaking_stages, speaking_twin, tokens_of
+
+THINKER, TALKER = StageName("thinker"), StageName("talker")
+TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")
+EMBEDDING = "thinker.model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def built(tiny_checkpoint: Path) -> dict[StageName, BuiltStage]:
+    return speaking_stages(tiny_checkpoint)
+
+
+def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    with safe_open(tiny_checkpoint / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    thinker, talker = (set(built[stage].weight_names) for stage in (THINKER, TALKER))
+    assert thinker == {name for name in names if name.startswith("thinker.") and ".visual." not in name and "visual" not in name}
+    assert talker == {name for name in names if name.startswith("talker.")} | {EMBEDDING}
+    assert len(built[THINKER].weight_names) == len(thinker), "a weight was read twice"
+
+
+def rewritten(checkpoint: Path, out_dir: Path) -> Path:
+    """The same weights as newer tools may write them: experts fused, the Thinker's text model nested deeper, two shards."""
+    shutil.copytree(checkpoint, out_dir)
+    weights = load_file(out_dir / "model.safetensors")
+    (out_dir / "model.safetensors").unlink()
+    fused: dict[str, Tensor] = {}
+    for name in sorted(weights):
+        if ".experts." not in name:
+            fused[name.replace("thinker.model.", "thinker.model.language_model.")] = weights[name]
+        elif ".experts.0.gate_proj" in name:
+            stem = name.removesuffix("0.gate_proj.weight")
+            each = range(sum(key.startswith(stem) and key.endswith("gate_proj.weight") for key in weights))
+            new = stem.replace("thinker.model.", "thinker.model.language_model.")
+            fused[f"{new}gate_up_proj"] = torch.stack(
+                [torch.cat([weights[f"{stem}{n}.{part}_proj.weight"] for part in ("gate", "up")]) for n in each]
+            )
+            fused[f"{new}down_proj"] = torch.stack([weights[f"{stem}{n}.down_proj.weight"] for n in each])
+    weight_map = {name: f"model-{n % 2 + 1:05}-of-00002.safetensors" for n, name in enumerate(fused)}
+    for shard in set(weight_map.values()):
+        save_file({name: fused[name].contiguous() for name in fused if weight_map[name] == shard}, out_dir / shard)
+    (out_dir / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return out_dir
+
+
+def test_shards_fused_experts_and_deeper_names_are_the_same_model(
+    tiny_checkpoint: Path, tmp_path: Path, truth: dict[str, OracleAnswer]
+) -> None:
+    asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
+    twin = speaking_twin(speaking_stages(rewritten(tiny_checkpoint, tmp_path / "other")))
+    answers = twin.run(asked.specs, asked.blobs)
+    assert tokens_of(answers, asked.specs[0].id) == truth["audio"].token_ids
+    assert codes_of(answers, asked.specs[0].id).tolist() == truth["audio"].codes.tolist()
+
+
+@pytest.mark.parametrize("stage", [THINKER, TALKER])
+def test_a_folder_without_weights_is_one_clear_line(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
+    folder = tmp_path / "empty"
+    shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(ConfigError, match="holds no weights") as caught:
+        speaking_stages(folder, stages=[stage])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="a llama model"):
+        build(BuildOptions(stage=THINKER, checkpoint=tmp_path))
+
+
+def test_a_path_that_is_neither_folder_nor_hub_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no folder"):
+        resolve_checkpoint(Path("/nowhere/at/all"))
+
+
+def test_a_weight_that_is_not_there_is_named(tiny_checkpoint: Path) -> None:
+    reader = WeightReader(tiny_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    with pytest.raises(ConfigError, match=r"no weight thinker\.nothing"):
+        reader.get("thinker.nothing")
+
+
+def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
+    spoken, silent = spec, _with(spec, outputs=(TEXT,))
+    twin = speaking_twin(built)
+    assert set(twin.run([silent])[silent.id]) == {TEXT}
+    assert tokens_of(twin.run([silent]), silent.id) == tokens_of(twin.run([spoken]), spoken.id)
+
+
+def test_audio_alone_gives_the_same_speech(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: dict[str, OracleAnswer]) -> None:
+    spec = _with(ask(tiny_checkpoint, CASES[:1]).specs[0], outputs=(AUDIO,))
+    answers = speaking_twin(built).run([spec])
+    assert TEXT not in answers[spec.id]
+    assert codes_of(answers, spec.id).tolist() == truth[CASES[0].name].codes.tolist()
+
+
+def test_the_last_token_is_shown_but_never_spoken(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
+    answers = speaking_twin(built).run([spec])
+    shown = tokens_of(answers, spec.id)
+    assert _thought_tokens(answers[spec.id][THOUGHT], len(spec.prompt_ids)) == shown[:-1]
+
+
+def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
+    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
+    stop = tokenizer.decode(whole[4:7])
+    told = spec.sampling[THINKER]
+    stopping = _with(spec, sampling={**spec.sampling, THINKER: Sampling(max_tokens=told.max_tokens, stop=("unseen", stop))})
+    answers = speaking_twin(built).run([stopping])
+    shown = tokens_of(answers, spec.id)
+    assert shown == whole[: len(shown)]
+    assert len(shown) <= 7
+    assert stop in tokenizer.decode(shown)
+    assert stop not in tokenizer.decode(shown[:-1])
+    assert _thought_tokens(answers[spec.id][THOUGHT], len(spec.prompt_ids)) == shown[:-1]
+    assert codes_of(answers, spec.id).shape[1] > 0
+    assert built[THINKER].engine.stats().running == 0
+
+
+def _with(spec: RequestSpec, **changes: object) -> RequestSpec:
+    fields = {name: getattr(spec, name) for name in RequestSpec.__struct_fields__} | changes
+    return RequestSpec(**fields)
+
+
+def _thought_tokens(chunks: list[dict[str, object]], prompt_len: int) -> list[int]:  # type: ignore[type-arg]
+    ids = [int(token) for arrays in chunks for token in arrays["ids"]]  # type: ignore[attr-defined]
+    return ids[prompt_len:]
+
+
+def test_ids_are_unique_per_request(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+    spec = _with(ask(tiny_checkpoint, CASES[:1]).specs[0], id=RequestId("twice"))
+    request, _ = built[THINKER].adapter(spec, None).open()
+    built[THINKER].engine.submit(request)
+    with pytest.raises(Exception, match="submitted twice"):
+        built[THINKER].engine.submit(request)
+    built[THINKER].engine.abort(spec.id)

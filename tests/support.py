@@ -1,0 +1,164 @@
+"""What many tests need: waiting for a condition, a real Redis that can be killed, and commands run as processes."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import redis
+
+from fleet.control.server import ServerOptions, find_server, free_port, server_command
+
+REPO = Path(__file__).resolve().parents[1]
+POLL_S = 0.01
+T = TypeVar("T")
+
+
+def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 10.0) -> T:
+    """Poll until `predicate()` is truthy and return its value; fails the test naming what was waited for."""
+    pause = threading.Event()
+    deadline = time.monotonic() + timeout_s
+    while not (value := predicate()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for: {description}")
+        pause.wait(POLL_S)
+    return value
+
+
+async def await_until(predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 10.0) -> T:
+    """`wait_until` for an asynchronous predicate; the event loop runs meanwhile."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not (value := await predicate()):
+        if loop.time() > deadline:
+            raise AssertionError(f"waited {timeout_s} s for: {description}")
+        tick = loop.create_future()
+        loop.call_later(POLL_S, tick.set_result, None)
+        await tick
+    return value
+
+
+def redis_answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url, socket_timeout=2) as client:
+            return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+class RedisProcess:
+    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._data_dir = data_dir
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the server was never started"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        command = server_command(find_server(), ServerOptions(data_dir=self._data_dir, port=self.port))
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda: redis_answers(self.url), f"Redis on port {self.port}", timeout_s=20)
+
+    def kill(self) -> None:
+        """SIGKILL: what an append-only file flushed every second keeps is what comes back."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, signum: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(signum)
+            self._process.wait(timeout=20)
+            self._process = None
+
+
+def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment without the deployment's own variables, plus `extra`."""
+    ours = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
+    env = {key: value for key, value in os.environ.items() if key not in ours}
+    return {**env, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "120", **(extra or {})}
+
+
+def run_cli(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run `fleet ARGUMENTS` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "fleet.cli", *arguments],
+        cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A command under way; its output (both streams) is collected line by line."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list[str])
+
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_for(self, pattern: str, timeout_s: float = 20) -> re.Match[str]:
+        """The first match of `pattern` in the output; fails with the whole output if it never comes."""
+        try:
+            wait_until(lambda: re.search(pattern, self.output()), f"output to match {pattern!r}", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; exit status {self.process.poll()}, output:\n{self.output()}") from None
+        match = re.search(pattern, self.output())
+        assert match is not None, "output only grows"
+        return match
+
+    def stop(self, signum: signal.Signals = signal.SIGTERM, timeout_s: float = 20) -> int:
+        """Signal the command and return its exit status."""
+        self.process.send_signal(signum)
+        return self.process.wait(timeout=timeout_s)
+
+
+@contextmanager
+def start_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """`fleet ARGUMENTS` in a session of its own; whatever of it is left at the end is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fleet.cli", *arguments],
+        cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    running = Running(process=process)
+    reader = threading.Thread(target=_collect, args=(running,), daemon=True)
+    reader.start()
+    try:
+        yield running
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(timeout=10)
+        reader.join(timeout=10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _collect(running: Running) -> None:
+    assert running.process.stdout is not None
+    for line in running.process.stdout:
+        running.lines.append(line)

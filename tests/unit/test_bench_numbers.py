@@ -1,0 +1,213 @@
+"""The benchmark's arithmetic: percentiles, playback, ratios, and reading a stream whatever way its bytes were cut."""
+
+import base64
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.bench.agreement import compare
+from fleet.bench.chat import Recording, read_recording
+from fleet.bench.errors import BenchError
+from fleet.bench.hop import HopResult
+from fleet.bench.load import Phase
+from fleet.bench.reference import Answered, Result, Work
+from fleet.bench.serving import Serving, stage_bounds
+from fleet.bench.stats import Ratio, percentile, summarise
+from fleet.bench.targets import against_baseline, against_twin, of_hops
+from fleet.bench.trace import Heard, Trace, gaps, measure, play
+from fleet.config import load_config
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec
+
+SAMPLES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
+
+
+@given(SAMPLES, st.floats(0, 100))
+def test_a_percentile_is_numpys(samples: list[float], percent: float) -> None:
+    assert percentile(samples, percent) == pytest.approx(float(np.percentile(samples, percent)), rel=1e-9, abs=1e-9)
+
+
+def test_a_summary_counts_only_what_was_measured() -> None:
+    summary = summarise([None, 3.0, 1.0, None, 2.0])
+    assert summary is not None
+    assert (summary.count, summary.p50, summary.mean, summary.low, summary.high) == (3, 2.0, 2.0, 1.0, 3.0)
+    assert summarise([None, None]) is None
+    assert summarise([]) is None
+
+
+def test_a_ratio_is_met_on_its_side_of_the_target() -> None:
+    assert Ratio(name="latency", value=0.1, target=0.1, at_most=True).met
+    assert not Ratio(name="latency", value=0.11, target=0.1, at_most=True).met
+    assert Ratio(name="throughput", value=4.0, target=4.0, at_most=False).met
+    assert not Ratio(name="throughput", value=3.9, target=4.0, at_most=False).met
+
+
+def test_a_listener_never_waits_while_chunks_come_before_the_sound_runs_out() -> None:
+    audio = [Heard(1.0, 0.5), Heard(1.5, 0.5), Heard(1.6, 1.0), Heard(2.9, 0.5)]
+    assert play(audio).viability == 1.0
+    assert play(audio).stalled_s == 0.0
+
+
+def test_a_late_chunk_stalls_and_puts_off_what_follows() -> None:
+    audio = [Heard(1.0, 0.5), Heard(1.75, 0.5), Heard(2.25, 0.5), Heard(3.0, 0.5)]
+    playback = play(audio)
+    # 0.25 s late, then just in time for the sound that began late, then 0.25 s late again
+    assert playback.viability == 0.5
+    assert playback.stalled_s == pytest.approx(0.5)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 2)), min_size=1, max_size=20))
+def test_playing_takes_the_audio_and_the_stalls(pieces: list[tuple[float, float]]) -> None:
+    """With the stalls made up for by starting later, nothing would be late."""
+    arrivals = sorted(at_s for at_s, _ in pieces)
+    audio = [Heard(at_s, length_s) for at_s, (_, length_s) in zip(arrivals, pieces, strict=True)]
+    stalled_s = play(audio).stalled_s
+    delayed = [Heard(audio[0].at_s + stalled_s + 1e-9, audio[0].audio_s), *audio[1:]]
+    assert play(delayed).viability == 1.0
+    assert 0 <= stalled_s <= max(arrivals) - min(arrivals)
+
+
+def test_the_numbers_of_one_answer() -> None:
+    trace = Trace(prompt=0, sent_s=0.0, text=(0.1, 0.2), audio=(Heard(0.5, 1.0), Heard(1.2, 1.0)), done_s=1.3)
+    metrics = measure(trace)
+    assert (metrics.first_text_s, metrics.first_audio_s, metrics.last_sample_s) == (0.1, 0.5, 1.2)
+    assert (metrics.audio_s, metrics.rtf, metrics.viability, metrics.total_s) == (2.0, 0.6, 1.0, 1.3)
+    assert gaps(trace.audio) == [pytest.approx(0.7)]
+
+
+def test_an_answer_without_sound_has_no_numbers_of_sound() -> None:
+    metrics = measure(Trace(prompt=0, sent_s=0.0, text=(0.1,), done_s=0.2))
+    assert metrics.audio_s == 0.0
+    assert (metrics.first_audio_s, metrics.rtf, metrics.viability, metrics.max_gap_s) == (None, None, None, None)
+
+
+PCM = bytes(range(240))
+STREAM = b"".join(
+    b"data: " + line + b"\n\n"
+    for line in (
+        b'{"choices":[{"delta":{"role":"assistant","content":""}}]}',
+        b'{"choices":[{"delta":{"content":"Gr\xc3\xbc","audio":{"transcript":"Gr\xc3\xbc"}}}]}',
+        b'{"choices":[{"delta":{"content":"n"}}]}',
+        b'{"choices":[{"delta":{"audio":{"data":"' + base64.b64encode(PCM) + b'"}}}]}',
+        b'{"choices":[{"delta":{},"finish_reason":"stop"}]}',
+        b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens_details":{"text_tokens":3}}}',
+        b"[DONE]",
+    )
+)
+
+
+def recording(*pieces: bytes) -> Recording:
+    return Recording(prompt=4, sent_s=0.0, pieces=tuple((float(index), piece) for index, piece in enumerate(pieces)))
+
+
+@pytest.mark.parametrize("cut", range(1, len(STREAM), 7))
+def test_a_stream_reads_the_same_however_it_was_cut(cut: int) -> None:
+    trace = read_recording(recording(STREAM[:cut], STREAM[cut:]))
+    assert (trace.answer, trace.num_samples, trace.prompt) == ("Grün", len(PCM) // 2, 4)
+    assert (trace.num_prompt_tokens, trace.num_answer_tokens) == (7, 3)
+    audio_ends = STREAM.index(b"\n", STREAM.index(b'"data":"')) + 1
+    assert trace.audio[0].at_s == (0.0 if cut >= audio_ends else 1.0)
+
+
+def test_comments_between_events_are_no_events() -> None:
+    assert read_recording(recording(b": waiting\n\n" + STREAM)).answer == "Grün"
+
+
+def test_an_error_in_the_stream_is_told() -> None:
+    with pytest.raises(BenchError, match="no pages left"):
+        read_recording(recording(b'data: {"error":{"message":"no pages left"}}\n\n'))
+
+
+@pytest.mark.parametrize("stream", [STREAM[:-20], b"", b"data: [DO"])
+def test_a_stream_without_its_end_is_an_error(stream: bytes) -> None:
+    with pytest.raises(BenchError, match="before its end"):
+        read_recording(recording(stream))
+
+
+def test_every_sampling_stage_is_bounded_and_greedy() -> None:
+    config = load_config(None)
+    graph = config.graph_declaration()
+    bounds = stage_bounds(config, max_tokens=9, frames=33)
+    assert set(bounds) == {stage.name for stage in graph.stages if stage.default_sampling}
+    for stage in graph.stages:
+        if stage.name in bounds:
+            assert bounds[stage.name] == {"max_tokens": 9 if stage.main else 33, "temperature": 0.0}
+    assert stage_bounds(load_config(None, ("graph=text",)), 9, 33) == {"lm": {"max_tokens": 9, "temperature": 0.0}}
+
+
+def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: float, count: int = 4) -> Phase:
+    traces = tuple(
+        Trace(
+            prompt=index, sent_s=0.0, text=(0.01,), audio=(Heard(first_s, 1.0), Heard(last_s, 1.0)), done_s=last_s,
+            answer="ab", num_samples=48_000, num_prompt_tokens=2,
+        )
+        for index in range(count)
+    )  # fmt: skip
+    metrics = tuple(measure(trace) for trace in traces)
+    return Phase(name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=metrics)
+
+
+def serving() -> Serving:
+    return Serving(
+        url="http://here", model="m", graph="g", bounds={}, prompts=("a",) * 4,
+        single=phase("single stream", 1, wall_s=4.0, first_s=0.1, last_s=1.0),
+        concurrent=phase("concurrent", 4, wall_s=2.0, first_s=0.3, last_s=1.9),
+    )  # fmt: skip
+
+
+def result(seconds: float, num_samples: int = 48_000, answer_ids: tuple[int, ...] = (1, 2), count: int = 4) -> Result:
+    answered = Answered(
+        seconds=seconds, first_audio_s=seconds, num_samples=num_samples, sample_rate_hz=24_000, answer_ids=answer_ids
+    )
+    return Result(answers=(answered,) * count, load_s=0.0, num_threads=1, device="cpu", dtype="float32")
+
+
+def test_ratios_against_the_baseline() -> None:
+    ratios = against_baseline(serving(), result(seconds=2.0))
+    assert [ratio.value for ratio in ratios] == [pytest.approx(0.05), pytest.approx(0.5), pytest.approx(4.0)]
+    assert all(ratio.met for ratio in ratios)
+    assert [ratio.met for ratio in against_baseline(serving(), result(seconds=0.9))] == [False, False, False]
+
+
+def test_the_ratio_against_the_twin_is_of_wall_times() -> None:
+    (ratio,) = against_twin(serving(), result(seconds=0.8))
+    assert ratio.value == pytest.approx(1.25)
+    assert ratio.met
+
+
+def test_the_hops_target_is_the_median() -> None:
+    (ratio,) = of_hops(HopResult(delivery_us=(100.0, 400.0, 9000.0), append_us=(1.0,), ping_us=(1.0,)))
+    assert (ratio.value, ratio.met) == (400.0, True)
+
+
+class Letters:
+    """A frontend of which only the detokenizer is used: id 1 is "a", id 2 is "b"."""
+
+    def detokenizer(self) -> "Letters":
+        return self
+
+    def add(self, ids: tuple[int, ...]) -> str:
+        return "".join("?ab"[number] for number in ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_agreement_counts_prompts_texts_and_lengths_apart() -> None:
+    spec = RequestSpec(id=RequestId("r"), graph="g", prompt_ids=(5, 6))
+    work = Work(
+        requests=(spec,) * 4, messages=([],) * 4, num_threads=(1,), device="cpu", dtype="float32", warm_up=0,
+        sample_rate_hz=24_000,
+    )  # fmt: skip
+    other = result(1.0)
+    answers = (
+        other.answers[0],
+        msgspec.structs.replace(other.answers[0], answer_ids=(2, 1)),
+        msgspec.structs.replace(other.answers[0], num_samples=1),
+        msgspec.structs.replace(other.answers[0], same_prompt=False),
+    )
+    agreement = compare(serving().single.traces, msgspec.structs.replace(other, answers=answers), work, Letters())  # type: ignore[arg-type]
+    assert (agreement.count, agreement.same_prompt, agreement.same_text, agreement.same_length) == (4, 3, 3, 3)

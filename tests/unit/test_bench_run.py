@@ -1,0 +1,274 @@
+"""The benchmark as a command: its words, its one-line errors, the load it puts on a gateway, and the reports it writes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fleet.bench.chat import ChatApi
+from fleet.bench.errors import BenchError
+from fleet.bench.hop import measure_hops
+from fleet.bench.load import run_phase
+from fleet.bench.machine import describe_machine
+from fleet.bench.main import run
+from fleet.bench.options import parse
+from fleet.bench.plot import draw
+from fleet.bench.reference import Work, run_aside
+from fleet.bench.report import Report, show, write_json
+from fleet.bench.stats import Ratio
+from fleet.bench.targets import against_baseline, against_twin
+from fleet.bench.twin_run import run as run_twin
+from fleet.config import load_config
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec, Sampling
+from tests.support import free_port, wait_until
+from tests.unit.test_bench_numbers import STREAM, result, serving
+
+PNG = b"\x89PNG"
+WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],"missing_roles":[]}'
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeGateway:
+    """Streams one canned answer to whoever asks, once `gate` is open; counts who waits."""
+
+    url: str = ""
+    status: int = 200
+    stream: bytes = STREAM
+    workers: bytes = WORKERS
+    gate: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    under_way: int = 0
+    most: int = 0
+    bodies: list[bytes] = field(default_factory=list[bytes])
+
+    def enter(self, body: bytes) -> None:
+        with self.lock:
+            self.bodies.append(body)
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.under_way -= 1
+
+
+@contextmanager
+def fake_gateway() -> Iterator[FakeGateway]:
+    gateway = FakeGateway()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, gateway.workers if self.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
+
+        def do_POST(self) -> None:
+            gateway.enter(self.rfile.read(int(self.headers["content-length"])))
+            gateway.gate.wait(10)
+            self._send(gateway.status, gateway.stream)
+            gateway.leave()
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield gateway
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with fake_gateway() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--url", "http://x", "--up"], ["--frames", "1"], ["--max-tokens", "one"], ["--requests", "0"], ["--baseline", "x"]],
+)
+def test_a_usage_mistake_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert "usage: fleet bench" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "fleet bench --up --baseline transformers" in said
+    assert "Exit status" in said
+
+
+def test_hop_and_transfer_alone_need_no_fleet() -> None:
+    assert parse([]).serving
+    assert parse(["--hop", "--up"]).serving
+    assert not parse(["--hop", "--transfer"]).serving
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "ftp://x"], "not an address"),
+        (["--url", "http://127.0.0.1:99999"], "0-65535"),
+        (["--set", "nothing=1"], "unknown key"),
+        (["--config", "no-such.yaml"], "no such configuration file"),
+        (["--json", "no/such/folder/x.json"], "there is no folder"),
+        (["--baseline", "transformers", "--set", "graph=text"], "no reference implementation"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fleet bench: ")
+    assert said in line
+
+
+def test_an_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--url", f"http://127.0.0.1:{free_port()}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "start a fleet with `fleet up`" in line
+
+
+def test_a_fleet_of_another_graph_is_told_apart(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.workers = b'{"data":[{"role":"lm"}],"missing_roles":[]}'
+    assert run(["--url", gateway.url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "serves the roles lm" in line
+    assert "--set graph=NAME" in line
+
+
+def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway.gate.set()
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    words = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
+    assert run([*words, "--json", str(out), "--png", str(picture)]) == 0
+    assert "first audio" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(PNG)
+    assert b'"throughput_audio_s_per_s"' in out.read_bytes()
+    body = msgspec.json.decode(gateway.bodies[0])
+    assert body["stream"] is True
+    assert body["modalities"] == ["text", "audio"]
+    assert {bounds["temperature"] for bounds in body["fleet"].values()} == {0.0}
+    assert len(gateway.bodies) == 1 + 2 + 3 + 3
+
+
+def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -> None:
+    api, done = ChatApi(gateway.url), threading.Event()
+
+    def measure() -> None:
+        measured = run_phase("many", api, [b"{}"] * 6, 3, lambda: None)
+        assert len(measured.traces) == 6
+        done.set()
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    wait_until(lambda: gateway.under_way == 3, "three requests under way")
+    gateway.gate.set()
+    thread.join()
+    assert done.is_set()
+    assert gateway.most == 3
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_refused_request_ends_the_measuring(gateway: FakeGateway, status: int) -> None:
+    gateway.gate.set()
+    gateway.status, gateway.stream = status, b'{"error":{"message":"the queue is full"}}'
+    with pytest.raises(BenchError, match=f"status {status}: the queue is full"):
+        run_phase("many", ChatApi(gateway.url), [b"{}"] * 4, 2, lambda: None)
+
+
+def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
+    gateway.workers = b"<html>"
+    with pytest.raises(BenchError, match="not as a fleet does"):
+        ChatApi(gateway.url).roles()
+
+
+def test_a_reference_that_fails_says_why() -> None:
+    work = Work(
+        requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
+    )
+    with pytest.raises(BenchError, match=r"status 1: .*No module named"):
+        run_aside("fleet.bench.no_such_module", [], work, lambda: None)
+
+
+def test_the_twin_answers_each_request_alone() -> None:
+    """On the fake engine: the script around the twin, without weights."""
+    config = load_config(None, ("engine=fake", "device=cpu"))
+    graph = config.graph_declaration()
+    specs = tuple(
+        RequestSpec(
+            id=RequestId(f"r{index}"), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media),
+            sampling={stage.name: Sampling(max_tokens=6) for stage in graph.stages},
+        )
+        for index in range(2)
+    )  # fmt: skip
+    work = Work(
+        requests=specs, messages=([], []), num_threads=(1,), device="cpu", dtype="float32", warm_up=1, sample_rate_hz=24_000
+    )
+    answers = run_twin(config, work).answers
+    assert [len(answer.answer_ids) for answer in answers] == [6, 6]
+    for answer in answers:
+        assert answer.num_samples > 0
+        assert 0 < answer.first_audio_s <= answer.seconds
+
+
+def test_hops_are_measured_between_two_processes() -> None:
+    seen: list[int] = []
+    hops = measure_hops(25, seen.append)
+    assert len(hops.delivery_us) == len(hops.append_us) == 25
+    assert min(hops.delivery_us) > 0
+    assert sum(seen) > 25
+
+
+def full_report() -> Report:
+    measured, baseline, twin = serving(), result(2.0), result(0.9)
+    ratios = (*against_baseline(measured, baseline), *against_twin(measured, twin))
+    missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
+    return Report(
+        began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=measured,
+        baseline=baseline, twin=twin, ratios=(*ratios, missed),
+    )  # fmt: skip
+
+
+def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
+    report = full_report()
+    console = Console(width=100, record=True, quiet=False, file=(tmp_path / "shown").open("w"))
+    show(report, console)
+    shown = console.export_text()
+    for expected in ("first audio", "baseline", "one process", "throughput at 4 / baseline", "missed", "load"):
+        assert expected in shown
+    console.file.close()
+    assert [ratio.name for ratio in report.missed] == ["missed"]
+
+
+def test_the_json_holds_every_number_it_was_made_from(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    report = full_report()
+    write_json(report, path)
+
+    class File(msgspec.Struct):
+        report: Report
+
+    assert msgspec.json.decode(path.read_bytes(), type=File).report == report
+
+
+def test_nothing_to_draw_makes_no_picture(tmp_path: Path) -> None:
+    path = tmp_path / "out.png"
+    draw(msgspec.structs.replace(full_report(), serving=None), path)
+    assert not path.exists()

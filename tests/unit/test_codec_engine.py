@@ -1,0 +1,181 @@
+"""The codec batch loop's own rules, with a decoder that only counts: who shares a pass, who waits, and who fails."""
+
+import gc
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet.core.errors import BadInput, ConfigError
+from fleet.core.ids import RequestId, Walk
+from fleet.core.request import Sampling
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.codec import CodecEngine, WindowPolicy
+
+A, B, C = (RequestId(name) for name in "abc")
+POISON = 7
+
+
+@dataclass(frozen=True, weakref_slot=True, slots=True)
+class Count:
+    frames: int = 0
+
+
+@dataclass(slots=True)
+class Counter:
+    """One sample a frame: its code. Records the shape of every pass; fails on a poisoned window."""
+
+    num_codebooks: int = 1
+    codebook_size: int = 8
+    passes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    states: "list[weakref.ref[Count]]" = field(default_factory=lambda: [])
+
+    def open(self) -> Count:
+        return self._made(Count())
+
+    def group(self, state: Count) -> Hashable:
+        return state.frames == 0
+
+    def decode(self, states: Sequence[Count], codes_BTQ: NDArray[np.int32]) -> tuple[list[Count], NDArray[np.float32]]:
+        if (codes_BTQ == POISON).any():
+            raise RuntimeError("poisoned")
+        self.passes.append(codes_BTQ.shape[:2])
+        after = [self._made(Count(state.frames + codes_BTQ.shape[1])) for state in states]
+        return after, codes_BTQ[..., 0].astype(np.float32)
+
+    def _made(self, state: Count) -> Count:
+        self.states.append(weakref.ref(state))
+        return state
+
+
+def make(*requests: RequestId, ramp: tuple[int, ...] = (2, 4), invariant: bool = False, max_batch: int = 16):
+    decoder = Counter()
+    engine = CodecEngine(decoder, WindowPolicy(ramp=ramp, invariant=invariant), max_batch=max_batch)
+    for request_id in requests:
+        engine.submit(EngineRequest(request_id=request_id, sampling=Sampling()))
+    return engine, decoder
+
+
+def feed(engine: CodecEngine[Count], request_id: RequestId, *codes: int, final: bool = False) -> None:
+    array = np.array(codes, np.int32).reshape(-1, 1)
+    engine.feed(request_id, EngineInput(walk=Walk("decode"), arrays={"codes": array}, final=final))
+
+
+def drain(engine: CodecEngine[Count]) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    while engine.ready():
+        outputs += engine.step()
+    return outputs
+
+
+def samples(outputs: Sequence[EngineOutput], request_id: RequestId) -> list[float]:
+    mine = [output.arrays["wave"] for output in outputs if output.request_id == request_id and output.arrays]
+    return np.concatenate(mine).tolist() if mine else []
+
+
+def test_windows_of_one_length_share_a_pass_and_others_have_their_own() -> None:
+    engine, decoder = make(A, B, C)
+    feed(engine, A, 1, 2)
+    feed(engine, B, 3)
+    feed(engine, C, 4, 5)
+    assert [output.request_id for output in engine.step()] == [A, C]
+    assert [output.request_id for output in engine.step()] == [B]
+    assert decoder.passes == [(2, 2), (1, 1)]
+
+
+def test_a_window_is_bounded_and_nobody_waits_for_a_long_answer() -> None:
+    engine, decoder = make(A, B)
+    feed(engine, A, *[1] * 20, final=True)
+    engine.step()
+    feed(engine, B, 2)
+    served = [output.request_id for output in drain(engine)]
+    assert max(frames for _, frames in decoder.passes) == 4
+    assert served.index(B) <= 1
+
+
+def test_a_pass_takes_at_most_max_batch() -> None:
+    engine, decoder = make(A, B, C, max_batch=2)
+    for request_id in (A, B, C):
+        feed(engine, request_id, 1)
+    drain(engine)
+    assert decoder.passes == [(2, 1), (1, 1)]
+
+
+def test_invariant_windows_wait_until_they_are_full_or_the_input_ends() -> None:
+    engine, decoder = make(A, B, invariant=True)
+    feed(engine, A, 1)
+    feed(engine, B, 1, 1)
+    assert engine.stats().ready == 1
+    outputs = drain(engine)
+    feed(engine, A, 2, 3, 4, 5)
+    outputs += drain(engine)
+    assert decoder.passes == [(1, 2), (1, 2)]
+    feed(engine, A, 6, 0, 1, final=True)
+    outputs += drain(engine)
+    assert decoder.passes[2:] == [(1, 4), (1, 2)]
+    assert samples(outputs, A) == [1, 2, 3, 4, 5, 6, 0, 1]
+    assert outputs[-1].final
+
+
+def test_a_paused_request_is_left_out_of_the_batch() -> None:
+    engine, _ = make(A, B)
+    feed(engine, A, 1, final=True)
+    feed(engine, B, 2, final=True)
+    engine.pause(A, paused=True)
+    assert [output.request_id for output in drain(engine)] == [B]
+    assert (engine.stats().running, engine.stats().ready) == (1, 0)
+    engine.pause(A, paused=False)
+    assert [output.final for output in drain(engine)] == [True]
+
+
+def test_a_failing_window_ends_its_own_request_and_not_its_mates() -> None:
+    engine, decoder = make(A, B, C)
+    for request_id, code in ((A, 1), (B, POISON), (C, 3)):
+        feed(engine, request_id, code, final=True)
+    outputs = {output.request_id: output for output in drain(engine)}
+    assert str(outputs[B].error) == "decoding a window of 1 frames failed: poisoned"
+    assert (outputs[B].final, outputs[A].final, outputs[C].final) == (False, True, True)
+    assert decoder.passes == [(1, 1), (1, 1)]
+    assert engine.stats().running == 0
+
+
+@pytest.mark.parametrize(
+    "array", [np.array([[8]], np.int32), np.array([[-1]], np.int32), np.zeros((1, 2), np.int32), np.zeros((2,), np.int32),
+              np.zeros((1, 1), np.float32)],
+)  # fmt: skip
+def test_codes_that_make_no_sense_end_the_request(array: NDArray[np.int32]) -> None:
+    engine, decoder = make(A)
+    engine.feed(A, EngineInput(walk=Walk("decode"), arrays={"codes": array}))
+    (output,) = drain(engine)
+    assert output.error is not None
+    assert output.error.param == "codes"
+    assert not decoder.passes
+
+
+def test_ended_and_aborted_requests_leave_no_state_behind() -> None:
+    engine, decoder = make(A, B, C)
+    for request_id in (A, B, C):
+        feed(engine, request_id, 1, final=request_id == C)
+    drain(engine)
+    engine.abort(A)
+    engine.finish(B)
+    feed(engine, A, 1)
+    assert engine.stats().running == 0
+    assert not engine.ready()
+    gc.collect()
+    assert not [state for state in decoder.states if state() is not None]
+
+
+def test_a_request_is_submitted_once() -> None:
+    engine, _ = make(A)
+    with pytest.raises(BadInput, match="twice"):
+        engine.submit(EngineRequest(request_id=A, sampling=Sampling()))
+
+
+@pytest.mark.parametrize("ramp", [(), (2, 0)])
+def test_a_ramp_has_positive_windows(ramp: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="window ramp"):
+        WindowPolicy(ramp=ramp)

@@ -1,0 +1,203 @@
+"""Deployment files: the shipped ones are whole and explained, and every mistake is one line that names the field and the fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from fleet.cli.deployment import open_deployment, require_role
+from fleet.config import FleetConfig, StageConfig, load_config
+from fleet.config.settings import read_settings
+from fleet.core.errors import ConfigError
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import REPO
+
+CONFIGS = REPO / "configs"
+DEFAULT_FILE = CONFIGS / f"{DEFAULT_GRAPH}.yaml"
+DEPLOYMENT_VARIABLES = ("REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT")
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in DEPLOYMENT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_file_loads_and_bears_the_name_of_its_graph(path: Path) -> None:
+    assert load_config(path).graph == path.stem
+
+
+def test_every_graph_has_a_shipped_file() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} >= set(GRAPHS)
+
+
+def test_the_default_file_says_what_the_defaults_are() -> None:
+    """Stages and edges are written out there, so they are compared through what the runtime asks for."""
+    shown, built_in = load_config(DEFAULT_FILE), load_config(None)
+    assert shown.model_copy(update={"stages": {}, "edges": {}}) == built_in
+    graph = shown.graph_declaration()
+    for stage in graph.stages:
+        assert shown.stage(stage.name) == StageConfig()
+    for edge in graph.edges:
+        assert shown.policy_of(edge) == built_in.policy_of(edge)
+        assert shown.credits_of(edge) == built_in.credits_of(edge)
+
+
+def test_the_default_file_names_every_key() -> None:
+    tree = yaml.safe_load(DEFAULT_FILE.read_text())
+    assert _keys(FleetConfig) <= set(tree)
+    for section in ("limits", "web", "redis", "lease", "transfer"):
+        model = FleetConfig.model_fields[section].annotation
+        assert isinstance(model, type) and issubclass(model, BaseModel)
+        assert _keys(model) == set(tree[section]), section
+    for stage in GRAPHS[DEFAULT_GRAPH].stages:
+        assert _keys(StageConfig) == set(tree["stages"][stage.name]), stage.name
+
+
+def test_the_default_file_explains_every_key() -> None:
+    """A key is explained where it first appears; a later stage may repeat it bare."""
+    explained: set[str] = set()
+    for line in DEFAULT_FILE.read_text().splitlines():
+        key, colon, rest = line.partition(":")
+        name = key.strip()
+        if not colon or name.startswith("#") or name in {"thinker", "talker", "code2wav", "codes"}:
+            continue
+        assert "#" in rest or name in explained, f"{name} has no comment"
+        explained.add(name)
+
+
+def _keys(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("web.prot=1", "web.prot: unknown key"),
+        ("stages.nobody.replicas=1", "stages.nobody: graph .* has no such stage; it has "),
+        ("edges.nowhere.credits=1", "edges.nowhere: graph .* has no such edge; it has "),
+        ("graph=other", "unknown graph 'other'; use one of "),
+        ("web.port=99999", r"web.port: .*65535 \(got 99999\)"),
+        ("limits.max_requests=0", "limits.max_requests: .*greater than 0"),
+        ("engine=other", "engine: .*'torch' or 'fake'"),
+        ("edges.codes.policy.kind=ramp", "ramp: give the chunk sizes"),
+        ("graph.x=1", "graph is a value, not a section"),
+        ("web.port", "write KEY=VALUE"),
+        ("web.port=[", "is not a YAML value"),
+    ],
+)
+def test_a_mistaken_override_is_one_line_naming_the_field(override: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"graph: {DEFAULT_GRAPH}\n")
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, (override,))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("graph: [", r"not valid YAML \(line "),
+        ("- a\n- b\n", "must be a mapping"),
+        ("strange: 1\n", "strange: unknown key"),
+        ("stages: 3\n", "stages: .*dictionary"),
+    ],
+)
+def test_a_mistaken_file_is_one_line_naming_the_file(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path)
+    assert str(path) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent.yaml: no such configuration file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(tmp_path / "empty.yaml") == load_config(None)
+
+
+def test_overrides_do_not_touch_what_they_do_not_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("web: {host: 0.0.0.0, port: 7000}\n")
+    config = load_config(path, ("web.port=7001", "numerics=invariant"))
+    assert (config.web.host, config.web.port, config.numerics) == ("0.0.0.0", 7001, "invariant")
+
+
+def test_a_configuration_survives_being_written_and_read(tmp_path: Path) -> None:
+    """What `fleet up` does for its processes."""
+    config = load_config(DEFAULT_FILE, ("web.model_name=m", "async_chunk=false"))
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    assert load_config(path) == config
+
+
+def test_an_override_wins_over_the_environment_and_the_environment_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("web: {port: 7000}\n")
+    assert open_deployment(path, None).config.web.port == 7000
+    monkeypatch.setenv("FLEET_PORT", "7001")
+    assert open_deployment(path, None).config.web.port == 7001
+    chosen = open_deployment(path, ["web.port=7002"])
+    assert (chosen.config.web.port, chosen.settings.port) == (7002, 7002)
+
+
+def test_the_file_is_the_options_then_the_environments_then_the_graphs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_deployment(None, None).settings.config_path is None
+    (tmp_path / "configs").mkdir()
+    for name in (DEFAULT_GRAPH, "text"):
+        (tmp_path / "configs" / f"{name}.yaml").write_text(f"graph: {name}\nretention_s: 1\n")
+    assert open_deployment(None, None).config.retention_s == 1
+    assert open_deployment(None, ["graph=text"]).config.graph == "text"
+    (tmp_path / "env.yaml").write_text("retention_s: 2\n")
+    monkeypatch.setenv("FLEET_CONFIG", str(tmp_path / "env.yaml"))
+    assert open_deployment(None, None).config.retention_s == 2
+    (tmp_path / "option.yaml").write_text("retention_s: 3\n")
+    assert open_deployment(tmp_path / "option.yaml", None).config.retention_s == 3
+
+
+def test_redis_is_the_embedded_one_unless_the_environment_names_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert open_deployment(None, ["redis.port=6500"]).redis_url == "redis://127.0.0.1:6500"
+    monkeypatch.setenv("REDIS_URL", "redis://:secret@elsewhere:6379/0")
+    deployment = open_deployment(None, None)
+    assert deployment.redis_url == "redis://:secret@elsewhere:6379/0"
+    assert not deployment.embedded_redis
+
+
+@pytest.mark.parametrize("url", ["elsewhere:6379", "http://elsewhere", "redis://elsewhere:port"])
+def test_an_address_that_is_not_redis_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
+    with pytest.raises(ConfigError, match="REDIS_URL: not a Redis address"):
+        open_deployment(None, None)
+
+
+@pytest.mark.parametrize("port", ["eighty", "70000", "-1", "80.5"])
+def test_a_port_in_the_environment_must_be_one(port: str) -> None:
+    with pytest.raises(ConfigError, match="FLEET_PORT: .* is not a port"):
+        read_settings({"FLEET_PORT": port})
+
+
+def test_empty_variables_are_the_same_as_absent_ones() -> None:
+    assert read_settings(dict.fromkeys(DEPLOYMENT_VARIABLES, "")) == read_settings({})
+
+
+def test_an_unknown_role_is_refused_with_the_roles_there_are() -> None:
+    config = load_config(None)
+    roles = ", ".join(stage.name for stage in config.graph_declaration().stages)
+    with pytest.raises(ConfigError, match=f"unknown role 'nobody'.*{roles}"):
+        require_role(config, "nobody")

@@ -1,0 +1,292 @@
+"""DESIGN 14 and the house style, checked over the source: who may import whom, who may know the model, what is too big."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.support import REPO, cli_env
+
+OURS = ("fleet", "web")
+CLIENT = "fleet.control.client"
+ALL_BELOW_WORKER = (
+    "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
+    "fleet.models", "fleet.processing", "fleet.stages",
+)  # fmt: skip
+
+LAYERS: dict[str, tuple[str, ...]] = {
+    "fleet.core": (),
+    # The stage and edge names in a deployment file are checked against the declaration.
+    "fleet.config": ("fleet.core", "fleet.graphs"),
+    "fleet.graphs": ("fleet.core",),
+    "fleet.conductor": ("fleet.core", "fleet.config", "fleet.graphs"),
+    "fleet.conductor.driver": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control"),
+    # Views and the client read which edges and stages a request runs from the declaration.
+    "fleet.control": ("fleet.core", "fleet.config", "fleet.graphs"),
+    CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
+    "fleet.transfer": ("fleet.core", "fleet.config"),
+    "fleet.engine": ("fleet.core", "fleet.engine.base"),
+    "fleet.engine.torch": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.torch"),
+    "fleet.engine.vllm": ("fleet.core", "fleet.config", "fleet.engine.base", "fleet.engine.vllm"),
+    # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and draws.
+    "fleet.models": ("fleet.core", "fleet.engine.base", "fleet.engine.torch"),
+    "fleet.processing": ("fleet.core", "fleet.config"),
+    "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
+    "fleet.worker": ALL_BELOW_WORKER,
+    "fleet.train": (*ALL_BELOW_WORKER, "fleet.worker"),
+    "web": ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing"),
+    "fleet.jobs": ("fleet.core", "fleet.config", CLIENT),
+    # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
+    "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),
+    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.link", "fleet.bench"),
+    "fleet.bench.transfer": ("fleet.transfer",),
+    "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
+    "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
+    "fleet.chaos": ("fleet.core", "fleet.config", CLIENT),
+    "fleet.cli": OURS,
+    "fleet": (),
+}
+"""Layer -> what of ours it may import besides itself; a module belongs to the longest prefix that fits. DESIGN 14, row by row."""
+
+NO_TORCH = ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.conductor", "fleet.processing", "web")
+KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "tests/")
+MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
+OWN_LIBRARY = {
+    # Beside its home: where a process is tied together, its client is handed on and its errors are caught.
+    "redis": ("fleet.control", "fleet.conductor.driver", "fleet.worker", "fleet.train", "fleet.jobs", "fleet.cli"),
+    "nixl": ("fleet.transfer",),
+}
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING = 500, 60, 4
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (REPO / folder).rglob("*.py"))
+
+
+SOURCES = python_files(*OURS)
+EVERYTHING = python_files(*OURS, "tests")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(REPO).as_posix()
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def within(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+def layer_of(module: str) -> str:
+    return max((layer for layer in LAYERS if within(module, layer)), key=len)
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, lazy ones and those for type checking included; `from a import b` counts as a.b."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{relative(path)}:{node.lineno}: write imports in full"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(parsed(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_what_the_table_allows(layer: str) -> None:
+    wrong = [
+        f"{relative(path)}:{line} imports {target}"
+        for path in SOURCES
+        if layer_of(module_of(path)) == layer
+        for line, target in imports(path)
+        if target.split(".")[0] in OURS and not allowed(layer, target)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def allowed(layer: str, target: str) -> bool:
+    """Within a package a narrower layer is another layer: `fleet.conductor` may not import its driver."""
+    if any(within(target, prefix) for prefix in LAYERS[layer]):
+        return True
+    return layer != "fleet" and within(target, layer) and layer_of(target) == layer
+
+
+def test_every_package_has_a_row() -> None:
+    packages = {f"fleet.{path.parent.name}" for path in (REPO / "fleet").glob("*/*.py")}
+    assert packages <= set(LAYERS)
+
+
+@pytest.mark.parametrize("package", NO_TORCH)
+def test_importing_it_never_loads_torch(package: str) -> None:
+    """Imported for real, each module in turn, in a fresh interpreter: an indirect import counts too."""
+    modules = [module_of(path) for path in SOURCES if within(module_of(path), package)]
+    assert modules, f"{package} is empty"
+    code = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(name + ' loads torch')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("library", OWN_LIBRARY)
+def test_a_library_of_one_layer_stays_in_it(library: str) -> None:
+    wrong = [
+        f"{relative(path)}:{line} imports {target}"
+        for path in SOURCES
+        for line, target in imports(path)
+        if target.split(".")[0].startswith(library) and target.split(".")[0] not in OURS
+        if not any(within(module_of(path), layer) for layer in OWN_LIBRARY[library])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_declared_homes_know_the_model() -> None:
+    wrong = [
+        f"{relative(path)}:{number}: {line.strip()}"
+        for path in EVERYTHING
+        if not relative(path).startswith(KNOWS_THE_MODEL)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if MODEL_WORDS.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_library_imported_is_declared() -> None:
+    """Checked by distribution name; what only the tests import may be in the extra."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    declared = {distribution(text) for text in project["dependencies"]}
+    for_tests = declared | {distribution(text) for text in project["optional-dependencies"]["test"]}
+    wrong = [
+        f"{relative(path)}:{line} imports {target}"
+        for path in EVERYTHING
+        for line, target in imports(path)
+        if (library := library_of(target)) and library not in (for_tests if relative(path).startswith("tests/") else declared)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def distribution(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement)[0].lower().replace("-", "_")
+
+
+def library_of(target: str) -> str | None:
+    """The distribution behind an import; None for the standard library and our own."""
+    top = target.split(".")[0]
+    if top in sys.stdlib_module_names or top in {*OURS, "tests"}:
+        return None
+    return {"yaml": "pyyaml", "multipart": "python_multipart"}.get(top, top.lower())
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=relative)
+def test_a_file_keeps_the_size_limits(path: Path) -> None:
+    wrong: list[str] = []
+    num_lines = len(path.read_text().splitlines())
+    if num_lines > MAX_FILE_LINES:
+        wrong.append(f"{num_lines} lines, limit {MAX_FILE_LINES}")
+    for function in functions(path):
+        assert function.end_lineno is not None
+        length = function.end_lineno - function.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            wrong.append(f"line {function.lineno}: {function.name} has {length} lines, limit {MAX_FUNCTION_LINES}")
+        if (depth := nesting(function.body)) > MAX_NESTING:
+            wrong.append(f"line {function.lineno}: {function.name} nests {depth} deep, limit {MAX_NESTING}")
+    assert not wrong, f"{relative(path)}: " + "; ".join(wrong)
+
+
+def nesting(body: list[ast.stmt]) -> int:
+    """How deep blocks lie in one another; `elif` is no deeper than its `if`, and a function inside counts for itself."""
+    return max((depth_of(statement) for statement in body), default=0)
+
+
+def depth_of(statement: ast.stmt) -> int:
+    if isinstance(statement, ast.If):
+        chain = statement.orelse
+        is_elif = len(chain) == 1 and isinstance(chain[0], ast.If)
+        return max(1 + nesting(statement.body), depth_of(chain[0]) if is_elif else 1 + nesting(chain))
+    if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
+        return 1 + max(nesting(statement.body), nesting(statement.orelse))
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return 1 + nesting(statement.body)
+    if isinstance(statement, ast.Try | ast.TryStar):
+        handlers = [inner for handler in statement.handlers for inner in handler.body]
+        return 1 + nesting(statement.body + handlers + statement.orelse + statement.finalbody)
+    if isinstance(statement, ast.Match):
+        return 1 + max(nesting(case.body) for case in statement.cases)
+    return 0
+
+
+@pytest.mark.parametrize("path", EVERYTHING, ids=relative)
+def test_a_file_keeps_the_house_rules(path: Path) -> None:
+    wrong = [f"line {line}: imports {target}" for line, target in imports(path) if target.split(".")[0] in PICKLES]
+    wrong += [f"line {getattr(node, 'lineno', 0)}: {what}" for node in ast.walk(parsed(path)) if (what := offence(node, path))]
+    if path != Path(__file__):
+        lines = enumerate(path.read_text().splitlines(), 1)
+        wrong += [f"line {number}: {found[0]}" for number, line in lines if (found := UNFINISHED.search(line))]
+    assert not wrong, f"{relative(path)}: " + "; ".join(wrong)
+
+
+PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+
+
+def offence(node: ast.AST, path: Path) -> str | None:
+    in_tests = relative(path).startswith("tests/")
+    if isinstance(node, ast.ExceptHandler) and swallows_everything(node):
+        return "swallows every error"
+    if in_tests and isinstance(node, ast.Call) and is_sleep(node):
+        return "a sleep in a test; poll with wait_until"
+    if in_tests and isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail", "importorskip"}:
+        return f"a test that may not run ({node.attr})"
+    return None
+
+
+def swallows_everything(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.id if isinstance(handler.type, ast.Name) else None
+    broad = handler.type is None or caught in {"Exception", "BaseException"}
+    return broad and all(isinstance(inner, ast.Pass | ast.Continue) for inner in handler.body)
+
+
+def is_sleep(call: ast.Call) -> bool:
+    """`asyncio.sleep(0)` only yields to the loop, so it is not one."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    yields = len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
+    return name == "sleep" and not yields
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_a_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(parsed(path)), f"{relative(path)} has no docstring"
+
+
+def test_the_checks_themselves_see_what_they_look_for() -> None:
+    assert nesting(ast.parse("if a:\n  for b in c:\n    while d:\n      with e:\n        f()\n").body) == 4
+    assert nesting(ast.parse("try:\n  f()\nfinally:\n  if a: g()\n").body) == 2
+    assert nesting(ast.parse("if a: b()\nelif c: d()\nelif e: f()\n").body) == 1
+    assert not allowed("fleet.conductor", "fleet.conductor.driver.run_conductor")
+    assert not allowed("web", "fleet.control.connect")
+    assert allowed("web", "fleet.control.client.FleetClient")
+    assert not allowed("fleet.engine.torch", "fleet.models.causal_lm")
+    swallower = next(
+        node for node in ast.walk(ast.parse("try: f()\nexcept Exception: pass")) if isinstance(node, ast.ExceptHandler)
+    )
+    assert swallows_everything(swallower)

@@ -1,0 +1,185 @@
+"""Qwen3-Omni's frontend against `transformers`: the same ids, the same number of audio positions; audio decoding."""
+
+import base64
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from fleet.config.schema import Limits
+from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.ids import EdgeName, RequestId
+from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
+from fleet.processing.qwen3_omni import num_audio_positions
+from tests.web.checkpoint import write_frontend_files
+
+REFERENCE = "fleet.processing.qwen3_omni:Frontend"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_frontend_files(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def frontend(checkpoint: Path) -> Frontend:
+    return load_frontend(REFERENCE, checkpoint, Limits(max_audio_s=10))
+
+
+def wave(num_samples: int, channels: int = 1) -> NDArray[np.float32]:
+    mono = 0.3 * np.sin(np.arange(num_samples) * 0.2)
+    return np.stack([mono] * channels, axis=1).astype(np.float32)
+
+
+def encoded(samples: NDArray[np.float32], rate_hz: int = 16_000, kind: str = "WAV", subtype: str | None = None) -> str:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate_hz, format=kind, subtype=subtype)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def spoken_to(*data: str, voice: str | None = None, text: str = "what is this?") -> ChatRequest:
+    parts = tuple(AudioPart(data=clip, where=f"messages[0].content[{n}]") for n, clip in enumerate(data))
+    content = (*parts, TextPart(text=text, where="messages[0].content[9]"))
+    return ChatRequest(
+        id=RequestId("req-1"),
+        graph="qwen3_omni",
+        messages=(Message(role="user", content=content),),
+        outputs=(EdgeName("text"), EdgeName("audio")),
+        spoken=True,
+        voice=voice,
+    )
+
+
+def test_positions_equal_the_processor_for_many_lengths(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import WhisperFeatureExtractor
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import (
+        _get_feat_extract_output_lengths,  # pyright: ignore[reportPrivateUsage]
+    )
+
+    extractor = WhisperFeatureExtractor.from_pretrained(checkpoint)
+
+    def counted(lengths: list[int]) -> list[int]:
+        clips = [np.zeros(length, np.float32) for length in lengths]
+        made = extractor(
+            clips,
+            sampling_rate=16_000,
+            padding=True,  # pyright: ignore[reportArgumentType]
+            truncation=False,
+            return_attention_mask=True,
+        )
+        return [int(n) for n in _get_feat_extract_output_lengths(made["attention_mask"].sum(-1))]
+
+    for lengths in ([800], [16_000], [32_000], [31_999], [800, 1601, 16_001], [15_999, 16_000]):
+        assert num_audio_positions(lengths) == counted(lengths), lengths
+    # the mask alone decides the count, so the mel filters need not run for the rest
+    monkeypatch.setattr(extractor, "_torch_extract_fbank_features", lambda waves, _device: np.zeros((len(waves), 1, 1)))
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        lengths = [int(n) for n in random.integers(800, 60_000, size=random.integers(1, 4))]
+        assert num_audio_positions(lengths) == counted(lengths), lengths
+    for length in range(1_600, 1_600 + 161):
+        assert num_audio_positions([length]) == counted([length])
+
+
+def test_prompt_ids_equal_the_reference_template(checkpoint: Path, frontend: Frontend) -> None:
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    messages = [("system", "be brief"), ("user", "héllo 你好\n\n"), ("assistant", ""), ("user", "  and?")]
+    expected = reference.apply_chat_template(
+        [{"role": role, "content": text} for role, text in messages], add_generation_prompt=True, return_dict=True
+    )["input_ids"]
+    chat = ChatRequest(
+        id=RequestId("req-1"),
+        graph="qwen3_omni",
+        messages=tuple(Message(role=role, content=TextPart(text=text, where="w")) for role, text in messages),
+        outputs=(EdgeName("text"),),
+    )
+    spec, blob = frontend.prepare(chat)
+    assert list(spec.prompt_ids) == expected and blob is None and spec.params == {}
+
+
+def test_clips_lie_one_after_another_in_the_blob(frontend: Frontend) -> None:
+    spec, blob = frontend.prepare(spoken_to(encoded(wave(32_000)), encoded(wave(8_000), 8_000, "FLAC")))
+    assert blob is not None
+    samples = np.frombuffer(blob, "<f4")
+    first, second = spec.audio
+    assert (first.offset_samples, first.num_samples, first.rate_hz) == (0, 32_000, 16_000)
+    assert (second.offset_samples, second.num_samples) == (32_000, 16_000) and len(samples) == 48_000
+    assert np.abs(samples[:32_000] - wave(32_000)[:, 0]).max() < 1e-3
+    assert frontend.num_prompt_audio_tokens(spec) == sum(num_audio_positions([32_000, 16_000])) == 39
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "kind", "channels", "subtype"),
+    [(44_100, "WAV", 2, None), (24_000, "MP3", 1, None), (48_000, "OGG", 2, "OPUS"), (16_000, "WAV", 1, "FLOAT")],
+)
+def test_every_usual_file_becomes_mono_at_the_models_rate(
+    frontend: Frontend, rate_hz: int, kind: str, channels: int, subtype: str | None
+) -> None:
+    spec, blob = frontend.prepare(spoken_to(encoded(wave(rate_hz, channels), rate_hz, kind, subtype)))
+    assert blob is not None and abs(spec.audio[0].num_samples - 16_000) < 2_000
+    assert 0.1 < float(np.sqrt(np.mean(np.frombuffer(blob, "<f4") ** 2))) < 0.3
+
+
+def _not_finite() -> str:
+    samples = wave(16_000)
+    samples[5] = np.nan
+    return encoded(samples, subtype="FLOAT")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("not base64!", "not base64"),
+        ("é", "not base64"),
+        ("", "holds no audio"),
+        (base64.b64encode(b"RIFF but not really").decode(), "not audio"),
+        (base64.b64encode(b"\x00" * 4000).decode(), "not audio"),
+        (encoded(wave(100)), "shorter"),
+        (encoded(wave(16_000) * 1e30, subtype="FLOAT"), "absurdly large"),
+        (encoded(wave(4_000), 1_000), "sample rate"),
+        (_not_finite(), "not numbers"),
+    ],
+)
+def test_what_is_not_audio_is_named(frontend: Frontend, data: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
+        frontend.prepare(spoken_to(data))
+    assert refused.value.param == "messages[0].content[0]"
+
+
+def test_audio_beyond_the_limit_is_refused_over_all_clips(frontend: Frontend) -> None:
+    with pytest.raises(InputTooLarge, match="longer than 10 s"):
+        frontend.prepare(spoken_to(encoded(wave(161_000))))
+    with pytest.raises(InputTooLarge) as refused:
+        frontend.prepare(spoken_to(encoded(wave(96_000)), encoded(wave(96_000))))
+    assert refused.value.param == "messages[0].content[1]"
+
+
+def test_a_data_url_is_read_like_its_payload(frontend: Frontend) -> None:
+    plain = encoded(wave(16_000))
+    assert frontend.prepare(spoken_to(f"data:audio/wav;base64,{plain}"))[1] == frontend.prepare(spoken_to(plain))[1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"),
+    [(None, "ethan"), ("Chelsie", "chelsie"), ("ethan", "ethan"), ("alloy", "chelsie"), ("onyx", "ethan")],
+)
+def test_voices_and_their_aliases(frontend: Frontend, wanted: str | None, given: str) -> None:
+    assert frontend.prepare(spoken_to(voice=wanted))[0].params == {"voice": given}
+
+
+def test_an_unknown_voice_names_those_there_are(frontend: Frontend) -> None:
+    with pytest.raises(BadInput, match="chelsie, ethan") as refused:
+        frontend.prepare(spoken_to(voice="nobody"))
+    assert refused.value.param == "audio.voice"
+
+
+def test_no_torch_in_processing() -> None:
+    code = f"import sys, {REFERENCE.partition(':')[0]}, fleet.processing.text; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,149 @@
+"""Detokenising as ids arrive, stop strings, the chat template and the text frontend."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from fleet.config.schema import Limits
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.core.ids import EdgeName, RequestId
+from fleet.processing import AudioPart, ChatRequest, Message, TextPart, load_frontend
+from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
+from fleet.processing.template import ChatTemplate
+from tests.web.checkpoint import write_frontend_files
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_frontend_files(tmp_path_factory.mktemp("checkpoint"))
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte: every character beyond ASCII is split over tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def fallback_tokenizer() -> Tokenizer:
+    """A SentencePiece-like one: byte fallback, and a leading space that decoding drops."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁hello": 257, "a": 258}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+BYTES, FALLBACK = byte_tokenizer(), fallback_tokenizer()
+
+
+@given(st.text())
+def test_a_character_is_never_split(text: str) -> None:
+    detokenizer = IncrementalDetokenizer(BYTES)
+    pieces = [detokenizer.add([token]) for token in BYTES.encode(text).ids]
+    assert "".join(pieces) + detokenizer.finish() == text
+    assert "\ufffd" in text or "\ufffd" not in "".join(pieces)
+
+
+@given(st.lists(st.integers(0, 255), max_size=60))
+def test_any_bytes_decode_as_they_would_at_once(ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(BYTES)
+    assert "".join(detokenizer.add([token]) for token in ids) + detokenizer.finish() == BYTES.decode(ids)
+
+
+@given(st.lists(st.one_of(st.integers(0, 258), st.sampled_from([256, 257, 258])), max_size=40))
+def test_byte_fallback_decodes_as_it_would_at_once(ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(FALLBACK)
+    joined = "".join(detokenizer.add([token]) for token in ids) + detokenizer.finish()
+    if "\ufffd" not in FALLBACK.decode(ids):
+        assert joined == FALLBACK.decode(ids)
+
+
+def test_invalid_bytes_are_not_held_back_for_ever() -> None:
+    detokenizer = IncrementalDetokenizer(BYTES)
+    ids = BYTES.encode("é").ids[:1] * 50
+    assert len(detokenizer.add(ids)) >= 40
+
+
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
+@settings(max_examples=200)
+def test_text_ends_before_the_first_stop_string(text: str, stops: list[str], data: st.DataObject) -> None:
+    trimmer = StopTrimmer(stops)
+    released, rest = "", text
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        piece, rest = rest[:size], rest[size:]
+        released += trimmer.add(piece)
+    assert not any(stop in released for stop in stops)
+    released += trimmer.finish()
+    cuts = [index for stop in stops if (index := text.find(stop)) >= 0]
+    if trimmer.stopped:
+        assert text.startswith(released) and any(text.startswith(stop, len(released)) for stop in stops)
+    else:
+        assert not cuts and released == text
+
+
+def test_a_template_may_refuse_and_may_not_escape() -> None:
+    with pytest.raises(BadInput, match="roles must alternate"):
+        ChatTemplate("{{ raise_exception('roles must alternate') }}", {}).render([])
+    with pytest.raises(BadInput):
+        ChatTemplate("{{ ''.__class__.__mro__[1].__subclasses__() }}", {}).render([])
+    with pytest.raises(ConfigError):
+        ChatTemplate("{% if %}", {})
+
+
+def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
+    return ChatRequest(
+        id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken
+    )
+
+
+def test_text_parts_are_joined_and_audio_is_refused(checkpoint: Path) -> None:
+    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    parts = (TextPart(text="a", where="messages[0].content[0]"), TextPart(text="b", where="messages[0].content[1]"))
+    joined, blob = frontend.prepare(chat(Message(role="user", content=parts)))
+    plain, _ = frontend.prepare(chat(Message(role="user", content=TextPart(text="a\nb", where="w"))))
+    assert joined.prompt_ids == plain.prompt_ids and blob is None
+    with pytest.raises(BadInput, match="text only") as refused:
+        frontend.prepare(chat(Message(role="user", content=(AudioPart(data="", where="messages[0].content[0]"),))))
+    assert refused.value.param == "messages[0].content[0]"
+    with pytest.raises(BadInput, match="does not speak"):
+        frontend.prepare(chat(Message(role="user", content=TextPart(text="a", where="w")), spoken=True))
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|audio_pad|>", "<|im_start|>"])
+def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> None:
+    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    with pytest.raises(BadInput) as refused:
+        frontend.prepare(chat(Message(role="user", content=TextPart(text=f"x{token}y", where="messages[0].content"))))
+    assert refused.value.param == "messages[0].content" and token in refused.value.message
+
+
+def test_half_a_surrogate_pair_is_refused(checkpoint: Path) -> None:
+    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    with pytest.raises(BadInput, match="surrogate"):
+        frontend.prepare(chat(Message(role="user", content=TextPart(text="\ud800", where="messages[0].content"))))
+
+
+def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkpoint: Path) -> None:
+    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits(max_prompt_tokens=20))
+    for text in ("hello " * 20, "x" * 1000):
+        with pytest.raises(InputTooLarge) as refused:
+            frontend.prepare(chat(Message(role="user", content=TextPart(text=text, where="w"))))
+        assert refused.value.param == "messages" and refused.value.status == 413
+
+
+def test_a_checkpoint_without_tokenizer_or_template_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        load_frontend("fleet.processing.text:Frontend", tmp_path, Limits())
+    write_frontend_files(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").unlink()
+    with pytest.raises(ConfigError, match="chat template"):
+        load_frontend("fleet.processing.text:Frontend", tmp_path, Limits())

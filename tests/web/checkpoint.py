@@ -1,0 +1,23 @@
+"""The part of a tiny checkpoint that a gateway reads: tokenizer, chat template, configs; no weights and no torch."""
+
+from pathlib import Path
+
+from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
+from fleet.models.qwen3_omni.tiny_tokenizer import (
+    build_tokenizer,
+    token_ids,
+    write_json,
+    write_processor_files,
+    write_tokenizer_files,
+)
+
+
+def write_frontend_files(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    ids = token_ids(tokenizer)
+    write_tokenizer_files(tokenizer, folder)
+    write_processor_files(folder)
+    write_json(folder / "config.json", model_config(ids))
+    write_json(folder / "generation_config.json", generation_config(ids))
+    return folder

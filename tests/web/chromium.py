@@ -1,0 +1,12 @@
+"""What tests need from outside Python: the browser."""
+
+import shutil
+
+
+def chromium_path() -> str:
+    """Raises: AssertionError naming the package to install."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise AssertionError("no Chromium for the browser tests; install it with: apt-get install chromium")

@@ -1,0 +1,140 @@
+"""The gateway under a real uvicorn on a free port, over a control plane in memory."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import httpx
+import pytest
+from openai import OpenAI
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from tokenizers import Tokenizer
+
+from fleet.config.schema import FleetConfig, Limits
+from fleet.processing import Frontend, load_frontend
+from tests.support import wait_until
+from tests.web.checkpoint import write_frontend_files
+from tests.web.fake_client import FakeClient, Script
+from web.app import create_app
+from web.serve import Server, uvicorn_config
+
+LIMITS = Limits(max_body_bytes=2_000_000, max_prompt_tokens=2_000, max_audio_s=5, max_answer_tokens=500, max_messages=8)
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def request_id_of(answer: ChatCompletion) -> str:
+    found = answer._request_id  # pyright: ignore[reportPrivateUsage]
+    assert found is not None
+    return found
+
+
+def usage_of(answer: ChatCompletion | ChatCompletionChunk) -> CompletionUsage:
+    assert answer.usage is not None
+    return answer.usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A running gateway and the fake behind it."""
+
+    url: str
+    client: FakeClient
+    config: FleetConfig
+    http: httpx.Client
+
+    def create(self, **fields: object) -> ChatCompletion:
+        """A whole answer through the unmodified client; model and messages are given where `fields` do not say."""
+        return cast(ChatCompletion, self._ask(fields))
+
+    def stream(self, **fields: object) -> Iterator[ChatCompletionChunk]:
+        return cast(Iterator[ChatCompletionChunk], self._ask({**fields, "stream": True}))
+
+    def _ask(self, fields: dict[str, object]) -> object:
+        create = cast(Callable[..., object], self.openai().chat.completions.create)
+        return create(**{"model": "omni", "messages": HELLO, **fields})
+
+    def openai(self, key: str = "none") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    checkpoint: Path
+    config: FleetConfig
+    frontend: Frontend
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    checkpoint = write_frontend_files(tmp_path_factory.mktemp("checkpoint"))
+    config = FleetConfig(limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
+    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
+
+
+@pytest.fixture(scope="session")
+def text_only(loaded: Loaded) -> Loaded:
+    """The same checkpoint behind a graph that does not speak."""
+    config = FleetConfig(graph="text", limits=LIMITS)
+    frontend = load_frontend(config.graph_declaration().frontend, loaded.checkpoint, config.limits)
+    return Loaded(checkpoint=loaded.checkpoint, config=config, frontend=frontend)
+
+
+@contextmanager
+def serving(loaded: Loaded, api_key: str | None = None) -> Iterator[Gateway]:
+    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    app = create_app(loaded.config, client, loaded.frontend, api_key)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = Server(uvicorn_config(app, loaded.config), app)
+        thread = threading.Thread(target=lambda: server.run([listener]), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started, "uvicorn to start")
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, verify=False, timeout=20) as http:
+            yield Gateway(url=url, client=client, config=loaded.config, http=http)
+        server.should_exit = True
+        thread.join(timeout=15)
+        assert not thread.is_alive(), "uvicorn did not stop"
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(loaded) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(shared_gateway: Gateway) -> Gateway:
+    """The shared gateway with an obedient, empty fake."""
+    client = shared_gateway.client
+    client.script = Script()
+    client.missing = []
+    client.unreachable = None
+    client.submitted.clear()
+    client.streams.clear()
+    client.stories.clear()
+    return shared_gateway
+
+
+@pytest.fixture
+def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], Gateway]]:
+    """A gateway of its own, with a key."""
+    contexts: list[AbstractContextManager[Gateway]] = []
+
+    def start(api_key: str | None) -> Gateway:
+        context = serving(loaded, api_key)
+        contexts.append(context)
+        return context.__enter__()
+
+    yield start
+    for context in contexts:
+        context.__exit__(None, None, None)

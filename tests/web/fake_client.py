@@ -1,0 +1,222 @@
+"""A control plane in memory: answers with given text and a sine, fails or stalls where a test says so."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.errors import FleetError
+from fleet.core.ids import EdgeName, Epoch, RequestId
+from fleet.core.request import RequestSpec
+from fleet.graphs import Graph
+
+RATE_HZ = 24_000
+FRAME_SAMPLES = 1920
+TONE_HZ = 440
+TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    id: str
+    role: str
+    host: str = "host"
+    pid: int = 1
+    started_us: int = 1
+    lease_left_s: float = 2.5
+    running: int = 0
+    capacity: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    stage: str
+    state: str
+    owner: str
+    walk: str = "decode"
+
+
+@dataclass(slots=True, kw_only=True)
+class EdgeCount:
+    name: str
+    source: str
+    target: str
+    produced: int = 0
+    consumed: int = 0
+    items: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    state: str = "running"
+    error: str = ""
+    created_us: int = 1
+    tasks: tuple[Task, ...] = ()
+    edges: tuple[EdgeCount, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Script:
+    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever; `fail_at` it fails."""
+
+    text: str = "Hello there, this is the answer."
+    num_samples: int = FRAME_SAMPLES * 5 + 7
+    samples_per_chunk: int = FRAME_SAMPLES
+    gap_s: float = 0.0
+    stall_at: int | None = None
+    fail_at: int | None = None
+    failure: FleetError | None = None
+    refusal: FleetError | None = None
+    submit_gate: asyncio.Event | None = None
+    end_token: bool = True
+
+
+class FakeStream:
+    def __init__(self, client: "FakeClient", spec: RequestSpec, chunks: Sequence[Chunk], story: Story) -> None:
+        self._client = client
+        self._chunks = chunks
+        self._story = story
+        self.request_id = spec.id
+        self.aborted: str | None = None
+        self.ended = False
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self._run()
+
+    async def _run(self) -> AsyncIterator[Chunk]:
+        script = self._client.script
+        for number, chunk in enumerate(self._chunks):
+            if script.stall_at == number:
+                await asyncio.Event().wait()
+            if script.fail_at == number:
+                self._story.state = "failed"
+                raise script.failure or FleetError("it broke")
+            await _pass(script.gap_s)
+            for edge in self._story.edges:
+                if edge.name == chunk.edge or edge.target != "client":
+                    edge.produced = edge.consumed = edge.items = edge.produced + 1
+            yield chunk
+        self._story.state = "finished"
+        self._story.tasks = tuple(replace(task, state="finished") for task in self._story.tasks)
+        self.ended = True
+
+    async def abort(self, reason: str) -> None:
+        if not self.ended and self.aborted is None:
+            self.aborted = reason
+            self._story.state = "aborted"
+
+
+@dataclass(slots=True)
+class FakeClient:
+    """Satisfies `web.ports.FleetPort`."""
+
+    graph: Graph
+    tokenizer: Tokenizer
+    script: Script = field(default_factory=Script)
+    submitted: list[tuple[RequestSpec, bytes | None]] = field(default_factory=list[tuple[RequestSpec, bytes | None]])
+    streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
+    stories: dict[str, Story] = field(default_factory=dict[str, Story])
+    missing: list[str] = field(default_factory=list[str])
+    unreachable: FleetError | None = None
+
+    async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
+        if self.script.submit_gate is not None:
+            await self.script.submit_gate.wait()
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        self.submitted.append((spec, blob))
+        self.stories[spec.id] = self._story(spec)
+        self.streams[spec.id] = FakeStream(self, spec, self._chunks(spec), self.stories[spec.id])
+        return self.streams[spec.id]
+
+    def _story(self, spec: RequestSpec) -> Story:
+        edges = self.graph.edges_for(spec.outputs)
+        return Story(
+            tasks=tuple(Task(stage=s, state="running", owner=f"{s}@host") for s in self.graph.stages_for(spec.outputs)),
+            edges=tuple(EdgeCount(name=e.name, source=e.source, target=e.target) for e in edges),
+        )
+
+    def _chunks(self, spec: RequestSpec) -> list[Chunk]:
+        """Text and sound take turns, as in life; finals last on each edge."""
+        text = self._text_chunks(spec) if TEXT in spec.outputs else []
+        audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
+        mixed: list[Chunk] = []
+        for number in range(max(len(text), len(audio))):
+            mixed += text[number : number + 1] + audio[number : number + 1]
+        return mixed
+
+    def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
+        main = next(stage.name for stage in self.graph.stages if stage.main)
+        ids = list(self.tokenizer.encode(self.script.text).ids)[: spec.sampling[main].max_tokens]
+        if self.script.end_token:
+            end = self.tokenizer.token_to_id("<|im_end|>")
+            assert end is not None
+            ids.append(end)
+        return [
+            _chunk(spec, TEXT, index, "ids", "int32", np.asarray([token], "<i4"), final=index == len(ids) - 1)
+            for index, token in enumerate(ids)
+        ]
+
+    def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
+        wave = sine(self.script.num_samples)
+        size = self.script.samples_per_chunk
+        cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
+        chunks = [_chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)]
+        return [*chunks, Chunk(request=spec.id, edge=AUDIO, index=len(cuts), epoch=Epoch(1), final=True)]
+
+    async def workers(self) -> list[Worker]:
+        self._reach()
+        gateway = Worker(id="gateway@host:2:b", role="")
+        return [*(self._worker(stage.name) for stage in self.graph.stages if stage.name not in self.missing), gateway]
+
+    def _worker(self, role: str) -> Worker:
+        running = sum(1 for story in self.stories.values() if story.state == "running")
+        return Worker(id=f"{role}@host:1:a", role=role, running=running)
+
+    async def missing_roles(self) -> list[str]:
+        self._reach()
+        return self.missing
+
+    async def request_view(self, request: RequestId) -> Story | None:
+        self._reach()
+        return self.stories.get(request)
+
+    async def abort_request(self, request: RequestId) -> bool:
+        stream = self.streams.get(request)
+        if stream is None or stream.ended or stream.aborted is not None:
+            return False
+        await stream.abort("cancelled through the API")
+        return True
+
+    async def ping(self) -> bool:
+        return self.unreachable is None
+
+    async def live_count(self) -> int:
+        self._reach()
+        return sum(1 for story in self.stories.values() if story.state == "running")
+
+    def _reach(self) -> None:
+        if self.unreachable is not None:
+            raise self.unreachable
+
+
+async def _pass(seconds: float) -> None:
+    """The pace of a real answer."""
+    loop = asyncio.get_running_loop()
+    tick = loop.create_future()
+    loop.call_later(seconds, tick.set_result, None)
+    await tick
+
+
+def sine(num_samples: int) -> np.ndarray:
+    wave = np.sin(2 * math.pi * TONE_HZ * np.arange(num_samples) / RATE_HZ)
+    return (wave * 10_000).astype("<i2")
+
+
+def _chunk(spec: RequestSpec, edge: EdgeName, index: int, name: str, dtype: str, data: np.ndarray, *, final: bool) -> Chunk:
+    tensor = WireTensor(dtype=dtype, shape=data.shape, data=data.tobytes())
+    return Chunk(request=spec.id, edge=edge, index=index, epoch=Epoch(1), tensors={name: tensor}, final=final)

@@ -1,0 +1,233 @@
+"""Chat completions as the unmodified OpenAI client sees them: whole and streamed, text and speech."""
+
+import base64
+import io
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundfile
+from openai.types.chat.chat_completion_chunk import Choice
+
+from fleet.core.errors import EngineError, FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.ids import StageName
+from fleet.core.request import Sampling
+from tests.web.conftest import HELLO, Gateway, request_id_of, usage_of
+from tests.web.fake_client import RATE_HZ, Script, sine
+
+CHAT = "/v1/chat/completions"
+
+
+def test_a_whole_text_answer(gateway: Gateway) -> None:
+    answer = gateway.create()
+    choice = answer.choices[0]
+    assert choice.message.content == Script().text and choice.message.role == "assistant"
+    assert choice.finish_reason == "stop" and choice.message.audio is None and choice.message.refusal is None
+    assert answer.id.startswith("chatcmpl-") and answer.object == "chat.completion" and answer.model == "omni"
+    spec, blob = gateway.client.submitted[0]
+    assert usage_of(answer).prompt_tokens == len(spec.prompt_ids) and blob is None
+    assert usage_of(answer).total_tokens == usage_of(answer).prompt_tokens + usage_of(answer).completion_tokens
+    assert spec.outputs == ("text",) and set(spec.sampling) == {"thinker"} and spec.graph == "qwen3_omni"
+    assert request_id_of(answer) == spec.id
+
+
+def test_a_streamed_text_answer_has_openais_shape(gateway: Gateway) -> None:
+    body = {"model": "omni", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    with gateway.http.stream("POST", CHAT, json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert events[0]["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": "", "refusal": None},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]) == Script().text
+    assert events[-2]["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] > 0
+    assert all(event["usage"] is None for event in events[:-1])
+    assert {event["object"] for event in events} == {"chat.completion.chunk"} and len({e["id"] for e in events}) == 1
+
+
+def test_a_stream_without_usage_does_not_mention_it(gateway: Gateway) -> None:
+    chunks = list(gateway.stream())
+    assert all("usage" not in chunk.model_fields_set for chunk in chunks)
+
+
+def audio_of(choice: Choice) -> dict[str, object]:
+    """The audio part of a delta; newer clients type it, older ones pass the dictionary through."""
+    audio = getattr(choice.delta, "audio", None)
+    if audio is None:
+        return {}
+    return dict(audio) if isinstance(audio, dict) else audio.model_dump(exclude_unset=True)
+
+
+def test_streamed_speech_arrives_sample_exact(gateway: Gateway) -> None:
+    chunks = list(
+        gateway.stream(
+            modalities=["text", "audio"],
+            audio={"voice": "chelsie", "format": "pcm16"},
+            stream_options={"include_usage": True},
+        )
+    )
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    finish = [choice.finish_reason for choice in choices]
+    audio = [audio_of(choice) for choice in choices]
+    data = [str(delta["data"]) for delta in audio if "data" in delta]
+    assert "".join(choice.delta.content or "" for choice in choices) == Script().text
+    assert "".join(str(delta.get("transcript", "")) for delta in audio) == Script().text
+    pieces = [base64.b64decode(piece) for piece in data]
+    assert all(len(piece) % 6 == 0 for piece in pieces[:-1])
+    # clients that join the base64 first hear the same
+    assert base64.b64decode("".join(data)) == b"".join(pieces) == sine(Script().num_samples).tobytes()
+    assert len({delta["id"] for delta in audio if delta}) == 1 and sum("expires_at" in delta for delta in audio) == 1
+    assert finish[-1] == "stop" and finish[:-1] == [None] * (len(finish) - 1)
+    details = usage_of(chunks[-1]).completion_tokens_details
+    assert details is not None and details.audio_tokens == 6
+    spec, _ = gateway.client.submitted[0]
+    assert spec.params == {"voice": "chelsie"} and set(spec.outputs) == {"text", "audio"}
+    assert set(spec.sampling) == {"thinker", "talker", "code2wav"}
+
+
+def test_one_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
+    gateway.client.script = Script(num_samples=100_001, samples_per_chunk=100_001)
+    chunks = gateway.stream(modalities=["text", "audio"], audio={"voice": "ethan", "format": "wav"})
+    audio = [audio_of(choice) for chunk in chunks for choice in chunk.choices]
+    pieces = [base64.b64decode(str(delta["data"])) for delta in audio if "data" in delta]
+    assert max(map(len, pieces)) <= 48_000 and b"".join(pieces) == sine(100_001).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["wav", "pcm16", "flac", "mp3", "opus"])
+def test_whole_speech_in_each_format(gateway: Gateway, kind: str) -> None:
+    answer = gateway.create(modalities=["audio"], audio={"voice": "alloy", "format": kind})
+    message = answer.choices[0].message
+    assert message.audio is not None and message.content is None and message.audio.transcript == Script().text
+    assert message.audio.expires_at > answer.created
+    raw = base64.b64decode(message.audio.data)
+    expected = sine(Script().num_samples)
+    if kind == "pcm16":
+        assert raw == expected.tobytes()
+        return
+    samples, rate_hz = soundfile.read(io.BytesIO(raw), dtype="int16")
+    assert rate_hz == RATE_HZ and abs(len(samples) - len(expected)) < 3_000
+    if kind in ("wav", "flac"):
+        assert np.array_equal(samples, expected)
+
+
+def test_an_earlier_spoken_answer_can_be_named_by_its_id(gateway: Gateway) -> None:
+    spoken = gateway.create(modalities=["text", "audio"]).choices[0].message
+    assert spoken.audio is not None
+    gateway.create(messages=[*HELLO, {"role": "assistant", "audio": {"id": spoken.audio.id}}, *HELLO])
+    by_id = gateway.client.submitted[1][0].prompt_ids
+    gateway.create(messages=[*HELLO, {"role": "assistant", "content": spoken.content}, *HELLO])
+    assert by_id == gateway.client.submitted[2][0].prompt_ids
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.create(messages=[{"role": "assistant", "audio": {"id": "audio_no"}}])
+    assert refused.value.param == "messages[0].audio.id"
+
+
+def test_an_audio_prompt_reaches_the_request(gateway: Gateway) -> None:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, sine(48_000), RATE_HZ, format="WAV")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        {"type": "text", "text": "what is it?"},
+    ]
+    answer = gateway.create(messages=[{"role": "user", "content": parts}])
+    spec, blob = gateway.client.submitted[0]
+    assert blob is not None and len(blob) == 4 * 32_000 and spec.audio[0].num_samples == 32_000
+    details = usage_of(answer).prompt_tokens_details
+    assert details is not None and details.audio_tokens == 26
+
+
+def test_the_answer_ends_at_a_stop_string(gateway: Gateway) -> None:
+    answer = gateway.create(stop=[", this", "zzz"])
+    assert answer.choices[0].message.content == "Hello there" and answer.choices[0].finish_reason == "stop"
+    assert gateway.client.submitted[0][0].sampling[StageName("thinker")].stop == (", this", "zzz")
+
+
+def test_the_length_limit_is_told(gateway: Gateway) -> None:
+    gateway.client.script = Script(end_token=False)
+    answer = gateway.create(max_completion_tokens=3)
+    assert answer.choices[0].finish_reason == "length" and usage_of(answer).completion_tokens == 3
+
+
+def sampling_of(gateway: Gateway, **fields: object) -> tuple[dict[str, Sampling], httpx.Headers]:
+    body = {"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], **fields}
+    answer = gateway.http.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    spec, _ = gateway.client.submitted[-1]
+    return {str(stage): sampling for stage, sampling in spec.sampling.items()}, answer.headers
+
+
+def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
+    sampling, headers = sampling_of(gateway)
+    seed = int(headers["x-fleet-seed"])
+    assert sampling["thinker"] == Sampling(max_tokens=500, seed=seed)
+    assert sampling["talker"] == Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, max_tokens=4096, seed=seed)
+    again, headers = sampling_of(gateway)
+    assert int(headers["x-fleet-seed"]) != seed and again["thinker"].seed != seed
+
+
+def test_a_request_sets_the_main_stage_and_everyones_temperature_and_seed(gateway: Gateway) -> None:
+    sampling, headers = sampling_of(gateway, temperature=0, seed=7, top_p=0.5, max_tokens=9, presence_penalty=1)
+    assert headers["x-fleet-seed"] == "7"
+    assert sampling["thinker"] == Sampling(top_p=0.5, max_tokens=9, presence_penalty=1.0, seed=7)
+    assert sampling["talker"].temperature == 0 and sampling["talker"].seed == 7 and sampling["talker"].top_p == 1
+    assert sampling["code2wav"].seed == 7
+
+
+def test_a_fleet_section_wins_for_its_stage(gateway: Gateway) -> None:
+    fleet = {"talker": {"temperature": 0.3, "max_tokens": 60, "seed": 1}, "thinker": {"stop": "x"}}
+    sampling, _ = sampling_of(gateway, temperature=1.5, seed=7, fleet=fleet)
+    assert sampling["talker"] == Sampling(temperature=0.3, top_k=50, repetition_penalty=1.05, max_tokens=60, seed=1)
+    assert sampling["thinker"].temperature == 1.5 and sampling["thinker"].stop == ("x",)
+
+
+def test_ignored_fields_and_the_effective_voice_are_named(gateway: Gateway) -> None:
+    _, headers = sampling_of(gateway, user="u", metadata={"a": "b"}, whatever=1, audio={"voice": {"id": "onyx"}})
+    assert headers["x-fleet-ignored"] == "metadata, user, whatever" and headers["x-fleet-voice"] == "ethan"
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "code"),
+    [
+        (Overloaded("64 requests are running"), openai.RateLimitError, "rate_limit_exceeded"),
+        (NoWorker("no worker serves the role x"), openai.InternalServerError, "overloaded"),
+        (RedisUnreachable("no Redis answers"), openai.InternalServerError, "redis_unreachable"),
+    ],
+)
+def test_a_refused_request_says_why_and_when_to_retry(
+    gateway: Gateway, failure: FleetError, kind: type[openai.APIStatusError], code: str
+) -> None:
+    gateway.client.script = Script(refusal=failure)
+    with pytest.raises(kind) as refused:
+        gateway.create()
+    assert refused.value.code == code and refused.value.response.headers["retry-after"] == "1"
+    assert str(refused.value.request_id).startswith("req-")
+
+
+def test_a_failure_before_the_answer_is_an_error_response(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
+    with pytest.raises(openai.InternalServerError) as failed:
+        gateway.create()
+    assert failed.value.code == "engine_error"
+
+
+def test_a_failure_within_a_stream_is_its_last_event(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
+    stream = gateway.stream()
+    with pytest.raises(openai.APIError, match="out of memory") as failed:
+        list(stream)
+    assert failed.value.code == "engine_error"
+    with gateway.http.stream("POST", CHAT, json={"model": "omni", "messages": HELLO, "stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert "data: [DONE]" not in lines

@@ -1,0 +1,101 @@
+"""A client that leaves takes its request with it: before it is submitted, while it waits, and within its answer."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.support import wait_until
+from tests.web.conftest import HELLO, Gateway, request_id_of
+from tests.web.fake_client import Script
+
+
+def in_flight(gateway: Gateway) -> float:
+    text = gateway.http.get("/metrics").text
+    line = next(line for line in text.splitlines() if line.startswith("fleet_requests_in_flight "))
+    return float(line.split()[1])
+
+
+def leave_after_asking(gateway: Gateway, *, stream: bool, ready: str) -> None:
+    """Send the request over a plain socket, wait for `ready`, and close."""
+    body = json.dumps({"model": "omni", "messages": HELLO, "stream": stream}).encode()
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as wire:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        wire.sendall(head.encode() + body)
+        if ready == "submitted":
+            wait_until(lambda: gateway.client.submitted, "the request to be submitted")
+        elif ready == "events":
+            wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_within_the_answer_aborts_it(gateway: Gateway, stream: bool) -> None:
+    gateway.client.script = Script(stall_at=3)
+    leave_after_asking(gateway, stream=stream, ready="events" if stream else "submitted")
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted == "the client left", "the abort")
+    wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
+
+
+def test_leaving_while_the_request_is_submitted_aborts_it(gateway: Gateway) -> None:
+    gate = asyncio.Event()
+    gateway.client.script = Script(submit_gate=gate)
+    waiting = httpx.Client(timeout=0.3)
+    with pytest.raises(httpx.ReadTimeout):
+        waiting.post(f"{gateway.url}/v1/chat/completions", json={"model": "omni", "messages": HELLO})
+    waiting.close()
+    gate.set()
+    # the event belongs to the server's loop: a request of any kind makes that loop turn
+    wait_until(lambda: gateway.http.get("/health") and gateway.client.streams, "the request to be submitted")
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted == "the client left", "the abort")
+
+
+def test_a_client_that_stays_is_not_aborted(gateway: Gateway) -> None:
+    answer = gateway.create()
+    assert gateway.client.streams[request_id_of(answer)].aborted is None
+
+
+def ask(**fields: object) -> str:
+    return json.dumps({"type": "ask", "body": {"model": "omni", "messages": HELLO, **fields}})
+
+
+async def until_end(page: ClientConnection) -> AsyncIterator[str | bytes]:
+    """Messages up to the answer's end, that one included."""
+    async for message in page:
+        yield message
+        if isinstance(message, str) and json.loads(message)["type"] == "end":
+            return
+
+
+async def test_the_consoles_socket_answers_stops_and_leaves(gateway: Gateway) -> None:
+    address = gateway.url.replace("http", "ws") + "/console/ws"
+    async with connect(address) as page:
+        await page.send(ask(modalities=["text", "audio"], audio={"voice": "ethan"}))
+        started = json.loads(await page.recv())
+        assert started["type"] == "started" and started["voice"] == "ethan"
+        received = [message async for message in until_end(page)]
+        end = json.loads(received.pop())
+        sound = b"".join(message for message in received if isinstance(message, bytes))
+        text = "".join(json.loads(message)["text"] for message in received if isinstance(message, str))
+        assert text == Script().text and len(sound) == 2 * Script().num_samples == 2 * end["num_samples"]
+        for bad, named in (("{", None), ('{"type":"no"}', None), (ask(temperature=9), "temperature")):
+            await page.send(bad)
+            error = json.loads(await page.recv())
+            assert error["type"] == "error" and error["error"]["param"] == named
+        await page.send(json.dumps({"type": "played", "samples": 5, "underruns": 2}))
+        gateway.client.script = Script(stall_at=2)
+        await page.send(ask())
+        stopped = json.loads(await page.recv())["request_id"]
+        await page.send('{"type":"stop"}')
+        while json.loads(await page.recv())["type"] != "stopped":
+            pass
+        assert gateway.client.streams[stopped].aborted == "the client left"
+        await page.send(ask())
+        left = json.loads(await page.recv())["request_id"]
+    wait_until(lambda: gateway.client.streams[left].aborted, "the abort of the page that left")

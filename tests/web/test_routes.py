@@ -1,0 +1,175 @@
+"""Models, stories, health, metrics, keys, and the framework's own errors."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import openai
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
+
+from fleet.config.schema import FleetConfig
+from fleet.core.errors import ConfigError, RedisUnreachable
+from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
+from tests.web.fake_client import Script
+from web.sampling import stage_defaults
+
+
+def get(gateway: Gateway, path: str, **options: object) -> httpx.Response:
+    return gateway.http.get(path, **options)  # pyright: ignore[reportArgumentType]
+
+
+def test_models_are_listed_and_found(gateway: Gateway) -> None:
+    client = gateway.openai()
+    (model,) = client.models.list().data
+    assert model.id == "omni" and model.object == "model" and client.models.retrieve("omni") == model
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.models.retrieve("some/other")
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", "/v1/nothing", 404), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)],
+)
+def test_the_frameworks_own_errors_have_openais_shape(gateway: Gateway, method: str, path: str, status: int) -> None:
+    answer = gateway.http.request(method, path)
+    assert answer.status_code == status and answer.headers["x-request-id"].startswith("req-")
+    assert answer.json()["error"]["type"] == "invalid_request_error" and path in answer.json()["error"]["message"]
+
+
+def test_a_bug_of_ours_is_a_plain_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(gateway.client), "workers", lambda _self: 1 / 0)
+    answer = get(gateway, "/v1/fleet/workers")
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
+    assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")
+
+
+def test_health_and_readiness(gateway: Gateway) -> None:
+    assert get(gateway, "/health").json() == {"status": "ok"}
+    assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "error": None}
+    gateway.client.missing = ["talker"]
+    answer = get(gateway, "/ready")
+    assert answer.status_code == 503 and answer.json()["missing"] == ["talker"] and "retry-after" in answer.headers
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    answer = get(gateway, "/ready")
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "redis_unreachable"
+    assert get(gateway, "/health").status_code == 200
+
+
+def test_a_requests_story_is_told(gateway: Gateway) -> None:
+    answer = gateway.create(modalities=["text", "audio"])
+    story = get(gateway, f"/v1/fleet/requests/{request_id_of(answer)}").json()
+    assert story["state"] == "finished" and story["error"] is None
+    assert [task["stage"] for task in story["tasks"]] == ["thinker", "talker", "code2wav"]
+    audio = next(edge for edge in story["edges"] if edge["name"] == "audio")
+    assert audio["target"] == "client" and audio["produced"] == audio["consumed"] == 7
+    answer = get(gateway, "/v1/fleet/requests/req-0")
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == "request_id"
+
+
+def test_a_request_can_be_aborted(gateway: Gateway) -> None:
+    answer = gateway.create()
+    path = f"/v1/fleet/requests/{request_id_of(answer)}"
+    assert gateway.http.delete(path).json()["aborted"] is False
+    assert gateway.http.delete("/v1/fleet/requests/req-0").status_code == 404
+    gateway.client.script = Script(stall_at=1)
+    with gateway.http.stream(
+        "POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}
+    ) as stream:
+        request = stream.headers["x-request-id"]
+        assert gateway.http.delete(f"/v1/fleet/requests/{request}").json() == {
+            "id": request,
+            "object": "fleet.request.aborted",
+            "aborted": True,
+        }
+    assert gateway.client.streams[request].aborted == "cancelled through the API"
+
+
+def test_workers_are_listed(gateway: Gateway) -> None:
+    gateway.client.missing = ["talker"]
+    body = get(gateway, "/v1/fleet/workers").json()
+    assert [worker["role"] for worker in body["data"]] == ["thinker", "code2wav", "gateway"]
+    assert body["missing_roles"] == ["talker"] and body["data"][0]["capacity"] == 16
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    assert get(gateway, "/v1/fleet/workers").status_code == 503
+
+
+def test_metrics_count_what_happened(gateway: Gateway) -> None:
+    gateway.create(modalities=["text", "audio"])
+    text = get(gateway, "/metrics").text
+    for line in (
+        'fleet_requests_total{outcome="stop"}',
+        "fleet_requests_in_flight 0.0",
+        "fleet_first_text_seconds_count",
+        "fleet_first_audio_seconds_count",
+        "fleet_audio_rtf_count",
+        'fleet_edge_chunks_total{edge="audio"}',
+        'fleet_workers{role="thinker"} 1.0',
+        'fleet_http_responses_total{method="POST",route="/v1/chat/completions",status="200"}',
+    ):
+        assert line in text, line
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    assert get(gateway, "/metrics").status_code == 200
+
+
+def test_the_key_is_asked_for_where_one_is_set(serve_with: Callable[[str | None], Gateway]) -> None:
+    gateway = serve_with("sécret")
+    with pytest.raises(openai.AuthenticationError) as refused:
+        gateway.openai("wrong").models.list()
+    assert refused.value.code == "invalid_api_key"
+    assert get(gateway, "/v1/models").headers["www-authenticate"] == "Bearer"
+    headers = {"authorization": "Bearer sécret".encode()}
+    assert get(gateway, "/v1/models", headers=headers).status_code == 200
+    for path in ("/health", "/ready", "/metrics", "/static/console.css", "/console/login"):
+        assert get(gateway, path).status_code == 200, path
+    assert get(gateway, "/console/events").status_code == 401
+    assert get(gateway, "/").headers["location"] == "/console/login"
+
+
+def test_a_browser_trades_the_key_for_a_cookie(serve_with: Callable[[str | None], Gateway]) -> None:
+    gateway = serve_with("secret")
+    with httpx.Client(base_url=gateway.url) as browser:
+        assert browser.post("/console/login", data={"key": "wrong"}).status_code == 401
+        assert browser.post("/console/login", data={"key": "secret"}).status_code == 303
+        assert "secret" not in str(browser.cookies) and browser.get("/").status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(gateway: Gateway) -> None:
+    answer = gateway.http.post("/v1/chat/completions", headers={"sec-fetch-site": "cross-site"})
+    assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
+
+    async def open_socket() -> None:
+        async with connect(gateway.url.replace("http", "ws") + "/console/ws", origin=Origin("http://evil.example")):
+            pass
+
+    with pytest.raises(InvalidStatus) as refused:
+        asyncio.run(open_socket())
+    assert refused.value.response.status_code == 403
+
+
+def test_pages_allow_scripts_from_here_only(gateway: Gateway) -> None:
+    answer = get(gateway, "/")
+    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+    assert "<script>" not in answer.text and "style=" not in answer.text and len(answer.content) < 100_000
+
+
+def test_another_graph_needs_no_other_code(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        answer = gateway.create(model="text", temperature=0.5)
+        assert answer.choices[0].message.content == Script().text
+        assert set(gateway.client.submitted[0][0].sampling) == {"lm"}
+        with pytest.raises(openai.BadRequestError) as refused:
+            gateway.create(model="text", modalities=["text", "audio"])
+        assert refused.value.param == "modalities"
+        page = get(gateway, "/").text
+        assert "stage-lm" in page and 'id="voice"' not in page
+
+
+def test_a_wrong_sampling_in_the_deployment_is_named() -> None:
+    for sampling in ({"temperature": -1.0}, {"heat": 1}):
+        config = FleetConfig.model_validate({"stages": {"talker": {"sampling": sampling}}})
+        with pytest.raises(ConfigError, match=r"stages\.talker\.sampling"):
+            stage_defaults(config)

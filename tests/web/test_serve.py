@@ -1,0 +1,85 @@
+"""The gateway as a process on a real Redis: it starts without workers, says so, and stops in order."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support import REPO, cli_env, free_port, wait_until
+from tests.web.conftest import HELLO, Loaded
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from fleet.config.schema import FleetConfig
+from fleet.config.settings import Settings
+from web.serve import run
+config = FleetConfig.model_validate_json(sys.argv[1])
+run(config, Settings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
+"""
+
+
+def start(loaded: Loaded, redis_url: str, port: int) -> subprocess.Popen[str]:
+    config = json.dumps({"web": {"port": port, "model_name": "omni"}})
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, config, redis_url, str(loaded.checkpoint)],
+        cwd=REPO, env=cli_env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def running(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+
+    with start(loaded, redis_url, port) as process:
+        wait_until(lambda: answers(url), "the gateway to answer", timeout_s=30)
+        yield process, url
+        process.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_without_workers_it_says_which_roles_are_missing(running: tuple[subprocess.Popen[str], str]) -> None:
+    _, url = running
+    ready = httpx.get(f"{url}/ready")
+    assert ready.status_code == 503 and ready.json()["missing"] == ["thinker", "talker", "code2wav"]
+    refused = httpx.post(f"{url}/v1/chat/completions", json={"model": "omni", "messages": HELLO})
+    assert refused.status_code == 503 and "thinker" in refused.json()["error"]["message"]
+    assert "No worker for thinker" in httpx.get(url).text
+
+
+def test_sigterm_ends_open_pages_and_exits_clean(running: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = running
+    with httpx.stream("GET", f"{url}/console/events?page=x") as events:
+        lines = events.iter_lines()
+        assert next(lines) == "id: 1"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+    output, _ = process.communicate()
+    assert "console http://localhost:" in output and "Traceback" not in output
+
+
+def test_a_port_in_use_is_one_clear_line(loaded: Loaded, running: tuple[subprocess.Popen[str], str]) -> None:
+    _, url = running
+    second = start(loaded, "redis://127.0.0.1:1", int(url.rpartition(":")[2]))
+    output, _ = second.communicate(timeout=30)
+    assert second.returncode == 1 and len(output.splitlines()) == 1
+    assert "Address already in use" in output and "web.port" in output
+
+
+def test_a_checkpoint_without_tokenizer_is_one_clear_line(loaded: Loaded, redis_url: str, tmp_path: Path) -> None:
+    empty = Loaded(checkpoint=tmp_path, config=loaded.config, frontend=loaded.frontend)
+    process = start(empty, redis_url, 0)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1 and len(output.splitlines()) == 1 and "tokenizer.json" in output

@@ -1,0 +1,27 @@
+"""The scripts of others are the released ones, byte for byte, and nothing is loaded from elsewhere."""
+
+import base64
+import hashlib
+import json
+
+from tests.support import REPO
+
+STATIC = REPO / "web" / "static"
+
+
+def test_vendored_files_are_the_released_ones() -> None:
+    vendor = STATIC / "vendor"
+    listed = json.loads((vendor / "hashes.json").read_text())
+    assert listed["version"] == "4.0.1"
+    names = {path.name for path in vendor.iterdir()} - {"hashes.json"}
+    assert names == set(listed["files"])
+    for name, entry in listed["files"].items():
+        digest = hashlib.sha512((vendor / name).read_bytes()).digest()
+        assert entry["integrity"] == "sha512-" + base64.b64encode(digest).decode(), name
+
+
+def test_pages_name_no_other_host() -> None:
+    files = [*STATIC.glob("*.js"), *STATIC.glob("*.css"), *(REPO / "web" / "templates").iterdir()]
+    for path in files:
+        text = path.read_text().replace("http://localhost", "")
+        assert "http://" not in text and "https://" not in text and "cdn" not in text, path

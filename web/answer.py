@@ -1,0 +1,191 @@
+"""One answer as it arrives: chunks of the client edges to pieces of text and sound, with its counts. Knows no HTTP."""
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from fleet.core.chunk import Chunk
+from fleet.core.errors import FleetError
+from fleet.core.ids import EdgeName
+from fleet.core.request import RequestSpec, Sampling
+from fleet.processing import Frontend
+from fleet.processing.detokenize import StopTrimmer
+from web.metrics import Metrics
+from web.ports import ClientStream
+from web.wire import CompletionDetails, PromptDetails, Usage
+
+log = logging.getLogger("fleet.web")
+
+GROUP_BYTES = 6
+"""Whole samples and a multiple of 3: clients join the base64 of pieces before decoding it."""
+MAX_PIECE_BYTES = 48_000
+BYTES_PER_SAMPLE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPiece:
+    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, but for the answer's last piece."""
+
+    pcm: bytes
+
+
+Piece = TextPiece | AudioPiece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEdges:
+    """The graph's edges to the client, by what they carry."""
+
+    text: EdgeName
+    audio: EdgeName | None
+
+
+class Answer:
+    """An answer under way; use as an async context manager, which aborts the request when left before its end."""
+
+    def __init__(
+        self,
+        *,
+        spec: RequestSpec,
+        main: Sampling,
+        stream: ClientStream,
+        edges: ClientEdges,
+        frontend: Frontend,
+        metrics: Metrics,
+    ) -> None:
+        self.spec = spec
+        self.num_samples = 0
+        self._num_text_tokens = 0
+        self._last_id: int | None = None
+        self._main = main
+        self._stream = stream
+        self._edges = edges
+        self._frontend = frontend
+        self._metrics = metrics
+        self._detokenizer = frontend.detokenizer()
+        self._trimmer = StopTrimmer(main.stop)
+        self._pcm = bytearray()
+        self._started = time.monotonic()
+        self._ended = False
+        self._outcome = ""
+        self._heard: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        self._metrics.in_flight.inc()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._metrics.in_flight.dec()
+        if not self._ended:
+            self._outcome = self._outcome or "aborted"
+            await self._abort()
+        self._metrics.request_ended(self._outcome, time.monotonic() - self._started, self.answer_s)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Text and sound in the order they are made, no empty ones.
+
+        Raises: FleetError if the request fails.
+        """
+        try:
+            async for chunk in self._stream:
+                self._metrics.edge_chunks.labels(edge=chunk.edge).inc()
+                for piece in self._pieces_of(chunk):
+                    yield piece
+        except FleetError as error:
+            self._outcome = error.code
+            raise
+        # A character still incomplete here will never be whole; a stop string begun is text after all.
+        rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
+        if rest:
+            yield TextPiece(rest)
+        for piece in self._sound(final=True):
+            yield piece
+        self._ended, self._outcome = True, self.finish_reason
+        self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
+        self._metrics.answer_tokens.inc(self._num_text_tokens)
+
+    @property
+    def finish_reason(self) -> str:
+        """`length` where the bound cut the text; the end token and a stop string are `stop`."""
+        cut = self._num_text_tokens >= self._main.max_tokens
+        ended = self._trimmer.stopped or self._last_id in self._frontend.end_ids()
+        return "length" if cut and not ended else "stop"
+
+    @property
+    def answer_s(self) -> float:
+        rate_hz = self._frontend.sample_rate_hz
+        return self.num_samples / rate_hz if rate_hz else 0.0
+
+    def usage(self) -> Usage:
+        prompt = len(self.spec.prompt_ids)
+        prompt_audio = self._frontend.num_prompt_audio_tokens(self.spec)
+        text, audio = self._num_text_tokens, self._frontend.num_answer_audio_tokens(self.num_samples)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=text + audio,
+            total_tokens=prompt + text + audio,
+            prompt_tokens_details=PromptDetails(audio_tokens=prompt_audio, text_tokens=prompt - prompt_audio),
+            completion_tokens_details=CompletionDetails(audio_tokens=audio, text_tokens=text),
+        )
+
+    async def _abort(self) -> None:
+        """A request that failed by itself is aborted too: its failure may be that Redis could not be reached."""
+        try:
+            await self._stream.abort("the client left" if self._outcome == "aborted" else self._outcome)
+        except FleetError as error:
+            log.warning("request %s: abort failed: %s", self.spec.id, error.message)
+
+    def _pieces_of(self, chunk: Chunk) -> list[Piece]:
+        if chunk.edge == self._edges.text:
+            return self._text(chunk)
+        if chunk.edge == self._edges.audio:
+            samples = _array(chunk, "pcm", "<i2")
+            self.num_samples += len(samples)
+            self._pcm += samples.tobytes()
+            return self._sound(final=False)
+        return []
+
+    def _text(self, chunk: Chunk) -> list[Piece]:
+        ids = [int(token) for token in _array(chunk, "ids", "<i4")]
+        self._num_text_tokens += len(ids)
+        if ids:
+            self._last_id = ids[-1]
+        text = self._trimmer.add(self._detokenizer.add(ids))
+        if not text:
+            return []
+        self._note_first("text")
+        return [TextPiece(text)]
+
+    def _sound(self, *, final: bool) -> list[Piece]:
+        whole = len(self._pcm) if final else len(self._pcm) - len(self._pcm) % GROUP_BYTES
+        if whole:
+            self._note_first("audio")
+        pieces: list[Piece] = [
+            AudioPiece(bytes(self._pcm[start : min(start + MAX_PIECE_BYTES, whole)]))
+            for start in range(0, whole, MAX_PIECE_BYTES)
+        ]
+        del self._pcm[:whole]
+        return pieces
+
+    def _note_first(self, medium: str) -> None:
+        if medium not in self._heard:
+            self._heard.add(medium)
+            self._metrics.first(medium, time.monotonic() - self._started)
+
+
+def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:
+    """A chunk's inline tensor, flat; empty where a final chunk carries nothing."""
+    tensor = chunk.tensors.get(name)
+    return np.frombuffer(tensor.data if tensor is not None and tensor.data is not None else b"", dtype)

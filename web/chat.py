@@ -1,0 +1,174 @@
+"""POST /v1/chat/completions: text and speech, streamed or whole, in OpenAI's shapes. Knows no stage."""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import FleetError
+from web.answer import Answer, AudioPiece, TextPiece
+from web.audio_file import encode_audio
+from web.connection import read_body, send_stream, until_disconnect
+from web.errors import UnsupportedValue, envelope_of
+from web.gateway import Gateway, Opened
+from web.middleware import request_id_of
+from web.schema import AudioFormat, ChatBody, parse_chat
+from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
+
+STREAMED_FORMATS = ("pcm16", "wav")
+"""A streamed `wav` is headerless PCM16 too, as the peers of this API family send it."""
+LARGE_BYTES = 256 * 1024
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What every shape of one answer repeats."""
+
+    id: str
+    audio_id: str
+    created: int
+    model: str
+    mirror: bool
+    """Whether the transcript also goes into `content` (modalities include text)."""
+    spoken: bool
+    usage: bool
+    """Whether the stream ends with the usage."""
+
+    def chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
+        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
+        usage = None if self.usage else UNSET
+        return event(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage))
+
+
+class ChatEndpoint:
+    """An ASGI app and not a function: work stops the moment the client leaves, before or within the answer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
+        # a large body (base64 sound) would hold up every other stream of this process
+        body = await asyncio.to_thread(parse_chat, raw) if len(raw) > LARGE_BYTES else parse_chat(raw)
+        _check_format(body)
+        await until_disconnect(receive, self._answer(body, scope, receive, send))
+
+    async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
+        opened = await self._gateway.open(body, request_id_of(scope))
+        async with opened.answer as answer:
+            reply = self._reply(body, opened)
+            headers = _headers(body, opened)
+            if body.stream:
+                await send_stream(send, headers, self._lines(reply, answer))
+            else:
+                response = await self._whole(reply, answer, _format(body, "wav"), headers)
+                await response(scope, receive, send)
+
+    def _reply(self, body: ChatBody, opened: Opened) -> Reply:
+        tail = opened.answer.spec.id.removeprefix("req-")
+        return Reply(
+            id=f"chatcmpl-{tail}",
+            audio_id=f"audio_{tail}",
+            created=int(time.time()),
+            model=self._gateway.model,
+            mirror="text" in body.wants,
+            spoken=opened.spoken,
+            usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+
+    async def _lines(self, reply: Reply, answer: Answer) -> AsyncIterator[bytes]:
+        """The stream's events. A failure becomes an error event, and no [DONE] follows."""
+        transcript: list[str] = []
+        yield reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+        try:
+            async for piece in answer.pieces():
+                if isinstance(piece, TextPiece):
+                    transcript.append(piece.text)
+                    yield reply.chunk(_text_delta(reply, piece))
+                else:
+                    data = base64.b64encode(piece.pcm).decode("ascii")
+                    yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, data=data)))
+        except FleetError as error:
+            yield event(envelope_of(error))
+            return
+        if reply.spoken:
+            self._gateway.transcripts.put(reply.audio_id, "".join(transcript))
+            expires_at = self._gateway.transcripts.expires_at()
+            yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
+        yield reply.chunk(Delta(), finish_reason=answer.finish_reason)
+        if reply.usage:
+            usage = answer.usage()
+            yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=usage))
+        yield b"data: [DONE]\n\n"
+
+    async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:
+        text: list[str] = []
+        pcm = bytearray()
+        async for piece in answer.pieces():
+            if isinstance(piece, AudioPiece):
+                pcm += piece.pcm
+            else:
+                text.append(piece.text)
+        transcript = "".join(text)
+        audio: AudioMessage | UnsetType = UNSET
+        if reply.spoken:
+            rate_hz = self._gateway.frontend.sample_rate_hz
+            file = await asyncio.to_thread(encode_audio, bytes(pcm), rate_hz, kind)
+            self._gateway.transcripts.put(reply.audio_id, transcript)
+            audio = AudioMessage(
+                id=reply.audio_id,
+                data=base64.b64encode(file).decode("ascii"),
+                expires_at=self._gateway.transcripts.expires_at(),
+                transcript=transcript,
+            )
+        message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
+        completion = ChatCompletion(
+            id=reply.id,
+            created=reply.created,
+            model=reply.model,
+            choices=[Choice(message=message, finish_reason=answer.finish_reason)],
+            usage=answer.usage(),
+        )
+        return Response(_encode(completion), media_type="application/json", headers=headers)
+
+
+def event(value: msgspec.Struct) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def _text_delta(reply: Reply, piece: TextPiece) -> Delta:
+    return Delta(
+        content=piece.text if reply.mirror else UNSET,
+        audio=AudioDelta(id=reply.audio_id, transcript=piece.text) if reply.spoken else UNSET,
+    )
+
+
+def _format(body: ChatBody, default: AudioFormat) -> AudioFormat:
+    return (body.audio.format if body.audio is not None else None) or default
+
+
+def _check_format(body: ChatBody) -> None:
+    kind = _format(body, "pcm16")
+    if body.stream and "audio" in body.wants and kind not in STREAMED_FORMATS:
+        raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
+
+
+def _headers(body: ChatBody, opened: Opened) -> dict[str, str]:
+    headers = {"x-fleet-seed": str(opened.seed)}
+    if opened.voice is not None:
+        headers["x-fleet-voice"] = opened.voice
+    ignored = body.ignored()
+    if body.audio is not None and not opened.spoken:
+        ignored = sorted([*ignored, "audio"])
+    if ignored:
+        headers["x-fleet-ignored"] = ", ".join(ascii(name)[1:-1][:64] for name in ignored[:32])
+    return headers

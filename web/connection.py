@@ -1,0 +1,85 @@
+"""Reading a bounded body, sending events, and stopping work when the client leaves. Knows no route."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Send
+
+from fleet.core.errors import BadInput, InputTooLarge
+
+log = logging.getLogger("fleet.web")
+
+T = TypeVar("T")
+PING_S = 15.0
+"""A comment this often keeps proxies from closing a stream whose first words are slow."""
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises: InputTooLarge as soon as the body is known to be too long; ClientDisconnect."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdigit():
+        raise BadInput("content-length: not a number")
+    if int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """Run `work`, cancelling it (and waiting for its clean-up) when the client goes away.
+
+    The body must have been read: whatever still arrives is dropped.
+    Raises: ClientDisconnect, and whatever `work` raises.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait({working, watching})
+        # looked at here, or a failure that came together with the disconnect would be reported as never retrieved
+        if not working.cancelled() and (error := working.exception()) is not None:
+            log.debug("the work of a request ended with %r", error)
+
+
+async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
+    """Send server-sent events, a comment in every silence of `PING_S`."""
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
+    # a shielded wait: a timeout must not cancel the step of the answer that it waits for
+    pending = asyncio.ensure_future(anext(lines, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({pending}, timeout=PING_S)
+            line = pending.result() if done else b": waiting\n\n"
+            if line is None:
+                break
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+            if done:
+                pending = asyncio.ensure_future(anext(lines, None))
+    finally:
+        pending.cancel()
+        await asyncio.wait({pending})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(max_bytes: int) -> InputTooLarge:
+    return InputTooLarge(f"the body is larger than {max_bytes} bytes, this server's limit")

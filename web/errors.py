@@ -1,0 +1,94 @@
+"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.core.errors import BadInput, FleetError
+
+log = logging.getLogger("fleet.web")
+
+RETRY_AFTER_S = 1
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "input_too_large"}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+class Unauthorized(BadInput):
+    """The request bears no key, or a wrong one."""
+
+    code = "invalid_api_key"
+    status = 401
+
+
+class Forbidden(BadInput):
+    """A page of another site made the browser send this."""
+
+    code = "cross_site_request"
+    status = 403
+
+
+class NotFound(BadInput):
+    code = "not_found"
+    status = 404
+
+
+class UnsupportedValue(BadInput):
+    """A value that OpenAI's API knows and this server does not serve."""
+
+    code = "unsupported_value"
+
+
+def envelope_of(error: FleetError) -> ErrorEnvelope:
+    """A failure of ours says only that it is ours: what went wrong inside is for the log."""
+    body = ErrorBody(message=error.message, type=type_of(error.status), param=error.param, code=error.code)
+    return ErrorEnvelope(body)
+
+
+def type_of(status: int) -> str:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return "rate_limit_error"
+    return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+
+
+def error_response(envelope: ErrorEnvelope, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    extra = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        extra["www-authenticate"] = "Bearer"
+    return Response(
+        msgspec.json.encode(envelope), status, media_type="application/json", headers={**extra, **(headers or {})}
+    )
+
+
+def internal_error_response() -> Response:
+    body = ErrorBody(message="the server failed; its log tells why", type="server_error", code="server_error")
+    return error_response(ErrorEnvelope(body), 500)
+
+
+async def on_fleet_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, FleetError)
+    if error.status >= 500 and not error.retryable:
+        log.error("request failed: %s: %s", error.code, error.message)
+    return error_response(envelope_of(error), error.status)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such path, wrong method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    body = ErrorBody(message=message, type=type_of(error.status_code), code=_CODES.get(error.status_code, "http_error"))
+    return error_response(ErrorEnvelope(body), error.status_code, error.headers)

@@ -1,0 +1,160 @@
+"""From a checked chat to an answer under way: what the API and the console share. Knows no HTTP."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from fleet.config.schema import FleetConfig
+from fleet.core.clock import now_us
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge, ModelNotFound
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import RequestSpec, Sampling
+from fleet.graphs import Graph
+from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart
+from web.answer import Answer, ClientEdges
+from web.metrics import Metrics
+from web.ports import ClientStream, FleetPort
+from web.sampling import request_seed, resolve_sampling, stage_defaults
+from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody
+from web.transcripts import Transcripts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An answer under way, and what was resolved for it."""
+
+    answer: Answer
+    seed: int
+    voice: str | None
+    spoken: bool
+
+
+class Gateway:
+    """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling is wrong."""
+
+    def __init__(self, config: FleetConfig, client: FleetPort, frontend: Frontend) -> None:
+        self.config = config
+        self.client = client
+        self.frontend = frontend
+        self.graph = config.graph_declaration()
+        self.edges = client_edges(self.graph)
+        self.metrics = Metrics()
+        self.transcripts = Transcripts(keep_s=config.retention_s)
+        self.model = model_name(config)
+        self.started_s = int(time.time())
+        self.closing = asyncio.Event()
+        """Set at shutdown: endless streams end."""
+        self._defaults = stage_defaults(config)
+        self._main = next(stage.name for stage in self.graph.stages if stage.main)
+
+    @property
+    def speaks(self) -> bool:
+        return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
+
+    async def open(self, body: ChatBody, request_id: RequestId) -> Opened:
+        """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.
+
+        Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
+        """
+        if body.model != self.model:
+            raise ModelNotFound(f"model: no model {body.model!r}; this server has {self.model!r}", param="model")
+        spoken = "audio" in body.wants
+        outputs = self._outputs(spoken)
+        seed = request_seed(body)
+        stages = self.graph.stages_for(outputs)
+        chat = ChatRequest(
+            id=request_id,
+            graph=self.config.graph,
+            messages=self._messages(body),
+            outputs=outputs,
+            sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
+            spoken=spoken,
+            voice=_voice(body),
+            created_us=now_us(),
+        )
+        spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
+        stream = await self._submit(spec, blob)
+        answer = Answer(
+            spec=spec,
+            main=self._sampling_of(spec, self._main),
+            stream=stream,
+            edges=self.edges,
+            frontend=self.frontend,
+            metrics=self.metrics,
+        )
+        return Opened(answer=answer, seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+
+    async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+        submitting = asyncio.ensure_future(self.client.submit(spec, blob))
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            # Whether the request was written is not known until the script has answered.
+            stream = await submitting
+            await stream.abort("the client left")
+            raise
+
+    def _outputs(self, spoken: bool) -> tuple[EdgeName, ...]:
+        if not spoken:
+            return (self.edges.text,)
+        if self.edges.audio is None or not self.speaks:
+            raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
+        return (self.edges.text, self.edges.audio)
+
+    def _messages(self, body: ChatBody) -> tuple[Message, ...]:
+        if len(body.messages) > self.config.limits.max_messages:
+            raise InputTooLarge(
+                f"messages: {len(body.messages)} messages; at most {self.config.limits.max_messages} are allowed",
+                param="messages",
+            )
+        return tuple(self._message(message, index) for index, message in enumerate(body.messages))
+
+    def _message(self, message: MessageBody, index: int) -> Message:
+        where = f"messages[{index}]"
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        if message.audio is not None and content is None:
+            content = self.transcripts.get(message.audio.id)
+            if content is None:
+                where_audio = f"{where}.audio.id"
+                raise BadInput(
+                    f"{where_audio}: no such answer, or it has expired; send its transcript as content instead",
+                    param=where_audio,
+                )
+        if content is None:
+            raise BadInput(f"{where}.content: this field is required", param=f"{where}.content")
+        if isinstance(content, str):
+            return Message(role=role, content=TextPart(text=content, where=f"{where}.content"))
+        return Message(role=role, content=tuple(_part(p, f"{where}.content[{n}]") for n, p in enumerate(content)))
+
+    @staticmethod
+    def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
+        return spec.sampling.get(stage, Sampling())
+
+
+def client_edges(graph: Graph) -> ClientEdges:
+    by_medium = {medium: edge for edge, medium in graph.media.items()}
+    if "text" not in by_medium:
+        raise ConfigError(f"graph {graph.name}: no edge carries text to the client", param="graph")
+    return ClientEdges(text=by_medium["text"], audio=by_medium.get("audio"))
+
+
+def model_name(config: FleetConfig) -> str:
+    """The configured name, else the checkpoint folder's, else the graph's."""
+    if config.web.model_name:
+        return config.web.model_name
+    folder = config.checkpoint.rstrip("/").rpartition("/")[2]
+    return folder if folder not in ("", "auto") else config.graph.replace("_", "-")
+
+
+def _voice(body: ChatBody) -> str | None:
+    voice = body.audio.voice if body.audio is not None else None
+    return voice if voice is None or isinstance(voice, str) else voice.id
+
+
+def _part(part: PartBody, where: str) -> TextPart | AudioPart:
+    if isinstance(part, TextPartBody):
+        return TextPart(text=part.text, where=f"{where}.text")
+    if isinstance(part, AudioUrlPartBody):
+        return AudioPart(data=part.audio_url.url, where=f"{where}.audio_url.url")
+    return AudioPart(data=part.input_audio.data, where=f"{where}.input_audio.data")

@@ -1,0 +1,231 @@
+"""The chat request as it comes over HTTP, checked; every mistake becomes one sentence that names the field.
+
+Knows no stage and no limit of the deployment: those are checked in `sampling.py` and by the frontend.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+
+from fleet.core.errors import BadInput
+from web.errors import UnsupportedValue
+
+MAX_SEED = 2**63 - 1
+MAX_STOPS = 4
+IGNORED = frozenset(
+    {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity", "top_logprobs", "tool_choice"}
+)
+"""Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
+
+AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
+Modality = Literal["text", "audio"]
+
+
+class Body(BaseModel):
+    """Strict: a string is no number. Unknown keys are kept, to be named as ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class InputAudio(Body):
+    """`format` is what OpenAI's API asks for; what the file is, its own header says."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg", "opus"] = "wav"
+
+
+class AudioUrl(Body):
+    url: str
+
+    @field_validator("url")
+    @classmethod
+    def _inline(cls, url: str) -> str:
+        if not url.startswith("data:"):
+            raise ValueError("only data: URLs are read; this server fetches nothing")
+        return url
+
+
+class TextPartBody(Body):
+    type: Literal["text"]
+    text: str
+
+
+class InputAudioPartBody(Body):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class AudioUrlPartBody(Body):
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+
+PartBody = Annotated[TextPartBody | InputAudioPartBody | AudioUrlPartBody, Field(discriminator="type")]
+
+
+def _content_tag(value: object) -> str:
+    return ":list" if isinstance(value, list) else ":string"
+
+
+Content = Annotated[
+    Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1), Tag(":list")],
+    Discriminator(_content_tag),
+]
+
+
+class AudioReference(Body):
+    """An earlier spoken answer of ours."""
+
+    id: str
+
+
+class MessageBody(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content | None = None
+    audio: AudioReference | None = None
+
+
+class VoiceReference(Body):
+    id: str
+
+
+def _voice_tag(value: object) -> str:
+    return ":object" if isinstance(value, dict) else ":string"
+
+
+Voice = Annotated[
+    Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")], Discriminator(_voice_tag)
+]
+
+
+class AudioOptions(Body):
+    voice: Voice | None = None
+    format: AudioFormat | None = None
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=0, le=1_000_000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _stop_tag(value: object) -> str:
+    return ":list" if isinstance(value, list) else ":string"
+
+
+Stop = Annotated[
+    Annotated[StopString, Tag(":string")] | Annotated[list[StopString], Field(max_length=MAX_STOPS), Tag(":list")],
+    Discriminator(_stop_tag),
+]
+
+
+class SamplingFields(Body):
+    """What a request may say about one stage's sampling."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    max_tokens: MaxTokens | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+
+
+class StageFields(SamplingFields):
+    """A section of `fleet`: unlike OpenAI's fields, an unknown one is a mistake."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class ChatBody(SamplingFields):
+    """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names."""
+
+    model: str
+    messages: Annotated[list[MessageBody], Field(min_length=1)]
+    modalities: Annotated[list[Modality], Field(min_length=1, max_length=2)] | None = None
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: MaxTokens | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    tools: list[object] | None = None
+    functions: list[object] | None = None
+    response_format: dict[str, object] | None = None
+    user: str | None = None
+    metadata: dict[str, object] | None = None
+    store: bool | None = None
+    fleet: dict[str, StageFields] | None = None
+
+    @property
+    def wants(self) -> tuple[Modality, ...]:
+        return tuple(self.modalities or ("text",))
+
+    def ignored(self) -> list[str]:
+        """Names of given fields that change nothing."""
+        known = {name for name in IGNORED if getattr(self, name, None) is not None}
+        return sorted(known | set(self.model_extra or {}))
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """Raises: BadInput, UnsupportedValue naming the field."""
+    try:
+        chat = ChatBody.model_validate_json(body)
+    except ValidationError as error:
+        raise _bad_input(error) from error
+    _refuse_unserved(chat)
+    return chat
+
+
+def _refuse_unserved(chat: ChatBody) -> None:
+    """Fields that would change the answer's shape or meaning, and are not served."""
+    if chat.n is not None and chat.n != 1:
+        raise UnsupportedValue(f"n: {chat.n} is not served; one answer a request, n=1", param="n")
+    if chat.logprobs:
+        raise UnsupportedValue("logprobs: not served; leave it out", param="logprobs")
+    for name in ("tools", "functions", "logit_bias"):
+        if getattr(chat, name):
+            raise UnsupportedValue(f"{name}: not served; leave it out", param=name)
+    if chat.response_format is not None and chat.response_format.get("type", "text") != "text":
+        raise UnsupportedValue("response_format: only text is served", param="response_format")
+
+
+def _bad_input(error: ValidationError) -> BadInput:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)
+    param = _param(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        message = "this field is required"
+    elif first["type"] == "extra_forbidden":
+        message = "no such field; use one of " + ", ".join(StageFields.model_fields)
+    return BadInput(f"{param or 'the body'}: {message}", param=param or None)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content[1].input_audio.format`, as OpenAI writes it.
+
+    Union branches add their tag to the location: ours begin with a colon; a part's tag stands right after an index.
+    """
+    path = ""
+    after_index = False
+    for piece in loc:
+        if isinstance(piece, int):
+            path += f"[{piece}]"
+        elif not (piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))):
+            path += f".{piece}" if path else piece
+        after_index = isinstance(piece, int)
+    return path

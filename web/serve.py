@@ -1,0 +1,116 @@
+"""Running the gateway: control-plane client, frontend and uvicorn in one process. Knows no route."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from fleet.config.schema import FleetConfig
+from fleet.config.settings import Settings
+from fleet.control.client import FleetClient
+from fleet.core.errors import FleetError
+from fleet.processing import load_frontend
+from web.app import create_app
+
+log = logging.getLogger("fleet.web")
+
+GRACE_S = 5
+"""How long answers under way may still run after a stop signal."""
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that ends the console's endless streams first, or its grace time would always run out.
+
+    It leaves signals to `serve`: its own handling would end the process before the fleet is left in order.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config)
+        self._app = app
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """A second call does not wait for answers under way."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.closing.set()
+        await super().shutdown(sockets)
+
+
+def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:
+    """Serve until SIGTERM or SIGINT. What goes wrong at start is one line on stderr and exit status 1."""
+    try:
+        with _bound_socket(config.web.host, config.web.port) as listener:
+            asyncio.run(serve(config, settings, redis_url, checkpoint, listener))
+    except (FleetError, OSError) as error:
+        print(f"fleet web: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+async def serve(
+    config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path, listener: socket.socket
+) -> None:
+    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    client = await FleetClient.connect(redis_url, config)
+    app = create_app(config, client, frontend, settings.api_key)
+    await client.start()
+    try:
+        server = Server(uvicorn_config(app, config), app)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, server.stop)
+        _announce(config, listener)
+        await server.serve([listener])
+    finally:
+        await client.stop()
+
+
+def uvicorn_config(app: Starlette, config: FleetConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # deflate costs time and gains nothing on sound
+        ws_per_message_deflate=False,
+        ws_max_size=config.limits.max_body_bytes,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    """Bound before anything is loaded, so that a port in use is told at once. Raises: OSError naming the fix."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise OSError(f"cannot listen on {host} port {port}: {reason}; choose another with --set web.port=N") from error
+    return listener
+
+
+def _announce(config: FleetConfig, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    shown = "localhost" if config.web.host in ("0.0.0.0", "::", "127.0.0.1") else config.web.host
+    print(f"fleet web: console http://{shown}:{port}/  API http://{shown}:{port}/v1", flush=True)
+    if config.web.host in ("0.0.0.0", "::"):
+        print(
+            "fleet web: browsers give sound only to localhost and https; from another machine use "
+            f"ssh -L {port}:localhost:{port} HOST",
+            flush=True,
+        )
