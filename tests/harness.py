@@ -1,4 +1,4 @@
-"""A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads. Used where processes would only be slow."""
+"""A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads, where processes are only slow."""
 
 import asyncio
 import threading
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from fleet.transfer.factory import open_transfer
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
@@ -19,6 +18,7 @@ from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, n
 from fleet.core.request import RequestSpec, Sampling
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
+from fleet.transfer.factory import open_transfer
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import build_stage

@@ -51,7 +51,8 @@ Ask = Callable[[scripts.Call], Reply]
 class HopResult(msgspec.Struct, frozen=True, kw_only=True):
     """Units: microseconds. `delivery_us` is append to delivery; `append_us` is how long the producer's own calls took.
 
-    `ping_us` is Redis's bare round trip at that time, which tells a slow machine from a slow script.
+    `ping_us` is Redis's bare round trip at the same pace, which tells a slow machine from a slow script: after a pause every
+    process involved must be woken first.
     """
 
     delivery_us: tuple[float, ...]
@@ -104,6 +105,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
 
 
 def _took_us(call: Callable[[], Reply]) -> float:
+    time.sleep(PAUSE_S)
     began_s = time.perf_counter()
     call()
     return (time.perf_counter() - began_s) * 1e6

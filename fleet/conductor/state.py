@@ -32,7 +32,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One live request. `delivered`: the client has taken all. `ending` is set once its end has been ordered, so that it is once."""
+    """One live request. `delivered`: the client has taken all. `ending`: its end was ordered, and must not be again."""
 
     id: RequestId
     graph: str

@@ -1,1 +1,1 @@
-"""The nouns: ids, chunks, requests, events, errors, clocks. Standard library and msgspec only; knows no Redis, no torch, no model."""
+"""The nouns: ids, chunks, requests, events, errors, clocks. Standard library and msgspec only."""

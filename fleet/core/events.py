@@ -103,8 +103,8 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | AnswerDelivered | RequestEnded
-    | WorkerJoined | WorkerLeft | GrantOverdue | WorkerExpired
+    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | AnswerDelivered
+    | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | WorkerExpired
 )
 
 _encoder = msgspec.json.Encoder()

@@ -1,7 +1,7 @@
 """The contract between a worker and the batch loop inside it.
 
 A worker submits requests, feeds them inputs in order, and calls `step()`; each call runs at most one batch pass and returns what
-it made. The engine knows no Redis, no edge and no stage: what an input or output array means is between it and the stage's adapter.
+it made. The engine knows no Redis, no edge and no stage: what an array means is between it and the stage's adapter.
 Arrays at this border are numpy (host memory, C-contiguous).
 """
 

@@ -1,7 +1,7 @@
 """A deterministic engine without weights: it passes the contract tests and drives control-plane scale tests.
 
-Each input row moves a per-request checksum; each output row is made of it. What comes out depends on the rows that went in, never on how
-they were cut into pieces or when they came. Knows no stage.
+Each input row moves a per-request checksum; each output row is made of it. What comes out depends on the rows that went in, never
+on how they were cut into pieces or when they came. Knows no stage.
 """
 
 import zlib
@@ -40,8 +40,10 @@ class _Running:
 
 
 class FakeEngine:
-    """`autoregressive`: a step emits one row and takes one input row, waiting for it until the input is final; up to max_tokens rows.
-    Otherwise a codec: one output row per input row. `source`: the whole input is a prompt, taken before the first row.
+    """Up to max_tokens rows, one a step.
+
+    `autoregressive`: a step takes one input row, waiting for it until the input is final; otherwise a codec, with one output row
+    per input row and no bound. `source`: the whole input is a prompt, taken before the first row.
 
     Shapes: each output has `out`: int32 [n, width].
     """

@@ -1,4 +1,4 @@
-"""The contract of a stage's adapter, and what a stage builder returns. The worker drives it; it knows no Redis and no transport."""
+"""The contract of a stage's adapter, and what a stage builder returns. It knows no Redis and no transport."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights, no model named."""
+"""Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights."""
 
 from collections.abc import Sequence
 

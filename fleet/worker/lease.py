@@ -1,7 +1,7 @@
 """Keeping a worker's right to act: a thread that renews the lease while the engine loop moves. Knows no task.
 
-A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound. A long known
-operation (loading, compiling) announces a longer bound.
+A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound. A long
+known operation (loading, compiling) announces a longer bound.
 """
 
 import logging

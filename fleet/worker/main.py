@@ -1,4 +1,4 @@
-"""One worker process: load the stage's weights, join the role, loop until told to stop. Knows no model: the graph names the builder."""
+"""One worker process: load the stage's weights, join the role, loop until told to stop. The graph names the builder."""
 
 import importlib
 import logging

@@ -1,4 +1,4 @@
-"""One request's work in this worker: its adapter, its input edges, its output edges. Knows no Redis; the loop sends what it makes."""
+"""One request's work in this worker: its adapter and its edges. Knows no Redis; the loop sends what it makes."""
 
 from dataclasses import dataclass, field
 

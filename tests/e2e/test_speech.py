@@ -1,4 +1,4 @@
-"""The whole fleet as people use it: `fleet up`, real processes, real NIXL, the unmodified `openai` client, text and speech back."""
+"""The whole fleet as people use it: `fleet up`, real processes, real NIXL, the unmodified `openai` client."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""The conductor decides purely: every order of facts leads to the same end, told twice changes nothing, invariants always hold."""
+"""The conductor decides purely: every order of facts leads to the same end, and told twice they change nothing."""
 
 import random
 

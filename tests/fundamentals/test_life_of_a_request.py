@@ -1,4 +1,4 @@
-"""The life of a request: submitted, granted, claimed, streamed edge by edge, ended; the same answer whatever drives or chunks it."""
+"""The life of a request: submitted, granted, claimed, streamed, ended; the same answer whatever drives or chunks it."""
 
 import asyncio
 

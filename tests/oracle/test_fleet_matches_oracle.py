@@ -1,7 +1,7 @@
 """The fleet against `transformers`: through real Redis, real scripts and the worker's own loop, token by token, frame by frame.
 
 Each way of running it (walks driven by producer or conductor, chunks or all at the end, prompts in pieces of 1, 7 or whole, eight
-requests at once or one by one) must give what single `generate()` calls give. In `invariant` numerics the bytes are the same, too.
+requests at once or one by one) must give what single `generate()` calls give. In `invariant` numerics the bytes are the same.
 """
 
 import asyncio

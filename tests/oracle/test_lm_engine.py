@@ -9,7 +9,7 @@ import pytest
 from fleet.core.errors import BadInput, EngineError, OutOfPages
 from fleet.core.ids import StageName
 from fleet.engine.base import EngineRequest
-from fleet.graphs import ALL, EACH
+from fleet.graphs import ALL, EACH, ChunkPolicy
 from fleet.stages.base import BuiltStage
 from tests.oracle.cases import CASES
 from tests.oracle.oracle import OracleAnswer
@@ -57,9 +57,11 @@ def test_one_by_one(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], t
 
 
 @pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
-def test_however_edges_are_chunked(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: object) -> None:
+def test_however_edges_are_chunked(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: ChunkPolicy
+) -> None:
     asked = ask(tiny_checkpoint)
-    twin = speaking_twin(built, lambda edge: EACH if policy is EACH else ALL)
+    twin = speaking_twin(built, lambda _: policy)
     assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
 
 
@@ -69,12 +71,13 @@ def test_more_requests_than_a_pass_takes(tiny_checkpoint: Path, truth: Truth) ->
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
 
 
-def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, truth: Truth) -> None:
-    """12 pages of 16 positions hold any one of these requests, but not all."""
+@pytest.mark.parametrize("policy", [EACH, ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6))], ids=["text at once", "text in bursts"])
+def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy) -> None:
+    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker waiting for text meanwhile."""
     cases = [case for case in CASES if case.frames <= 70]
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
     asked = ask(tiny_checkpoint, cases)
-    assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
+    assert_matches(speaking_twin(built, lambda _: policy).run(asked.specs, asked.blobs), asked, truth)
     assert_all_pages_free(built)
 
 
@@ -87,7 +90,9 @@ def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
     assert_all_pages_free(built)
 
 
-def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+def test_a_step_that_fails_for_one_request_fails_only_it(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth
+) -> None:
     asked = ask(tiny_checkpoint)
     poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
     samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
@@ -102,7 +107,9 @@ def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, 
     assert_all_pages_free(built)
 
 
-def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage]
+) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     spec = asked.specs[0]
     twin = speaking_twin(built)
@@ -114,12 +121,16 @@ def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint
 def test_an_unknown_voice_is_the_users_mistake(built: dict[StageName, BuiltStage], tiny_checkpoint: Path) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     request, _ = built[TALKER].adapter(spec, None).open()
-    stranger = EngineRequest(request_id=request.request_id, sampling=request.sampling, params={**request.params, "voice": "nobody"})
+    stranger = EngineRequest(
+        request_id=request.request_id, sampling=request.sampling, params={**request.params, "voice": "nobody"}
+    )
     with pytest.raises(BadInput, match="chelsie, ethan"):
         built[TALKER].engine.submit(stranger)
 
 
-def test_abort_frees_at_any_moment_and_leaves_the_others(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+def test_abort_frees_at_any_moment_and_leaves_the_others(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth
+) -> None:
     asked = ask(tiny_checkpoint, CASES[:4])
     victim, kept = asked.specs[0], Asked(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
     twin = speaking_twin(built)

@@ -108,7 +108,9 @@ def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: dict[StageN
     assert tokens_of(twin.run([silent]), silent.id) == tokens_of(twin.run([spoken]), spoken.id)
 
 
-def test_audio_alone_gives_the_same_speech(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: dict[str, OracleAnswer]) -> None:
+def test_audio_alone_gives_the_same_speech(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: dict[str, OracleAnswer]
+) -> None:
     spec = _with(ask(tiny_checkpoint, CASES[:1]).specs[0], outputs=(AUDIO,))
     answers = speaking_twin(built).run([spec])
     assert TEXT not in answers[spec.id]
@@ -122,7 +124,9 @@ def test_the_last_token_is_shown_but_never_spoken(tiny_checkpoint: Path, built: 
     assert _thought_tokens(answers[spec.id][THOUGHT], len(spec.prompt_ids)) == shown[:-1]
 
 
-def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+def test_a_stop_string_ends_text_and_thought_where_it_is_complete(
+    tiny_checkpoint: Path, built: dict[StageName, BuiltStage]
+) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)

@@ -13,6 +13,7 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
+from fleet.models.causal_lm.program import read_config
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text import build
@@ -50,7 +51,9 @@ FAMILIES = (
     Family(name="Qwen3", more={}),
     Family(name="Mistral", more={"sliding_window": 8}),
     Family(name="Gemma2", more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
-    Family(name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    Family(
+        name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    ),
 )
 
 
@@ -122,8 +125,8 @@ def test_repetition_penalty_is_the_one_of_transformers(tmp_path: Path) -> None:
 
 def test_layers_that_keep_another_kind_of_state_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')
-    with pytest.raises(ConfigError, match=r"layers of kind .*linear_attention.* cannot be served|holds no weights"):
-        stage(tmp_path)
+    with pytest.raises(ConfigError, match="layers of kind linear_attention cannot be served"):
+        read_config(tmp_path)
 
 
 def test_the_tiny_model_is_varied_and_the_same_every_time(tmp_path: Path) -> None:

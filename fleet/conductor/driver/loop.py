@@ -16,8 +16,8 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.invariants import violations
 from fleet.conductor.driver.snapshot import read_live, was_delivered
+from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
 from fleet.config import FleetConfig

@@ -1,4 +1,4 @@
-"""Reading live requests back from the hashes: how a new leader learns what is true. The only reader of tasks for the conductor."""
+"""Reading live requests back from the hashes: how a new leader learns what is true."""
 
 from typing import cast
 

@@ -1,0 +1,121 @@
+"""Attention over pages: both layouts against the plain formula, and the one that promises equal bits keeps its promise."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fleet.engine.torch.attention_fast import FastLayout
+from fleet.engine.torch.attention_rows import RowLayout
+from fleet.engine.torch.experts import ExpertWeights, grouped_experts, tiled_experts
+from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
+from fleet.engine.torch.layout import Extent, Layout, Look
+from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
+
+HEADS, KV_HEADS, DIM, LENGTH = 6, 2, 8, 23
+LOOKS = {
+    "plain": Look(scale=0.4),
+    "window": Look(scale=0.4, window=5),
+    "softcap": Look(scale=0.4, softcap=2.0),
+    "both": Look(scale=0.4, window=5, softcap=2.0),
+}
+
+
+def make_pool() -> KVPool:
+    shape = KVShape(num_layers=1, num_kv_heads=KV_HEADS, head_dim=DIM)
+    pool = KVPool(shape, num_pages=64, page_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    pool.data.fill_(1e6)
+    return pool
+
+
+def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(length, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))  # type: ignore[return-value]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+    """One request's rows, by the formula."""
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    scores = torch.einsum("nhd,lhd->hnl", q, k) * look.scale
+    if look.softcap is not None:
+        scores = torch.tanh(scores / look.softcap) * look.softcap
+    row, at = torch.arange(len(q))[:, None], torch.arange(len(k))
+    hidden = (at > row) | (at <= row - (look.window or LENGTH + 1))
+    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
+
+
+def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: Look) -> list[Tensor]:
+    """One pass over (table, seed of its states, start, stop)."""
+    parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
+    layout: Layout = FastLayout(pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts])
+    rows = [torch.cat([states(seed)[n][start:stop] for _, seed, start, stop in parts]) for n in range(3)]
+    return list(layout.attend(0, rows[0], rows[1], rows[2], look).split([stop - start for *_, start, stop in parts]))
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_fast_attention_in_any_mixture_is_the_formula(look: Look) -> None:
+    pool = make_pool()
+    tables = [pool.borrow() for _ in range(3)]
+    for table in tables:
+        pool.grow(table, LENGTH)
+    cuts = ([0, 5, 6, 7, 20, 23], [0, 1, 2, 3, 4, 23], [0, 22, 23])
+    got: list[list[Tensor]] = [[], [], []]
+    for step in range(max(map(len, cuts)) - 1):
+        there = [n for n in range(3) if step + 1 < len(cuts[n])]
+        there.sort(key=lambda n: cuts[n][step + 1] - cuts[n][step] > 1)
+        parts = [(tables[n], n, cuts[n][step], cuts[n][step + 1]) for n in there]
+        for n, out in zip(there, run_fast(pool, parts, look), strict=True):
+            got[n].append(out)
+    for n in range(3):
+        torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), look), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: Look) -> None:
+    def rows_of(cuts: list[int], beside: int) -> Tensor:
+        """One request's rows, `beside` rows of another one before them in each tile."""
+        pool = make_pool()
+        mine, other = pool.borrow(), pool.borrow()
+        pool.grow(other, LENGTH)
+        pool.grow(mine, LENGTH)
+        outs: list[Tensor] = []
+        for start, stop in zip(cuts, cuts[1:], strict=False):
+            extents = [Extent(table=other, start=0, stop=beside)] if beside else []
+            layout = RowLayout(pool, [*extents, Extent(table=mine, start=start, stop=stop)], TILE_ROWS)
+            q, k, v = (padded(torch.cat([b[:beside], a[start:stop]])) for a, b in zip(states(1), states(2), strict=True))
+            outs.append(layout.attend(0, q, k, v, look)[beside : beside + stop - start])
+        return torch.cat(outs)
+
+    alone = rows_of([0, 16, LENGTH], 0)
+    torch.testing.assert_close(alone, plain(*states(1), look), rtol=1e-4, atol=1e-5)
+    assert torch.equal(rows_of(list(range(LENGTH + 1)), 0), alone)
+    assert torch.equal(rows_of([0, 7, 14, 21, LENGTH], 9), alone)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(("width", "out"), [(64, 64), (128, 256), (128, 1152), (256, 128)])
+def test_a_row_of_a_tile_has_the_same_bits_in_every_slot(width: int, out: int, num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        rows, weight = torch.randn(TILE_ROWS, width), torch.randn(out, width)
+        made = torch.nn.functional.linear(rows, weight)
+        for shift in range(1, TILE_ROWS):
+            assert torch.equal(torch.nn.functional.linear(rows.roll(shift, 0), weight).roll(-shift, 0), made)
+        for num_rows in range(1, TILE_ROWS):
+            alone = in_tiles(lambda tile: torch.nn.functional.linear(tile, weight), rows[:num_rows])
+            assert torch.equal(alone, made[:num_rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_both_ways_to_run_experts_agree_and_tiles_do_not_see_their_neighbours() -> None:
+    matrices = ExpertWeights(gate_up=torch.randn(6, 20, 12), down=torch.randn(6, 12, 10))
+    rows, ids = torch.randn(TILE_ROWS, 12), torch.stack([torch.randperm(6)[:2] for _ in range(TILE_ROWS)])
+    weights = torch.rand(TILE_ROWS, 2)
+    made = tiled_experts(rows, ids, weights, matrices)
+    torch.testing.assert_close(grouped_experts(rows, ids, weights, matrices), made, rtol=1e-4, atol=1e-4)
+    one = grouped_experts(rows[:1], ids[:1], weights[:1], matrices)
+    torch.testing.assert_close(one, made[:1], rtol=1e-4, atol=1e-4)
+    order = torch.randperm(TILE_ROWS)
+    assert torch.equal(tiled_experts(rows[order], ids[order], weights[order], matrices), made[order])
+    assert torch.equal(tiled_experts(padded(rows[:1]), padded(ids[:1]), padded(weights[:1]), matrices)[:1], made[:1])
