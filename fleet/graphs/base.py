@@ -82,7 +82,7 @@ class Stage:
 class Graph:
     """One composite model. `frontend` is "module:function" giving the gateway its prompt processing (no torch there).
 
-    `tiny` is "module:function" writing a small random checkpoint; `baseline` a module, run as a script, that measures the reference.
+    `tiny` is "module:function" writing a small random checkpoint; `baseline` a module that, as a script, measures the reference.
     `media` maps each client edge to what it carries ("text", "audio").
     """
 

@@ -1,0 +1,166 @@
+"""One contract for every engine: the fake, the autoregressive loop and the codec loop are driven alike, and must behave alike."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.core.errors import BadInput
+from fleet.core.ids import RequestId, StageName, Walk
+from fleet.core.request import Sampling
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.fake import FakeEngine
+from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
+from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint as write_tiny_omni
+from fleet.stages import text
+from fleet.stages.base import BuildOptions
+from fleet.stages.qwen3_omni import code2wav
+
+WALK = Walk("prefill")
+NUM_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An engine and how to feed it: `piece(n)` is n rows of valid input."""
+
+    engine: Engine
+    piece: Callable[[int], Arrays]
+
+
+def ids(length: int) -> Arrays:
+    return {"ids": (np.arange(length) % 40 + 5).astype(np.int32)}
+
+
+def codes(length: int) -> Arrays:
+    return {"codes": (np.arange(length * 16).reshape(length, 16) % 50).astype(np.int32)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        "text": write_tiny_lm(tmp_path_factory.mktemp("lm")),
+        "omni": write_tiny_omni(tmp_path_factory.mktemp("omni")),
+    }
+
+
+@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec"])
+def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject:
+    match request.param:
+        case "fake":
+            return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids)
+        case "fake codec":
+            return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
+        case "autoregressive":
+            options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
+            return Subject(engine=text.build(options).engine, piece=ids)
+        case _:
+            options = BuildOptions(stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4)
+            return Subject(engine=code2wav.build(options).engine, piece=codes)
+
+
+def submit(subject: Subject, name: str, *, length: int = 8, final: bool = True) -> RequestId:
+    request = RequestId(name)
+    sampling = Sampling(max_tokens=NUM_TOKENS)
+    subject.engine.submit(EngineRequest(request_id=request, sampling=sampling, params={NUM_POSITIONS: "64"}))
+    subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
+    return request
+
+
+def run_out(engine: Engine, most_steps: int = 200) -> list[EngineOutput]:
+    outputs: list[EngineOutput] = []
+    for _ in range(most_steps):
+        if not engine.ready():
+            return outputs
+        outputs += engine.step()
+    raise AssertionError("the engine never runs out of work")
+
+
+def joined(outputs: list[EngineOutput], request: RequestId) -> list[bytes]:
+    """Everything made for a request, by array name."""
+    mine = [output for output in outputs if output.request_id == request and output.arrays]
+    names = sorted({name for output in mine for name in output.arrays})
+    return [np.concatenate([o.arrays[n].ravel() for o in mine if n in o.arrays]).tobytes() for n in names]
+
+
+def test_a_request_runs_to_its_final_output_and_is_forgotten(subject: Subject) -> None:
+    request = submit(subject, "a")
+    assert subject.engine.stats().running == 1
+    outputs = run_out(subject.engine)
+    assert [output.final for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert {output.request_id for output in outputs} == {request}
+    assert all(output.error is None for output in outputs)
+    stats = subject.engine.stats()
+    assert (stats.running, stats.ready, stats.pages_used) == (0, 0, 0)
+
+
+def test_a_batch_gives_each_as_much_as_it_gets_alone(subject: Subject) -> None:
+    alone: list[list[int]] = []
+    for number in range(4):
+        request = submit(subject, f"alone-{number}", length=4 + number)
+        alone.append([len(part) for part in joined(run_out(subject.engine), request)])
+    together = [submit(subject, f"together-{number}", length=4 + number) for number in range(4)]
+    outputs = run_out(subject.engine)
+    assert [[len(part) for part in joined(outputs, request)] for request in together] == alone
+    assert subject.engine.stats().running == 0
+
+
+def test_nothing_is_ready_before_input(subject: Subject) -> None:
+    subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
+    assert not subject.engine.ready()
+    assert list(subject.engine.step()) == []
+
+
+def test_a_paused_request_is_skipped_and_the_others_go_on(subject: Subject) -> None:
+    waits, runs = submit(subject, "waits"), submit(subject, "runs")
+    subject.engine.pause(waits, paused=True)
+    assert {output.request_id for output in run_out(subject.engine)} == {runs}
+    assert subject.engine.stats().running == 1
+    subject.engine.pause(waits, paused=False)
+    assert run_out(subject.engine)[-1].final
+
+
+def test_an_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subject) -> None:
+    for steps in range(4):
+        request = submit(subject, f"a-{steps}", length=20)
+        for _ in range(steps):
+            subject.engine.step()
+        subject.engine.abort(request)
+        subject.engine.abort(request)
+        stats = subject.engine.stats()
+        assert (stats.running, stats.pages_used) == (0, 0)
+        assert not subject.engine.ready()
+
+
+def test_finish_ends_a_request_without_another_word(subject: Subject) -> None:
+    request = submit(subject, "a", length=20)
+    subject.engine.step()
+    subject.engine.finish(request)
+    assert run_out(subject.engine) == []
+    assert subject.engine.stats().running == 0
+
+
+def test_what_is_unknown_is_ignored(subject: Subject) -> None:
+    nobody = RequestId("nobody")
+    subject.engine.feed(nobody, EngineInput(walk=WALK, arrays=subject.piece(2), final=True))
+    subject.engine.pause(nobody, paused=True)
+    subject.engine.finish(nobody)
+    subject.engine.abort(nobody)
+    assert not subject.engine.ready()
+
+
+def test_a_request_is_submitted_once(subject: Subject) -> None:
+    submit(subject, "a")
+    with pytest.raises(BadInput):
+        submit(subject, "a")
+    assert run_out(subject.engine)[-1].final
+
+
+def test_an_id_can_be_used_again_after_its_end(subject: Subject) -> None:
+    request = submit(subject, "a")
+    first = joined(run_out(subject.engine), request)
+    submit(subject, "a")
+    assert joined(run_out(subject.engine), request) == first
