@@ -97,13 +97,12 @@ class ChatEndpoint:
                 else:
                     data = base64.b64encode(piece.pcm).decode("ascii")
                     yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, data=data)))
+            if reply.spoken:
+                expires_at = await self._gateway.keep_transcript(reply.audio_id, "".join(transcript))
+                yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
         except FleetError as error:
             yield event(envelope_of(error))
             return
-        if reply.spoken:
-            self._gateway.transcripts.put(reply.audio_id, "".join(transcript))
-            expires_at = self._gateway.transcripts.expires_at()
-            yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
         yield reply.chunk(Delta(), finish_reason=answer.finish_reason)
         if reply.usage:
             usage = answer.usage()
@@ -123,11 +122,11 @@ class ChatEndpoint:
         if reply.spoken:
             rate_hz = self._gateway.frontend.sample_rate_hz
             file = await asyncio.to_thread(encode_audio, bytes(pcm), rate_hz, kind)
-            self._gateway.transcripts.put(reply.audio_id, transcript)
+            expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
             audio = AudioMessage(
                 id=reply.audio_id,
                 data=base64.b64encode(file).decode("ascii"),
-                expires_at=self._gateway.transcripts.expires_at(),
+                expires_at=expires_at,
                 transcript=transcript,
             )
         message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)

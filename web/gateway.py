@@ -16,7 +16,6 @@ from web.metrics import Metrics
 from web.ports import ClientStream, FleetPort
 from web.sampling import request_seed, resolve_sampling, stage_defaults
 from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody
-from web.transcripts import Transcripts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,6 @@ class Gateway:
         self.graph = config.graph_declaration()
         self.edges = client_edges(self.graph)
         self.metrics = Metrics()
-        self.transcripts = Transcripts(keep_s=config.retention_s)
         self.model = model_name(config)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
@@ -65,7 +63,7 @@ class Gateway:
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
-            messages=self._messages(body),
+            messages=await self._messages(body),
             outputs=outputs,
             sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
             spoken=spoken,
@@ -101,20 +99,25 @@ class Gateway:
             raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
         return (self.edges.text, self.edges.audio)
 
-    def _messages(self, body: ChatBody) -> tuple[Message, ...]:
+    async def keep_transcript(self, audio_id: str, transcript: str) -> int:
+        """Remember a spoken answer's words; until when, in seconds since 1970."""
+        await self.client.keep_transcript(audio_id, transcript, self.config.retention_s)
+        return int(time.time()) + self.config.retention_s
+
+    async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
         if len(body.messages) > self.config.limits.max_messages:
             raise InputTooLarge(
                 f"messages: {len(body.messages)} messages; at most {self.config.limits.max_messages} are allowed",
                 param="messages",
             )
-        return tuple(self._message(message, index) for index, message in enumerate(body.messages))
+        return tuple([await self._message(message, index) for index, message in enumerate(body.messages)])
 
-    def _message(self, message: MessageBody, index: int) -> Message:
+    async def _message(self, message: MessageBody, index: int) -> Message:
         where = f"messages[{index}]"
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if message.audio is not None and content is None:
-            content = self.transcripts.get(message.audio.id)
+            content = await self.client.transcript(message.audio.id)
             if content is None:
                 where_audio = f"{where}.audio.id"
                 raise BadInput(

@@ -15,13 +15,17 @@ Advance = Callable[[], None]
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of measuring: `concurrency` requests under way at any time until all were answered."""
+    """One stretch of measuring: `concurrency` requests under way at any time until all were answered.
+
+    `others_cores` is what other processes kept busy meanwhile; None where the fleet is not ours, hence one of them.
+    """
 
     name: str
     concurrency: int
     wall_s: float
     traces: tuple[Trace, ...]
     metrics: tuple[Metrics, ...]
+    others_cores: float | None = None
 
     @property
     def audio_s(self) -> float:

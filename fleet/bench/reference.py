@@ -3,6 +3,7 @@
 Both read one work file and write one result file. Knows no model: the requests are the fleet's own, stage by stage.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,9 +13,12 @@ from pathlib import Path
 import msgspec
 
 from fleet.bench.errors import BenchError
+from fleet.bench.neighbours import Neighbours
 from fleet.core.request import RequestSpec
 
 TAIL_LINES = 8
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait sleep: beside one busy process, two spinning ones slowed a small model more than tenfold (measured)."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +52,17 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers, in the order of the requests, and what they ran on."""
+    """All answers, in the order of the requests, and what they ran on.
+
+    `others_cores` is what other processes kept busy meanwhile, loading and warming up included.
+    """
 
     answers: tuple[Answered, ...]
     load_s: float
     num_threads: int
     device: str
     dtype: str
+    others_cores: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -75,8 +83,11 @@ def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable
         asked, told, said = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
         asked.write_bytes(msgspec.json.encode(work))
         command = [sys.executable, "-m", module, *options, "--requests", str(asked), "--out", str(told)]
+        neighbours = Neighbours()
         with said.open("w") as stderr:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **PATIENT}
+            )
         with process:
             try:
                 assert process.stdout is not None
@@ -88,4 +99,5 @@ def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable
         if process.returncode != 0 or not told.is_file():
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-TAIL_LINES:])
             raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it said nothing'}")
-        return msgspec.json.decode(told.read_bytes(), type=Result)
+        result = msgspec.json.decode(told.read_bytes(), type=Result)
+        return msgspec.structs.replace(result, others_cores=neighbours.cores())

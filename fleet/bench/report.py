@@ -18,6 +18,7 @@ from fleet.bench.stats import Ratio, Summary, summarise
 from fleet.bench.transfer import TransferResult
 
 MS, NONE = 1e3, "-"
+NOISY_CORES = 0.2
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +108,19 @@ def show(report: Report, console: Console) -> None:
         console.print(_transfer_table(report.transfer))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
+    if (busiest := _busiest(report)) > NOISY_CORES:
+        console.print(
+            f"other processes kept up to {busiest:.1f} cores busy meanwhile: measure again on a quiet machine",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _busiest(report: Report) -> float:
+    phases = (report.serving.single, report.serving.concurrent) if report.serving else ()
+    measured = (*phases, report.baseline, report.twin)
+    return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 
 def _titled(title: str, table: Table) -> Group:
@@ -145,6 +159,7 @@ def _serving_table(serving: Serving, baseline: Result | None) -> Group:
         ("audio made, s/s", single.throughput, many.throughput, baseline.throughput if baseline else None),
         ("requests, 1/s", single.requests_per_s, many.requests_per_s, _per_second(baseline)),
         ("answer tokens, 1/s", single.tokens_per_s, many.tokens_per_s, None),
+        ("others, cores", single.others_cores, many.others_cores, baseline.others_cores if baseline else None),
     ):
         table.add_row(name, _number(one), "", _number(all_), "", *((_number(theirs), "") if baseline else ()))
     phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
@@ -189,6 +204,7 @@ def _twin_table(twin: Result) -> Group:
     table.add_row("first audio, ms", *_cells(summarise([answer.first_audio_s for answer in twin.answers]), MS))
     table.add_row("last sample, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
     table.add_row("audio made, s/s", _number(twin.throughput), "")
+    table.add_row("others, cores", _number(twin.others_cores), "")
     return _titled(f"the same stages in one process ({_ran_on(twin)})", table)
 
 

@@ -1,7 +1,7 @@
 """Measuring a fleet through its API: the same bounded, greedy requests alone and together. Knows stages only as declared."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from fleet.bench.chat import ChatApi, ChatBody
 from fleet.bench.deployment import Target
 from fleet.bench.errors import BenchError
 from fleet.bench.load import Advance, Phase, run_phase
+from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options
 from fleet.bench.prompts import pick
 from fleet.bench.reference import Work
@@ -65,17 +66,23 @@ def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: 
     if warm_up:
         run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
         run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, many at a time", len(warm_up) * 2))
+    single = _measured(SINGLE, api, alone, 1, options, steps("one at a time", len(alone)))
+    together = steps(f"{options.concurrency} at a time", len(bodies))
     return Serving(
         url=api.url,
         model=model,
         graph=config.graph,
         bounds=bounds,
         prompts=tuple(prompts),
-        single=run_phase(SINGLE, api, alone, 1, steps("one at a time", len(alone))),
-        concurrent=run_phase(
-            CONCURRENT, api, bodies, options.concurrency, steps(f"{options.concurrency} at a time", len(bodies))
-        ),
+        single=single,
+        concurrent=_measured(CONCURRENT, api, bodies, options.concurrency, options, together),
     )
+
+
+def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, options: Options, step: Advance) -> Phase:
+    neighbours = Neighbours()
+    phase = run_phase(name, api, bodies, concurrency, step)
+    return msgspec.structs.replace(phase, others_cores=neighbours.cores() if options.up else None)
 
 
 def _check_stages(api: ChatApi, config: FleetConfig) -> None:

@@ -200,6 +200,15 @@ class FleetClient:
         call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API", self._keep)
         return text(await self._ask(run_async(self._redis, call))) == "ok"
 
+    async def keep_transcript(self, audio_id: str, transcript: str, keep_s: int) -> None:
+        """Remember what a spoken answer said, for follow-up turns through any gateway."""
+        await self._ask(self._redis.set(keys.transcript(audio_id), transcript, ex=keep_s))
+
+    async def transcript(self, audio_id: str) -> str | None:
+        """None once it has expired."""
+        raw = await self._ask(self._redis.get(keys.transcript(audio_id)))
+        return None if raw is None else text(raw)
+
     async def ping(self) -> bool:
         try:
             return bool(await self._redis.ping())

@@ -52,6 +52,10 @@ def loc(request_id: RequestId, name: EdgeName) -> str:
     return f"{PREFIX}req:{request_id}:loc:{name}"
 
 
+def transcript(audio_id: str) -> str:
+    return f"{PREFIX}transcript:{audio_id}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One kind of key. `life` is forever, lease (dies with a worker), live (dies with the request) or retention (has a TTL)."""
@@ -76,6 +80,8 @@ TABLE: tuple[Row, ...] = (
         meaning="state, role, owner, epoch, walks, produced and consumed per edge"),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
     Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
+    Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
+        meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
     Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),

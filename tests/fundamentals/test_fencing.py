@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import cast
 
+import fakeredis
 import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import connect, load_scripts, run, text
 from fleet.core.chunk import Chunk
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -53,9 +54,14 @@ class Control:
         return epoch
 
 
-@pytest.fixture
-def control(redis_url: str) -> Control:
-    client = connect(redis_url)
+@pytest.fixture(params=["redis", "fakeredis"])
+def control(request: pytest.FixtureRequest) -> Control:
+    """On the real server, and on the fake that unit tests of the control plane may use: both must answer alike."""
+    if request.param == "fakeredis":
+        client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
+        load_scripts(client)
+    else:
+        client = connect(request.getfixturevalue("redis_url"))
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     for worker, role in ((GATEWAY, ""), (WORKER, "lm")):
         run(client, scripts.register(worker, role, 60_000_000, {"kind": "test"}))

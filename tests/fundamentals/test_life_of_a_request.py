@@ -63,7 +63,7 @@ async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: st
             view = await client.request_view(slow.request_id)
             assert view is not None
             produced = {edge.name: edge.produced for edge in view.edges}
-            assert produced["text"] <= 8 + 1
-            assert produced["audio"] <= 4 + 25
+            assert produced[TEXT] <= 8 + 1
+            assert produced[AUDIO] <= 4 + 25
             chunks = [chunk async for chunk in slow]
             assert sum(chunk.edge == "text" for chunk in chunks) == 200

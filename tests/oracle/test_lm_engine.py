@@ -1,6 +1,7 @@
 """Thinker and Talker on the torch engine, driven by hand, against single `generate()` calls of `transformers`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 from fleet.core.errors import BadInput, EngineError, OutOfPages
 from fleet.core.ids import StageName
-from fleet.engine.base import EngineRequest
 from fleet.graphs import ALL, EACH, ChunkPolicy
 from fleet.stages.base import BuiltStage
 from tests.oracle.cases import CASES
@@ -18,10 +18,11 @@ from tests.oracle.twins import Asked, ask, assert_all_pages_free, codes_of, spea
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 Truth = Mapping[str, OracleAnswer]
+Built = dict[StageName, BuiltStage]
 
 
 @pytest.fixture(scope="module")
-def built(tiny_checkpoint: Path) -> dict[StageName, BuiltStage]:
+def built(tiny_checkpoint: Path) -> Built:
     return speaking_stages(tiny_checkpoint)
 
 
@@ -49,7 +50,7 @@ def test_eight_at_once_with_prompts_in_chunks(tiny_checkpoint: Path, truth: Trut
     assert_all_pages_free(built)
 
 
-def test_one_by_one(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth) -> None:
+def test_one_by_one(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     for case in CASES:
         asked = ask(tiny_checkpoint, [case])
         assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
@@ -57,9 +58,7 @@ def test_one_by_one(tiny_checkpoint: Path, built: dict[StageName, BuiltStage], t
 
 
 @pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
-def test_however_edges_are_chunked(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth, policy: ChunkPolicy
-) -> None:
+def test_however_edges_are_chunked(tiny_checkpoint: Path, built: Built, truth: Truth, policy: ChunkPolicy) -> None:
     asked = ask(tiny_checkpoint)
     twin = speaking_twin(built, lambda _: policy)
     assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
@@ -73,7 +72,7 @@ def test_more_requests_than_a_pass_takes(tiny_checkpoint: Path, truth: Truth) ->
 
 @pytest.mark.parametrize("policy", [EACH, ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6))], ids=["text at once", "text in bursts"])
 def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy) -> None:
-    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker waiting for text meanwhile."""
+    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker waiting for text."""
     cases = [case for case in CASES if case.frames <= 70]
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
     asked = ask(tiny_checkpoint, cases)
@@ -90,9 +89,7 @@ def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
     assert_all_pages_free(built)
 
 
-def test_a_step_that_fails_for_one_request_fails_only_it(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth
-) -> None:
+def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint)
     poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
     samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
@@ -107,9 +104,7 @@ def test_a_step_that_fails_for_one_request_fails_only_it(
     assert_all_pages_free(built)
 
 
-def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage]
-) -> None:
+def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint: Path, built: Built) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     spec = asked.specs[0]
     twin = speaking_twin(built)
@@ -118,19 +113,15 @@ def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(
     assert_all_pages_free(built)
 
 
-def test_an_unknown_voice_is_the_users_mistake(built: dict[StageName, BuiltStage], tiny_checkpoint: Path) -> None:
+def test_an_unknown_voice_is_the_users_mistake(built: Built, tiny_checkpoint: Path) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     request, _ = built[TALKER].adapter(spec, None).open()
-    stranger = EngineRequest(
-        request_id=request.request_id, sampling=request.sampling, params={**request.params, "voice": "nobody"}
-    )
+    stranger = replace(request, params={**request.params, "voice": "nobody"})
     with pytest.raises(BadInput, match="chelsie, ethan"):
         built[TALKER].engine.submit(stranger)
 
 
-def test_abort_frees_at_any_moment_and_leaves_the_others(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: Truth
-) -> None:
+def test_abort_frees_at_any_moment_and_leaves_the_others(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint, CASES[:4])
     victim, kept = asked.specs[0], Asked(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
     twin = speaking_twin(built)

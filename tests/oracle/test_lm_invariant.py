@@ -21,12 +21,12 @@ from tests.oracle.slow_twin import Answers
 from tests.oracle.twins import SPEAKING, Asked, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THOUGHT = EdgeName("thought")
-SHORT = tuple(case for case in CASES if case.frames <= 70)
+SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
 
 
 @dataclass(slots=True)
 class Bits:
-    """What a run computed: logits by draw (its noise key names request, stage and index), accept-layer rows and answers by case."""
+    """What a run computed: logits by draw (its noise key names request, stage, index), accept-layer rows and answers by case."""
 
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -74,7 +74,7 @@ def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
 ) -> None:
     alone = run([[case] for case in SHORT], 256, temperature)
     assert any(alone.rows.values())
-    all_at_once, two_groups = [list(SHORT)], [list(SHORT[:3]), list(SHORT[3:])]
+    all_at_once, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
     # with 12 pages, requests lose theirs and are computed again
     for groups, chunk, kv_pages in ((all_at_once, 1, 512), (two_groups, 7, 512), (all_at_once, 256, 12)):
         together = run(groups, chunk, temperature, kv_pages)

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
-from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request import Sampling
+from fleet.engine.base import Arrays
 from fleet.models.checkpoint import WeightReader, resolve_checkpoint
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.qwen3_omni.thinker import build
@@ -21,17 +24,19 @@ from tests.oracle.cases import CASES
 from tests.oracle.oracle import OracleAnswer
 from tests.oracle.twins import ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
+Truth = Mapping[str, OracleAnswer]
+Built = dict[StageName, BuiltStage]
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")
 EMBEDDING = "thinker.model.embed_tokens.weight"
 
 
 @pytest.fixture(scope="module")
-def built(tiny_checkpoint: Path) -> dict[StageName, BuiltStage]:
+def built(tiny_checkpoint: Path) -> Built:
     return speaking_stages(tiny_checkpoint)
 
 
-def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+def test_each_stage_loads_its_own_weights_and_no_others(tiny_checkpoint: Path, built: Built) -> None:
     with safe_open(tiny_checkpoint / "model.safetensors", "pt") as file:
         names = set(file.keys())
     thinker, talker = (set(built[stage].weight_names) for stage in (THINKER, TALKER))
@@ -64,9 +69,7 @@ def rewritten(checkpoint: Path, out_dir: Path) -> Path:
     return out_dir
 
 
-def test_shards_fused_experts_and_deeper_names_are_the_same_model(
-    tiny_checkpoint: Path, tmp_path: Path, truth: dict[str, OracleAnswer]
-) -> None:
+def test_shards_fused_experts_and_deeper_names_are_the_same_model(tiny_checkpoint: Path, tmp_path: Path, truth: Truth) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     twin = speaking_twin(speaking_stages(rewritten(tiny_checkpoint, tmp_path / "other")))
     answers = twin.run(asked.specs, asked.blobs)
@@ -100,39 +103,35 @@ def test_a_weight_that_is_not_there_is_named(tiny_checkpoint: Path) -> None:
         reader.get("thinker.nothing")
 
 
-def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
-    spoken, silent = spec, _with(spec, outputs=(TEXT,))
+    spoken, silent = spec, replace(spec, outputs=(TEXT,))
     twin = speaking_twin(built)
     assert set(twin.run([silent])[silent.id]) == {TEXT}
     assert tokens_of(twin.run([silent]), silent.id) == tokens_of(twin.run([spoken]), spoken.id)
 
 
-def test_audio_alone_gives_the_same_speech(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage], truth: dict[str, OracleAnswer]
-) -> None:
-    spec = _with(ask(tiny_checkpoint, CASES[:1]).specs[0], outputs=(AUDIO,))
+def test_audio_alone_gives_the_same_speech(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+    spec = replace(ask(tiny_checkpoint, CASES[:1]).specs[0], outputs=(AUDIO,))
     answers = speaking_twin(built).run([spec])
     assert TEXT not in answers[spec.id]
     assert codes_of(answers, spec.id).tolist() == truth[CASES[0].name].codes.tolist()
 
 
-def test_the_last_token_is_shown_but_never_spoken(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
+def test_the_last_token_is_shown_but_never_spoken(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     answers = speaking_twin(built).run([spec])
     shown = tokens_of(answers, spec.id)
     assert _thought_tokens(answers[spec.id][THOUGHT], len(spec.prompt_ids)) == shown[:-1]
 
 
-def test_a_stop_string_ends_text_and_thought_where_it_is_complete(
-    tiny_checkpoint: Path, built: dict[StageName, BuiltStage]
-) -> None:
+def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
     stop = tokenizer.decode(whole[4:7])
     told = spec.sampling[THINKER]
-    stopping = _with(spec, sampling={**spec.sampling, THINKER: Sampling(max_tokens=told.max_tokens, stop=("unseen", stop))})
+    stopping = replace(spec, sampling={**spec.sampling, THINKER: Sampling(max_tokens=told.max_tokens, stop=("unseen", stop))})
     answers = speaking_twin(built).run([stopping])
     shown = tokens_of(answers, spec.id)
     assert shown == whole[: len(shown)]
@@ -144,18 +143,12 @@ def test_a_stop_string_ends_text_and_thought_where_it_is_complete(
     assert built[THINKER].engine.stats().running == 0
 
 
-def _with(spec: RequestSpec, **changes: object) -> RequestSpec:
-    fields = {name: getattr(spec, name) for name in RequestSpec.__struct_fields__} | changes
-    return RequestSpec(**fields)
+def _thought_tokens(chunks: Sequence[Arrays], prompt_len: int) -> list[int]:
+    return [int(token) for arrays in chunks for token in arrays["ids"]][prompt_len:]
 
 
-def _thought_tokens(chunks: list[dict[str, object]], prompt_len: int) -> list[int]:  # type: ignore[type-arg]
-    ids = [int(token) for arrays in chunks for token in arrays["ids"]]  # type: ignore[attr-defined]
-    return ids[prompt_len:]
-
-
-def test_ids_are_unique_per_request(tiny_checkpoint: Path, built: dict[StageName, BuiltStage]) -> None:
-    spec = _with(ask(tiny_checkpoint, CASES[:1]).specs[0], id=RequestId("twice"))
+def test_ids_are_unique_per_request(tiny_checkpoint: Path, built: Built) -> None:
+    spec = replace(ask(tiny_checkpoint, CASES[:1]).specs[0], id=RequestId("twice"))
     request, _ = built[THINKER].adapter(spec, None).open()
     built[THINKER].engine.submit(request)
     with pytest.raises(Exception, match="submitted twice"):

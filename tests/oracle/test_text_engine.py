@@ -51,9 +51,7 @@ FAMILIES = (
     Family(name="Qwen3", more={}),
     Family(name="Mistral", more={"sliding_window": 8}),
     Family(name="Gemma2", more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
-    Family(
-        name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    ),
+    Family(name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
 )
 
 

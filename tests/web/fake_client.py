@@ -120,6 +120,7 @@ class FakeClient:
     submitted: list[tuple[RequestSpec, bytes | None]] = field(default_factory=list[tuple[RequestSpec, bytes | None]])
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
     stories: dict[str, Story] = field(default_factory=dict[str, Story])
+    transcripts: dict[str, str] = field(default_factory=dict[str, str])
     missing: list[str] = field(default_factory=list[str])
     unreachable: FleetError | None = None
 
@@ -194,6 +195,14 @@ class FakeClient:
 
     async def ping(self) -> bool:
         return self.unreachable is None
+
+    async def keep_transcript(self, audio_id: str, transcript: str, keep_s: int) -> None:
+        self._reach()
+        self.transcripts[audio_id] = transcript
+
+    async def transcript(self, audio_id: str) -> str | None:
+        self._reach()
+        return self.transcripts.get(audio_id)
 
     async def live_count(self) -> int:
         self._reach()
