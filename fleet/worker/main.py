@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
@@ -87,6 +87,9 @@ class WorkerProcess:
         while not self.stop.is_set():
             try:
                 self._incarnation()
+            except ResponseError as error:
+                log.warning("this incarnation's inbox is gone (%s): it was fenced; joining anew", error)
+                self._drop_tasks()
             except RedisError as error:
                 log.warning("redis is away (%s); joining anew", error)
                 self._drop_tasks()

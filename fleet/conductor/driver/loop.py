@@ -26,7 +26,7 @@ from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import StageName, WorkerId, new_worker_id
+from fleet.core.ids import RequestId, StageName, WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Driver:
         self.leader = ""
         self.last_id = "0-0"
         self.state = self._empty()
-        self.granted_at: dict[tuple[str, str], float] = {}
+        self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.spare_until = 0.0
         self.last_turn = time.monotonic()
         self.next_watch = 0.0
@@ -172,9 +172,9 @@ class Driver:
                 self.granted_at[request, stage] = now
                 self._overdue(request, stage)
 
-    def _overdue(self, request: str, stage: str) -> None:
-        record = next((r for r in self.state.requests.values() if r.id == request), None)
-        task = record.tasks.get(StageName(stage)) if record else None
+    def _overdue(self, request: RequestId, stage: StageName) -> None:
+        record = self.state.requests.get(request)
+        task = record.tasks.get(stage) if record else None
         if record is None or task is None:
             self.granted_at.pop((request, stage), None)
             return
