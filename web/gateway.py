@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.config.schema import FleetConfig
 from fleet.core.clock import now_us
@@ -146,8 +147,10 @@ def model_name(config: FleetConfig) -> str:
     """The configured name, else the checkpoint folder's, else the graph's."""
     if config.web.model_name:
         return config.web.model_name
-    folder = config.checkpoint.rstrip("/").rpartition("/")[2]
-    return folder if folder not in ("", "auto") else config.graph.replace("_", "-")
+    folder = Path(config.checkpoint)
+    if folder.parent.name == "snapshots":  # the model hub's cache: models--OWNER--NAME/snapshots/REVISION
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.name if folder.name not in ("", "auto") else config.graph
 
 
 def _voice(body: ChatBody) -> str | None:

@@ -51,6 +51,7 @@ class Server(uvicorn.Server):
 
 def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:
     """Serve until SIGTERM or SIGINT. What goes wrong at start is one line on stderr and exit status 1."""
+    config = config.model_copy(update={"checkpoint": str(checkpoint)})
     try:
         with _bound_socket(config.web.host, config.web.port) as listener:
             asyncio.run(serve(config, settings, redis_url, checkpoint, listener))
