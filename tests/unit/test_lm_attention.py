@@ -48,7 +48,7 @@ def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: L
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts])
     rows = [torch.cat([states(seed)[n][start:stop] for _, seed, start, stop in parts]) for n in range(3)]
-    return list(layout.attend(0, rows[0], rows[1], rows[2], look).split([stop - start for *_, start, stop in parts]))
+    return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), look).split([stop - start for *_, start, stop in parts]))
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
@@ -82,7 +82,7 @@ def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: Look) -> None:
             extents = [Extent(table=other, start=0, stop=beside)] if beside else []
             layout = RowLayout(pool, [*extents, Extent(table=mine, start=start, stop=stop)], TILE_ROWS)
             q, k, v = (padded(torch.cat([b[:beside], a[start:stop]])) for a, b in zip(states(1), states(2), strict=True))
-            outs.append(layout.attend(0, q, k, v, look)[beside : beside + stop - start])
+            outs.append(layout.attend(0, q, torch.cat([k, v], 1), look)[beside : beside + stop - start])
         return torch.cat(outs)
 
     alone = rows_of([0, 16, LENGTH], 0)

@@ -76,7 +76,7 @@ class CountingProgram:
             raise RuntimeError("a poisoned row")
         self.passes.append([str(task.request.request_id) for task in tasks])
         nothing = torch.zeros_like(rows_NH)[:, None]
-        mean_NH = layout.attend(0, nothing, nothing, rows_NH[:, None], LOOK)
+        mean_NH = layout.attend(0, nothing, torch.stack([torch.zeros_like(rows_NH), rows_NH], 1), LOOK)
         return Forwarded(last_NH=mean_NH * (layout.positions[:, None] + 1))
 
     def draw(self, tasks: Sequence[CountingTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of, write_rows
+from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class FastLayout:
         self._spans = list(_spans(extents[self._num_single :], self._num_single, pool))
         self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
-        write_rows(self._pool, layer, self._slots_N, k_Nkd, v_Nkd)
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+        self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
         outs = [self._single(layer, q_Nhd[: self._num_single], look)] if self._num_single else []
         outs += [self._span(layer, q_Nhd, span, look) for span in self._spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -64,7 +64,7 @@ class FastLayout:
         rows, heads, dim = q_Dhd.shape
         longest = max(self._contexts)
         groups = self._pool.shape.num_kv_heads
-        kv = self._pool.data[layer].index_select(0, self._pages_DP).view(rows, -1, 2, groups, dim)
+        kv = self._pool.pages_of_layer[layer].index_select(0, self._pages_DP).view(rows, -1, 2, groups, dim)
         kv_2DkLd = kv.narrow(1, 0, longest).permute(2, 0, 3, 1, 4)
         k_DkLd, v_DkLd = kv_2DkLd.unbind(0)
         q_Dkgd = q_Dhd.view(rows, groups, -1, dim)
@@ -84,7 +84,7 @@ class FastLayout:
 
     def _span(self, layer: int, q_Nhd: Tensor, span: _Span, look: Look) -> Tensor:
         q_hnd = q_Nhd[span.first : span.first + span.num_rows].transpose(0, 1)
-        kv = self._pool.data[layer].index_select(0, span.pages_P).flatten(0, 1)[: span.context]
+        kv = self._pool.pages_of_layer[layer].index_select(0, span.pages_P).flatten(0, 1)[: span.context]
         k_kLd, v_kLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
         groups = q_hnd.shape[0] // k_kLd.shape[0]
         k_hLd, v_hLd = k_kLd.repeat_interleave(groups, 0), v_kLd.repeat_interleave(groups, 0)

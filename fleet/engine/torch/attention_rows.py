@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of, write_rows
+from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of
 
 
 class RowLayout:
@@ -28,13 +28,14 @@ class RowLayout:
                 (position + 1, pages[: pool.pages_for(position + 1)]) for position in range(extent.start, extent.stop)
             ]
 
-    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
-        write_rows(self._pool, layer, self._slots_N, k_Nkd, v_Nkd)
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+        self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
         num_rows, num_heads, dim = q_Nhd.shape
-        out_Nkgd = q_Nhd.new_zeros(num_rows, k_Nkd.shape[1], num_heads // k_Nkd.shape[1], dim)
+        groups = self._pool.shape.num_kv_heads
+        out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
         q_Nkgd = q_Nhd.reshape(out_Nkgd.shape)
         for row, (context, pages) in enumerate(self._contexts):
-            kv = self._pool.data[layer][pages].flatten(0, 1)[_first_seen(context, look.window) : context]
+            kv = self._pool.pages_of_layer[layer][pages].flatten(0, 1)[_first_seen(context, look.window) : context]
             k_kLd, v_kLd = kv[:, 0].transpose(0, 1).contiguous(), kv[:, 1].transpose(0, 1).contiguous()
             out_Nkgd[row] = _one_row(q_Nkgd[row].contiguous(), k_kLd, v_kLd, look)
         return out_Nkgd.flatten(1)

@@ -35,6 +35,9 @@ class KVPool:
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
         self.data = torch.zeros(size, dtype=dtype, device=device)
+        self.pages_of_layer = list(self.data)
+        self.slots_of_layer = list(self.data.flatten(1, 2).flatten(2, 3))
+        """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x kv_heads, head_dim]."""
         self._free = list(range(num_pages - 1, -1, -1))
         self._lent: list[PageTable] = []
 

@@ -43,8 +43,8 @@ class Layout(Protocol):
         """int64 [N]."""
         ...
 
-    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
-        """Store the rows' keys and values, then look back from each row. Returns [N, h x d]."""
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+        """Store the rows' keys and values ([N, 2 x k, d], keys first), then look back from each row. Returns [N, h x d]."""
         ...
 
 
@@ -62,12 +62,6 @@ def slots_of(extents: Sequence[Extent], pool: KVPool, pad_to: int | None = None)
         for position in range(extent.start, extent.stop)
     ]
     return slots + [pool.scratch_page * size] * ((pad_to or 0) - len(slots))
-
-
-def write_rows(pool: KVPool, layer: int, slots_N: Tensor, k_Nkd: Tensor, v_Nkd: Tensor) -> None:
-    slots = pool.data[layer].flatten(0, 1)
-    slots[:, 0].index_copy_(0, slots_N, k_Nkd)
-    slots[:, 1].index_copy_(0, slots_N, v_Nkd)
 
 
 def index_tensor(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ Legend: N rows, h query heads, k key/value heads, d head size.
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -36,9 +37,9 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]."""
     assert fleet_layout is not None, "the architecture does not hand keywords down to its attention"
-    q_Nhd, k_Nkd, v_Nkd = (states[0].transpose(0, 1) for states in (query, key, value))
+    q_Nhd, kv_Nkd = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
     look = Look(scale=scaling or q_Nhd.shape[-1] ** -0.5, window=sliding_window, softcap=softcap)
-    out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), k_Nkd, v_Nkd, look)
+    out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), kv_Nkd, look)
     return out.view(1, *q_Nhd.shape), None
 
 

@@ -37,31 +37,32 @@ class FrameDraw:
 
 
 class _FrameLayout:
-    """Keys and values of the frames under way: position p of every frame is computed at step p."""
+    """Keys and values of so many frames under way: position p of each is computed at step p.
+
+    Made once for a number of frames and used again: what a layer and step write and read are views made beforehand.
+    """
 
     def __init__(self, decoder: Decoder, num_frames: int, num_codes: int, like: Tensor) -> None:
         shape = decoder.shape
-        size = (2, len(decoder.layers), num_frames, shape.num_kv_heads, num_codes, shape.head_dim)
-        keys, values = like.new_empty(size)
-        self._keys, self._values = list(keys), list(values)
-        self._all_positions = torch.arange(num_codes, device=like.device)[:, None].expand(-1, num_frames)
+        heads, steps = shape.num_kv_heads, range(num_codes)
+        caches = like.new_zeros(len(decoder.layers), num_frames, num_codes, 2 * heads, shape.head_dim)
+        self._written = [[cache[:, step] for step in steps] for cache in caches]
+        self._keys = [[cache[:, : step + 1, :heads].transpose(1, 2) for step in steps] for cache in caches]
+        self._values = [[cache[:, : step + 1, heads:].transpose(1, 2) for step in steps] for cache in caches]
+        self._q_shape = (num_frames, heads, -1, shape.head_dim)
+        self._out_shape = (num_frames, -1)
+        self._positions = [torch.full((num_frames,), step, device=like.device) for step in steps]
         self.step = 0
 
     @property
     def positions(self) -> Tensor:
-        return self._all_positions[self.step]
+        return self._positions[self.step]
 
-    def attend(self, layer: int, q_Nhd: Tensor, k_Nkd: Tensor, v_Nkd: Tensor, look: Look) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
-        keys.select(2, self.step).copy_(k_Nkd)
-        values.select(2, self.step).copy_(v_Nkd)
-        num_rows, num_groups, dim = k_Nkd.shape
-        q_Nkgd = q_Nhd.view(num_rows, num_groups, -1, dim)
-        seen = self.step + 1
-        out = F.scaled_dot_product_attention(
-            q_Nkgd, keys.narrow(2, 0, seen), values.narrow(2, 0, seen), scale=look.scale
-        )
-        return out.reshape(num_rows, -1)
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+        self._written[layer][self.step].copy_(kv_Nkd)
+        keys, values = self._keys[layer][self.step], self._values[layer][self.step]
+        out = F.scaled_dot_product_attention(q_Nhd.view(self._q_shape), keys, values, scale=look.scale)
+        return out.reshape(self._out_shape)
 
 
 class CodePredictor:
@@ -70,6 +71,8 @@ class CodePredictor:
     def __init__(self, reader: WeightReader, config: TextConfig, num_codes: int, experts: Experts) -> None:
         self._num_residual = num_codes - 1
         self._decoder = load_decoder(reader, PREFIX + "model.layers.", config, experts, num_codes)
+        self._turns = [self._decoder.turns_at(step) for step in range(num_codes)]
+        self._layouts: dict[int, _FrameLayout] = {}
         names = range(self._num_residual)
         self._embeddings = torch.stack([reader.get(f"{PREFIX}model.codec_embedding.{n}.weight") for n in names])
         self._heads = torch.stack([reader.get(f"{PREFIX}lm_head.{n}.weight") for n in names])
@@ -79,14 +82,15 @@ class CodePredictor:
 
         Rows beyond `draws` only pad; their codes mean nothing.
         """
-        layout = _FrameLayout(self._decoder, len(hidden_SH), self._num_residual + 1, hidden_SH)
+        layout = self._layout_for(len(hidden_SH))
         noise_SRV = self._noise(draws, len(hidden_SH))
-        self._decoder.forward(hidden_SH, layout)
+        layout.step = 0
+        self._decoder.forward(hidden_SH, layout, turns=self._turns[0])
         codes: list[Tensor] = []
         row_SH, sum_SH = first_SH, first_SH
         for step in range(self._num_residual):
             layout.step = step + 1
-            last_SH, _ = self._decoder.forward(row_SH, layout)
+            last_SH, _ = self._decoder.forward(row_SH, layout, turns=self._turns[step + 1])
             logits_SV = F.linear(last_SH, self._heads[step]).float()
             if noise_SRV is not None:
                 logits_SV = keep_top_alike(logits_SV, TOP_K, TOP_P) + noise_SRV[:, step]
@@ -94,6 +98,11 @@ class CodePredictor:
             row_SH = F.embedding(codes[-1], self._embeddings[step])
             sum_SH = sum_SH + row_SH
         return torch.stack(codes, 1), sum_SH
+
+    def _layout_for(self, num_frames: int) -> _FrameLayout:
+        if num_frames not in self._layouts:
+            self._layouts[num_frames] = _FrameLayout(self._decoder, num_frames, self._num_residual + 1, self._heads)
+        return self._layouts[num_frames]
 
     def _noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
         """[S, R, V], zero for greedy rows: the highest logit is always kept, so noise 0 leaves it the argmax."""

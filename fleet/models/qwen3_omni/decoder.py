@@ -72,6 +72,10 @@ class DecoderShape:
     eps: float
 
 
+Turns = tuple[Tensor, Tensor]
+"""Cosines and signed sines: [N, 1, d], or [1, d] where all rows are at one position."""
+
+
 class RmsNorm:
     """Root-mean-square norm over the last dimension, `size` wide. Its weight, if any, is the caller's to multiply."""
 
@@ -97,28 +101,33 @@ class Decoder:
         self._row_norm = RmsNorm(len(norm), shape.eps, norm)
         self._head_norm = RmsNorm(shape.head_dim, shape.eps, norm)
 
-    def forward(self, rows_NH: Tensor, layout: Layout, tap: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Final normed rows, and the rows that enter layer `tap`."""
-        cos_Nd, sin_Nd = self._rope[layout.positions].unbind(1)
+    def turns_at(self, positions: Tensor | int) -> Turns:
+        """Of each row's position, or of one that all rows share."""
+        cos, sin = self._rope[positions].unbind(-3)
+        return cos, sin
+
+    def forward(
+        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Final normed rows, and the rows that enter layer `tap`. `turns` saves looking up the layout's positions."""
+        turns = turns or self.turns_at(layout.positions)
         tapped = None
         for number, layer in enumerate(self.layers):
             if number == tap:
                 tapped = rows_NH
-            rows_NH = self._layer(number, layer, rows_NH, cos_Nd, sin_Nd, layout)
+            rows_NH = self._layer(number, layer, rows_NH, turns, layout)
         return self._row_norm(rows_NH) * self._norm, tapped
 
-    def _layer(
-        self, number: int, layer: LayerWeights, rows_NH: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, layout: Layout
-    ) -> Tensor:
-        shape = self.shape
+    def _layer(self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout) -> Tensor:
+        shape, (cos, sin) = self.shape, turns
         normed = self._row_norm(rows_NH) * layer.input_norm
         heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(rows_NH.shape[0], -1, shape.head_dim)
-        num_turned = shape.num_heads + shape.num_kv_heads
-        turned = self._head_norm(heads[:, :num_turned]) * layer.qk_norm
+        turned = heads[:, : shape.num_heads + shape.num_kv_heads]
+        normed = self._head_norm(turned) * layer.qk_norm
         # rotate_half(x) * sin == roll(x) * sin with the sign of its first half flipped
-        turned = torch.addcmul(turned * cos_Nd, turned.roll(shape.head_dim // 2, -1), sin_Nd)
-        q, k, v = turned[:, : shape.num_heads], turned[:, shape.num_heads :], heads[:, num_turned:]
-        rows_NH = rows_NH + F.linear(layout.attend(number, q, k, v, self._look), layer.out)
+        torch.addcmul(normed * cos, normed.roll(shape.head_dim // 2, -1), sin, out=turned)
+        q_Nhd, kv_Nkd = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
+        rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._look), layer.out)
         normed = self._row_norm(rows_NH) * layer.post_norm
         return rows_NH + layer.mlp(normed)
 
