@@ -1,5 +1,6 @@
 """Which fleet is measured: one that runs already, or one started for the measuring and stopped after it. Knows no stage."""
 
+import ctypes
 import os
 import re
 import shutil
@@ -7,10 +8,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.bench.errors import BenchError
@@ -20,12 +21,15 @@ from fleet.graphs import DEFAULT_GRAPH
 
 RESOLVED_NAME = "resolved.yaml"
 """Where `fleet up` keeps what it runs, in its data folder."""
-FOLDER = "bench"
-"""Below the data folder: a fleet of the benchmark's own shares no file with one that serves."""
+LOG_NAME = "up.log"
+CHECKPOINTS = "checkpoints"
+"""Where `checkpoint: auto` makes its own, in the data folder."""
 READY = re.compile(r"fleet: ready at (http://\S+)")
 START_S = 600.0
 STOP_S = 20.0
+PR_SET_PDEATHSIG = 1
 TAIL_LINES = 15
+POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +38,6 @@ class Target:
 
     url: str
     config: FleetConfig
-
-
-@dataclass(slots=True, kw_only=True)
-class _Output:
-    """The lines a starting fleet prints, read as they come."""
-
-    lines: list[str] = field(default_factory=list[str])
-    ready: threading.Event = field(default_factory=threading.Event)
-    url: str = ""
-
-    def read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.append(line)
-            match = READY.search(line)
-            if match:
-                self.url = match[1]
-                self.ready.set()
-        self.ready.set()
-
-    def tail(self) -> str:
-        return "".join(self.lines[-TAIL_LINES:]).rstrip()
 
 
 def configured(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
@@ -85,32 +67,62 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
 
     Raises: BenchError with the end of what it printed if it does not become ready.
     """
-    folder = (configured(config_file, overrides).data_dir / FOLDER).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    redis_dir = Path(tempfile.mkdtemp(prefix="redis-", dir=folder))
-    own = {"web.port": "0", "redis.port": "0", "data_dir": folder, "redis.data_dir": redis_dir}
+    folder = _own_folder(configured(config_file, overrides).data_dir.absolute())
+    own = {"web.port": "0", "redis.port": "0", "data_dir": folder, "redis.data_dir": folder / "redis"}
     words = ["--config", str(config_file)] if config_file else []
     for text in (*overrides, *(f"{key}={value}" for key, value in own.items())):
         words += ["--set", text]
     env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fleet.cli", "up", *words],
-        env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    output = _Output()
-    reader = threading.Thread(target=output.read, args=(process,), daemon=True)
-    reader.start()
+    log = folder / LOG_NAME
+    # A file and not a pipe: should this process be killed, the fleet can still say what it does while it stops.
+    with log.open("w") as lines:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleet.cli", "up", *words],
+            env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_stop_with_parent(),
+        )  # fmt: skip
     try:
-        if not output.ready.wait(START_S) or not output.url:
-            raise BenchError(f"`fleet up` did not become ready; it printed:\n{output.tail()}")
-        yield Target(url=output.url, config=load_config(folder / RESOLVED_NAME))
+        url = _await_ready(process, log)
+        config = load_config(folder / RESOLVED_NAME)
+        # The checkpoint outlives the folder through which the fleet saw it.
+        yield Target(url=url, config=config.model_copy(update={"checkpoint": str(Path(config.checkpoint).resolve())}))
     finally:
         _stop(process)
-        reader.join(timeout=STOP_S)
-        shutil.rmtree(redis_dir, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _own_folder(data_dir: Path) -> Path:
+    """A data folder for one run, which shares with all others only the checkpoints that were made once."""
+    checkpoints = data_dir / CHECKPOINTS
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="bench-", dir=data_dir))
+    (folder / CHECKPOINTS).symlink_to(checkpoints)
+    return folder
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """The address it says it is ready at. Raises: BenchError with the end of its log."""
+    deadline = time.monotonic() + START_S
+    while (ready := READY.search(log.read_text(errors="replace"))) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            raise BenchError(f"`fleet up` did not become ready; the end of {log}:\n{tail}")
+        time.sleep(POLL_S)
+    return ready[1]
+
+
+def _stop_with_parent() -> Callable[[], None] | None:
+    """What the child does before it becomes `fleet up`: ask Linux to stop it when this process is killed.
+
+    Other systems have no such request; there, a killed benchmark leaves its fleet running.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

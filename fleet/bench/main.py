@@ -1,7 +1,9 @@
 """`fleet bench`: reads its words, measures what they ask for, reports it. Each step is a module of its own."""
 
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +45,8 @@ def run(args: list[str]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 2
     try:
         _check(options)
-        report = _measure(options, args)
+        with _interrupted_by_sigterm():
+            report = _measure(options, args)
         show(report, Console())
         if options.json:
             write_json(report, options.json)
@@ -52,10 +55,26 @@ def run(args: list[str]) -> int:
     except FleetError as error:
         print(f"fleet bench: {error.message}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"fleet bench: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("fleet bench: stopped before the end", file=sys.stderr)
         return INTERRUPTED
     return 1 if options.check and report.missed else 0
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Being told to stop must end as Ctrl-C does, with everything that was started stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check(options: Options) -> None:

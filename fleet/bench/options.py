@@ -22,8 +22,9 @@ Examples
   fleet bench --url http://gpu-box:8000 --max-tokens 200 --frames 400
   fleet bench --hop --transfer                      no fleet is needed
 
-Numbers from a busy machine mean little: the report says how many cores other processes kept busy. Exit status: 0 measured, 1 it could not be
-measured (one line says why) or, with --check, a target was missed, 2 a usage mistake.
+Numbers from a busy machine mean little: the report says how many cores other processes kept busy meanwhile.
+Exit status: 0 measured, 1 it could not be measured (one line says why) or, with --check, a target was missed,
+2 a usage mistake.
 """
 
 

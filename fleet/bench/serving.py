@@ -1,6 +1,5 @@
 """Measuring a fleet through its API: the same bounded, greedy requests alone and together. Knows stages only as declared."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,6 @@ from fleet.core.ids import StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
-READY_S = 60.0
-READY_POLL_S = 0.25
 SINGLE, CONCURRENT = "single stream", "concurrent"
 
 Bounds = dict[str, dict[str, int | float]]
@@ -87,15 +84,7 @@ def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int
 
 def _check_stages(api: ChatApi, config: FleetConfig) -> None:
     """The options' graph must be the fleet's, or its bounds would name stages that are not there."""
-    deadline = time.monotonic() + READY_S
-    while True:
-        try:
-            roles = api.roles()
-            break
-        except BenchError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(READY_POLL_S)
+    roles = api.roles()
     ours = {stage.name for stage in config.graph_declaration().stages}
     if not ours <= roles:
         theirs = ", ".join(sorted(roles))

@@ -84,10 +84,9 @@ class SlowTwin:
     `errors` holds what ended a request early; its other requests go on.
     """
 
-    def __init__(
-        self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy
-    ) -> None:
+    def __init__(self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy) -> None:
         self._graph, self._built, self._policy = graph, built, policy
+        self._run: _Run | None = None
         self.errors: dict[RequestId, FleetError] = {}
 
     def run(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Answers:
@@ -100,7 +99,9 @@ class SlowTwin:
 
     def stream(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Iterator[Made]:
         """The same, chunk by chunk as they are made."""
-        run = self._open(specs, blobs or {})
+        run = self._run = _Run(adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter())
+        for spec in specs:
+            self._open(run, spec, (blobs or {}).get(spec.id))
         while run.open_edges:
             ready = [name for name, stage in self._built.items() if stage.engine.ready()]
             if not ready:
@@ -109,20 +110,24 @@ class SlowTwin:
                 for output in self._built[name].engine.step():
                     yield from self._deliver(run, name, output)
 
+    def abort(self, request: RequestId) -> None:
+        """Drop a request of the stream under way everywhere."""
+        assert self._run is not None, "nothing runs"
+        for stage in self._built.values():
+            stage.engine.abort(request)
+        self._run.open_edges = {(edge, other) for edge, other in self._run.open_edges if other != request}
+
     def _edges(self, spec: RequestSpec) -> list[Edge]:
         return [edge for edge in self._graph.edges_for(spec.outputs) if edge.source in self._built]
 
-    def _open(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes]) -> _Run:
-        run = _Run(adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter())
-        for spec in specs:
-            for edge in self._edges(spec):
-                first_walk = self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
-                run.chunkers[edge.name, spec.id] = _Chunker(edge=edge, policy=self._policy(edge), walk=first_walk)
-                run.open_edges.add((edge.name, spec.id))
-            for name in self._graph.stages_for(spec.outputs):
-                if name in self._built:
-                    self._submit(run, name, spec, blobs.get(spec.id))
-        return run
+    def _open(self, run: _Run, spec: RequestSpec, blob: bytes | None) -> None:
+        for edge in self._edges(spec):
+            first_walk = self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
+            run.chunkers[edge.name, spec.id] = _Chunker(edge=edge, policy=self._policy(edge), walk=first_walk)
+            run.open_edges.add((edge.name, spec.id))
+        for name in self._graph.stages_for(spec.outputs):
+            if name in self._built and spec.id not in self.errors:
+                self._submit(run, name, spec, blob)
 
     def _submit(self, run: _Run, name: StageName, spec: RequestSpec, blob: bytes | None) -> None:
         stage = self._built[name]
@@ -131,23 +136,21 @@ class SlowTwin:
             request, pieces = adapter.open()
             stage.engine.submit(request)
         except FleetError as error:
-            self._fail(run, spec.id, error)
+            self._fail(spec.id, error)
             return
         for piece in pieces:
             stage.engine.feed(spec.id, piece)
 
-    def _fail(self, run: _Run, request: RequestId, error: FleetError) -> None:
+    def _fail(self, request: RequestId, error: FleetError) -> None:
         self.errors.setdefault(request, error)
-        for stage in self._built.values():
-            stage.engine.abort(request)
-        run.open_edges = {(edge, other) for edge, other in run.open_edges if other != request}
+        self.abort(request)
 
     def _deliver(self, run: _Run, name: StageName, output: EngineOutput) -> Iterator[Made]:
         request = output.request_id
-        if request in self.errors:
+        if not any(other == request for _, other in run.open_edges):
             return
         if output.error is not None:
-            self._fail(run, request, output.error)
+            self._fail(request, output.error)
             return
         adapter = run.adapters[name, request]
         for item in adapter.produce(output):

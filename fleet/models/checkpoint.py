@@ -13,28 +13,6 @@ from fleet.core.errors import ConfigError
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def resolve_checkpoint(checkpoint: Path) -> Path:
-    """The folder itself, or where the model hub's files of that name were put.
-
-    Raises: ConfigError if it is neither.
-    """
-    if checkpoint.exists():
-        return checkpoint
-    name = str(checkpoint)
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        raise ConfigError(
-            f"checkpoint: no folder {name}; give a folder or a hub name such as Qwen/NAME", param="checkpoint"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"checkpoint: no folder {name}, and the hub has none: {line}", param="checkpoint") from error
-
-
 class WeightReader:
     """Weights by name, each read when asked for, moved to one device and dtype. `names` are those read so far.
 

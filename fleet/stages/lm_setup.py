@@ -9,7 +9,7 @@ from fleet.core.errors import ConfigError
 from fleet.engine.torch.build import Device, PoolLimits, build_loop, open_device
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.program import Program, Task
-from fleet.models.checkpoint import WeightReader, resolve_checkpoint
+from fleet.models.checkpoint import WeightReader
 from fleet.stages.base import BuildOptions
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -35,7 +35,7 @@ def set_up(options: BuildOptions) -> Setup:
     """Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
     return Setup(
-        folder=resolve_checkpoint(options.checkpoint),
+        folder=options.checkpoint,
         where=where,
         pool=PoolLimits(num_pages=options.kv_pages, page_size=options.page_size_tokens),
         limits=LoopLimits(max_batch=options.max_batch, prefill_chunk_tokens=options.prefill_chunk_tokens),

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from fleet.control import keys
 from fleet.core.chunk import decode_chunk
 from fleet.core.ids import RequestId
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from tests.harness import ThreadFleet, answer, gateway, thread_fleet
-from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, expected, make_frontend, pcm16, spec_of
-from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, make_frontend, pcm16, spec_of
+from tests.oracle.oracle import OracleAnswer
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 WAYS = {
@@ -40,17 +39,6 @@ class Spoken:
     ids: NDArray[np.int32]
     codes: NDArray[np.int32]
     pcm: NDArray[np.int16]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def truth(checkpoint: Path) -> dict[str, OracleAnswer]:
-    oracle, frontend = Oracle(checkpoint), make_frontend(checkpoint)
-    return {case.name: expected(oracle, *spec_of(case, frontend), case) for case in CASES}
 
 
 async def ask(fleet: ThreadFleet, checkpoint: Path, *, at_once: bool, temperature: float = 0.0) -> dict[str, Spoken]:
@@ -94,17 +82,17 @@ def assert_matches(got: Mapping[str, Spoken], truth: Mapping[str, OracleAnswer])
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_eight_at_once_match_single_generate_calls(
-    redis_url: str, checkpoint: Path, truth: dict[str, OracleAnswer], way: str
+    redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer], way: str
 ) -> None:
-    with thread_fleet(redis_url, *TORCH, *WAYS[way], checkpoint=checkpoint) as fleet:
-        assert_matches(await ask(fleet, checkpoint, at_once=True), truth)
+    with thread_fleet(redis_url, *TORCH, *WAYS[way], checkpoint=tiny_checkpoint) as fleet:
+        assert_matches(await ask(fleet, tiny_checkpoint, at_once=True), truth)
 
 
 async def test_one_by_one_match_single_generate_calls(
-    redis_url: str, checkpoint: Path, truth: dict[str, OracleAnswer]
+    redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer]
 ) -> None:
-    with thread_fleet(redis_url, *TORCH, checkpoint=checkpoint) as fleet:
-        assert_matches(await ask(fleet, checkpoint, at_once=False), truth)
+    with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:
+        assert_matches(await ask(fleet, tiny_checkpoint, at_once=False), truth)
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +105,15 @@ def undisturbed() -> Generator[dict[float, dict[str, Spoken]]]:
 @pytest.mark.parametrize("way", WAYS)
 async def test_invariant_numerics_are_byte_equal_however_they_are_run(
     redis_url: str,
-    checkpoint: Path,
-    truth: dict[str, OracleAnswer],
+    tiny_checkpoint: Path,
+    truth: Mapping[str, OracleAnswer],
     undisturbed: dict[float, dict[str, Spoken]],
     way: str,
     temperature: float,
 ) -> None:
     overrides = (*TORCH, "numerics=invariant", *WAYS[way])
-    with thread_fleet(redis_url, *overrides, checkpoint=checkpoint) as fleet:
-        got = await ask(fleet, checkpoint, at_once=way != "as configured", temperature=temperature)
+    with thread_fleet(redis_url, *overrides, checkpoint=tiny_checkpoint) as fleet:
+        got = await ask(fleet, tiny_checkpoint, at_once=way != "as configured", temperature=temperature)
     first = undisturbed.setdefault(temperature, got)
     for name, spoken in first.items():
         np.testing.assert_array_equal(got[name].ids, spoken.ids, err_msg=name)

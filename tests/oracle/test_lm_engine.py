@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleet.bench.twin import Answers
 from fleet.core.errors import BadInput, EngineError, OutOfPages
 from fleet.core.ids import StageName
 from fleet.graphs import ALL, EACH, ChunkPolicy
 from fleet.stages.base import BuiltStage
 from tests.oracle.cases import CASES
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.slow_twin import Answers
 from tests.oracle.twins import Asked, ask, assert_all_pages_free, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")

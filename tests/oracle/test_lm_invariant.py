@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
 import fleet.models.qwen3_omni.talker as talker_module
+from fleet.bench.twin import Answers
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.engine.torch.sampling import Draw, draw
@@ -17,7 +18,6 @@ from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.slow_twin import Answers
 from tests.oracle.twins import SPEAKING, Asked, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THOUGHT = EdgeName("thought")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from fleet.bench.twin import SlowTwin
 from fleet.config import load_config
 from fleet.core.ids import StageName
 from fleet.engine.base import EngineOutput
@@ -20,13 +21,11 @@ from fleet.models.qwen3_omni.code_predictor import CodePredictor
 from fleet.models.qwen3_omni.roles import RoleIds, SpokenPrompt, spoken_prompt
 from fleet.models.qwen3_omni.talker import TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuiltStage
 from fleet.stages.qwen3_omni import code2wav, talker, thinker
 from fleet.worker.main import build_options
 from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case, expected, make_frontend, pcm16, spec_of
 from tests.oracle.oracle import Oracle, OracleAnswer
-from tests.oracle.slow_twin import SlowTwin
 
 GRAPH = get_graph("qwen3_omni")
 CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)
@@ -35,13 +34,8 @@ LONG = replace(CASE, frames=110)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def truth(checkpoint: Path) -> dict[int, OracleAnswer]:
-    oracle, frontend = Oracle(checkpoint), make_frontend(checkpoint)
+def truth(tiny_checkpoint: Path) -> dict[int, OracleAnswer]:
+    oracle, frontend = Oracle(tiny_checkpoint), make_frontend(tiny_checkpoint)
     return {case.frames: expected(oracle, *spec_of(case, frontend), case) for case in (CASE, LONG)}
 
 
@@ -74,9 +68,9 @@ def matches(
     return bool(np.abs(pcm - pcm16(want.wave)).max() <= 1)
 
 
-def test_without_a_mutation_it_passes(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
-    assert matches(checkpoint, truth)
-    assert matches(checkpoint, truth, LONG)
+def test_without_a_mutation_it_passes(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert matches(tiny_checkpoint, truth)
+    assert matches(tiny_checkpoint, truth, LONG)
 
 
 def accept_layer(step: int) -> Callable[[pytest.MonkeyPatch], None]:
@@ -184,15 +178,15 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_fails_it(
-    checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
+    tiny_checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
 ) -> None:
     MUTATIONS[mutation](monkeypatch)
-    assert not matches(checkpoint, truth)
+    assert not matches(tiny_checkpoint, truth)
 
 
-def test_no_repetition_penalty_fails_it(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
-    assert not matches(checkpoint, truth, penalty=1.0)
+def test_no_repetition_penalty_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert not matches(tiny_checkpoint, truth, penalty=1.0)
 
 
-def test_a_left_context_of_25_frames_fails_it(checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
-    assert not matches(checkpoint, truth, LONG, left_context=25)
+def test_a_left_context_of_25_frames_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+    assert not matches(tiny_checkpoint, truth, LONG, left_context=25)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fleet.bench.twin import SlowTwin
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
@@ -18,7 +19,6 @@ from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text import build
 from tests.oracle.oracle import from_pretrained
-from tests.oracle.slow_twin import SlowTwin
 from tests.oracle.twins import assert_all_pages_free, tokens_of
 
 LM, TEXT = StageName("lm"), EdgeName("text")

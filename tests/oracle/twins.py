@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.bench.twin import Answers, Policy, SlowTwin, declared_policy
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import Graph, get_graph
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES, CODES, TEXT, Case, make_frontend, spec_of
-from tests.oracle.slow_twin import Answers, Policy, SlowTwin, declared_policy
 
 SPEAKING = (StageName("thinker"), StageName("talker"))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from fleet.models.checkpoint import WeightReader, resolve_checkpoint
+from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
 from fleet.models.qwen3_omni.code2wav_layers import (
     CausalConv,
@@ -129,7 +129,7 @@ def load_code2wav(checkpoint: Path, *, device: str = "cpu", dtype: str = "float3
 
     Raises: ConfigError if it is not such a checkpoint.
     """
-    folder = resolve_checkpoint(checkpoint)
+    folder = checkpoint
     config = read_config(folder)
     reader = WeightReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))
     return Code2Wav(config, lambda name: reader.get(PREFIX + name)), tuple(reader.names)
