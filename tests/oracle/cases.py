@@ -81,10 +81,11 @@ CASES: tuple[Case, ...] = (
 
 def spec_of(case: Case, frontend: Frontend, *, temperature: float = 0.0, seed: int = 0) -> tuple[RequestSpec, bytes | None]:
     """The request as a gateway would make it, greedy unless told otherwise."""
-    hot = {"temperature": temperature, "seed": seed}
     sampling = {
-        StageName("thinker"): Sampling(max_tokens=case.tokens, **hot),
-        StageName("talker"): Sampling(max_tokens=case.frames, repetition_penalty=1.05, top_k=50, **hot),
+        StageName("thinker"): Sampling(max_tokens=case.tokens, temperature=temperature, seed=seed),
+        StageName("talker"): Sampling(
+            max_tokens=case.frames, repetition_penalty=1.05, top_k=50, temperature=temperature, seed=seed
+        ),
         StageName("code2wav"): Sampling(),
     }
     chat = ChatRequest(
