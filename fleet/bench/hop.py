@@ -161,7 +161,8 @@ def _consume(link: Link, job: _Job, epoch: Epoch, producer: IO[bytes], advance: 
         arrived_us = time.time_ns() / 1000
         ages_us += _ages(mail, arrived_us)
         if mail.notices:
-            advance(len(mail.notices))
+            if len(ages_us) > WARM_UP:
+                advance(1)
             _say_ready(producer)
             deadline = time.monotonic() + PATIENCE_S
         elif time.monotonic() > deadline:

@@ -24,7 +24,7 @@ from fleet.bench.plot import draw
 from fleet.bench.progress import Meter, meter
 from fleet.bench.reference import Result, Work, run_aside
 from fleet.bench.report import Report, show, write_json
-from fleet.bench.serving import Serving, measure_serving, prepare
+from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
 from fleet.bench.targets import against_baseline, against_twin, of_hops
 from fleet.bench.transfer import measure_transfer
 from fleet.config.settings import read_settings
@@ -106,6 +106,8 @@ def _measure(options: Options, args: list[str]) -> Report:
 def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
     """The fleet first; then, while it is idle or has been stopped, what it is compared with."""
     with _target(options, progress) as target:
+        if options.baseline or options.twin:
+            local_checkpoint(target.config)
         serving = measure_serving(ChatApi(target.url, read_settings().api_key), target.config, options, progress.steps)
         report = replace(report, serving=serving)
         if not options.up:

@@ -22,9 +22,9 @@ class Neighbours:
 
 
 def _busy_s() -> float:
-    """CPU seconds of all processes since the machine started."""
+    """CPU seconds of all processes since the machine started, and those that a virtual machine's host kept for itself."""
     times = psutil.cpu_times()
-    return times.user + times.system + getattr(times, "nice", 0.0)
+    return times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
 
 
 def _ours_s() -> float:

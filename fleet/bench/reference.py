@@ -37,10 +37,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's answer. `same_prompt` is whether its own tokenisation of the chat gave the very ids it was sent."""
+    """One request's answer; without sound `first_audio_s` is None.
+
+    `same_prompt` is whether its own tokenisation of the chat gave the very ids it was sent.
+    """
 
     seconds: float
-    first_audio_s: float
+    first_audio_s: float | None
     num_samples: int
     sample_rate_hz: int
     answer_ids: tuple[int, ...]

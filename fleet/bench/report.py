@@ -139,31 +139,47 @@ def _serving_table(serving: Serving, baseline: Result | None) -> Group:
     single, many = serving.single, serving.concurrent
     columns = ["", "alone\np50", "\np95", f"{many.concurrency} at once\np50", "\np95"]
     table = _table(*columns, *(("baseline\np50", "\np95") if baseline else ()))
+    for name, scale, field, reference in _latency_rows(baseline):
+        summaries = [phase.summary(field) for phase in (single, many)]
+        if any(summaries):
+            known = [*summaries, reference] if baseline else summaries
+            table.add_row(name, *(cell for summary in known for cell in _cells(summary, scale)))
+    table.add_section()
+    for name, *numbers in _rate_rows(serving, baseline):
+        if any(number is not None for number in numbers):
+            known = numbers if baseline else numbers[:-1]
+            table.add_row(name, *(cell for number in known for cell in (_number(number), "")))
+    phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
+    return _titled(f"{serving.model} at {serving.url}: {phases}", table)
+
+
+def _latency_rows(baseline: Result | None) -> list[tuple[str, float, str, Summary | None]]:
+    """(name, scale, field of `Metrics`, the baseline's): the reference gives all its sound at once, at the end."""
     answers = baseline.answers if baseline else ()
     took = summarise([answer.seconds for answer in answers])
-    rows: list[tuple[str, float, str, Summary | None]] = [
+    return [
         ("first text, ms", MS, "first_text_s", None),
         ("first audio, ms", MS, "first_audio_s", took),
         ("last sample, ms", MS, "last_sample_s", took),
-        ("audio, s", 1.0, "audio_s", summarise([answer.audio_s for answer in answers])),
+        ("whole answer, ms", MS, "total_s", took),
         ("RTF, s/s of audio", 1.0, "rtf", _rtf(baseline)),
         ("longest gap, ms", MS, "max_gap_s", None),
         ("chunks in time, %", 100.0, "viability", None),
         ("playback stalled, ms", MS, "stalled_s", None),
     ]
-    for name, scale, field, reference in rows:
-        cells = [*_cells(single.summary(field), scale), *_cells(many.summary(field), scale)]
-        table.add_row(name, *cells, *(_cells(reference, scale) if baseline else ()))
-    table.add_section()
-    for name, one, all_, theirs in (
-        ("audio made, s/s", single.throughput, many.throughput, baseline.throughput if baseline else None),
+
+
+def _rate_rows(serving: Serving, baseline: Result | None) -> list[tuple[str, float | None, float | None, float | None]]:
+    """(name, alone, together, the baseline's)"""
+    single, many = serving.single, serving.concurrent
+    spoken = [("audio made, s/s", single.throughput, many.throughput, baseline.throughput if baseline else None)]
+    others_cores = (single.others_cores, many.others_cores, baseline.others_cores if baseline else None)
+    return [
+        *(spoken if single.audio_s else ()),
         ("requests, 1/s", single.requests_per_s, many.requests_per_s, _per_second(baseline)),
         ("answer tokens, 1/s", single.tokens_per_s, many.tokens_per_s, None),
-        ("others, cores", single.others_cores, many.others_cores, baseline.others_cores if baseline else None),
-    ):
-        table.add_row(name, _number(one), "", _number(all_), "", *((_number(theirs), "") if baseline else ()))
-    phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
-    return _titled(f"{serving.model} at {serving.url}: {phases}", table)
+        ("others, cores", *others_cores),
+    ]
 
 
 def _rtf(baseline: Result | None) -> Summary | None:
@@ -201,9 +217,12 @@ def _ran_on(result: Result) -> str:
 
 def _twin_table(twin: Result) -> Group:
     table = _table("", "p50", "p95")
-    table.add_row("first audio, ms", *_cells(summarise([answer.first_audio_s for answer in twin.answers]), MS))
-    table.add_row("last sample, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
-    table.add_row("audio made, s/s", _number(twin.throughput), "")
+    first = summarise([answer.first_audio_s for answer in twin.answers])
+    if first is not None:
+        table.add_row("first audio, ms", *_cells(first, MS))
+    table.add_row("the whole answer, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
+    if first is not None:
+        table.add_row("audio made, s/s", _number(twin.throughput), "")
     table.add_row("others, cores", _number(twin.others_cores), "")
     return _titled(f"the same stages in one process ({_ran_on(twin)})", table)
 

@@ -107,6 +107,18 @@ def _body(model: str, prompt: str, config: FleetConfig, bounds: Bounds) -> bytes
     return msgspec.json.encode(body)
 
 
+def local_checkpoint(config: FleetConfig) -> Path:
+    """Raises: BenchError if the fleet's checkpoint is not on this machine."""
+    checkpoint = Path(config.checkpoint)
+    if not checkpoint.is_dir():
+        raise BenchError(
+            f"comparing needs the fleet's checkpoint here, and {config.checkpoint!r} is no folder; "
+            "name it with --set checkpoint=DIR, or use --up",
+            param="--set",
+        )
+    return checkpoint
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """The measured prompts as the gateway turns them into requests, for something else to answer."""
@@ -118,14 +130,7 @@ class Prepared:
 def prepare(target: Target, options: Options, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
     """Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something."""
     config = target.config
-    checkpoint = Path(config.checkpoint)
-    if not checkpoint.is_dir():
-        raise BenchError(
-            f"comparing needs the fleet's checkpoint here, and {config.checkpoint!r} is no folder; "
-            "name it with --set checkpoint=DIR, or use --up",
-            param="--set",
-        )
-    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    frontend = load_frontend(config.graph_declaration().frontend, local_checkpoint(config), config.limits)
     requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
     work = Work(
         requests=requests,

@@ -1,15 +1,13 @@
 """What a fleet is held to, as ratios that hold on any machine. Pure."""
 
-from collections.abc import Sequence
-
 from fleet.bench.hop import HopResult
 from fleet.bench.reference import Result
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Ratio, percentile
+from fleet.bench.stats import Ratio, percentile, summarise
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
-THROUGHPUT_RATIO = 4.0
+THROUGHPUT_RATIO, THROUGHPUT_CONCURRENCY = 4.0, 8
 TWIN_RATIO = 1.25
 HOP_P50_US = 400.0
 
@@ -19,19 +17,19 @@ def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")
     count = len(serving.single.traces)
     seconds = [answer.seconds for answer in baseline.answers[:count]]
-    at_once = [answer.first_audio_s for answer in baseline.answers[:count]]
-    if first is None or last is None:
+    at_once = summarise([answer.first_audio_s for answer in baseline.answers[:count]])
+    if first is None or last is None or at_once is None:
         return []
-    return [
-        Ratio(name="first audio / baseline", value=first.p50 / _p50(at_once), target=FIRST_AUDIO_RATIO, at_most=True),
-        Ratio(name="last sample / baseline", value=last.p50 / _p50(seconds), target=LAST_SAMPLE_RATIO, at_most=True),
-        Ratio(
-            name=f"throughput at {serving.concurrent.concurrency} / baseline",
-            value=serving.concurrent.throughput / baseline.throughput,
-            target=THROUGHPUT_RATIO,
-            at_most=False,
-        ),
+    ratios = [
+        Ratio(name="first audio / baseline", value=first.p50 / at_once.p50, target=FIRST_AUDIO_RATIO, at_most=True),
+        Ratio(name="last sample / baseline", value=last.p50 / percentile(seconds, 50), target=LAST_SAMPLE_RATIO, at_most=True),
     ]
+    concurrency = serving.concurrent.concurrency
+    if concurrency >= THROUGHPUT_CONCURRENCY:
+        value = serving.concurrent.throughput / baseline.throughput
+        name = f"throughput at {concurrency} / baseline"
+        ratios.append(Ratio(name=name, value=value, target=THROUGHPUT_RATIO, at_most=False))
+    return ratios
 
 
 def against_twin(serving: Serving, twin: Result) -> list[Ratio]:
@@ -46,7 +44,3 @@ def of_hops(hops: HopResult) -> list[Ratio]:
     if delivery is None:
         return []
     return [Ratio(name="hop p50", value=delivery.p50, target=HOP_P50_US, at_most=True, unit="us")]
-
-
-def _p50(samples: Sequence[float]) -> float:
-    return percentile(samples, 50)

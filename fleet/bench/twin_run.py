@@ -52,7 +52,8 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
     """Raises: FleetError if a stage failed the request."""
     media = config.graph_declaration().media
     ids: list[int] = []
-    num_samples, first_audio_s, last_s = 0, 0.0, 0.0
+    first_audio_s: float | None = None
+    num_samples, last_s = 0, 0.0
     for made in _to_client(twin, config, spec):
         for array in made.arrays.values():
             if media[made.edge] == TEXT:

@@ -225,6 +225,7 @@ def test_the_twin_answers_each_request_alone() -> None:
     assert [len(answer.answer_ids) for answer in answers] == [6, 6]
     for answer in answers:
         assert answer.num_samples > 0
+        assert answer.first_audio_s is not None
         assert 0 < answer.first_audio_s <= answer.seconds
 
 
@@ -233,7 +234,7 @@ def test_hops_are_measured_between_two_processes() -> None:
     hops = measure_hops(25, seen.append)
     assert len(hops.delivery_us) == len(hops.append_us) == 25
     assert min(hops.delivery_us) > 0
-    assert sum(seen) > 25
+    assert sum(seen) == 25
 
 
 def full_report() -> Report:
@@ -251,7 +252,7 @@ def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
     console = Console(width=100, record=True, quiet=False, file=(tmp_path / "shown").open("w"))
     show(report, console)
     shown = console.export_text()
-    for expected in ("first audio", "baseline", "one process", "throughput at 4 / baseline", "missed", "load"):
+    for expected in ("first audio", "baseline", "one process", "throughput at 8 / baseline", "missed", "load"):
         assert expected in shown
     console.file.close()
     assert [ratio.name for ratio in report.missed] == ["missed"]
