@@ -3,10 +3,29 @@
 It builds on the internals of honcho 2 (`_start`, `_processes`), which `pyproject.toml` pins to that major version.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from honcho.manager import Manager
+from honcho.printer import Printer
+
+
+class OpenEndedPrinter(Printer):
+    """Prints until nobody reads any more (`fleet up | head`), then says so once and stays silent."""
+
+    def __init__(self, when_unread: Callable[[], None]) -> None:
+        super().__init__(sys.stdout)
+        self._when_unread = when_unread
+
+    def write(self, message: Any) -> None:
+        try:
+            super().write(message)
+        except BrokenPipeError:
+            # The descriptor itself, or the last flush at exit would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._when_unread()
 
 
 class FleetManager(Manager):
@@ -18,7 +37,7 @@ class FleetManager(Manager):
     _processes: dict[str, dict[str, Any]]
 
     def __init__(self, when_started: Callable[[], None]) -> None:
-        super().__init__()
+        super().__init__(OpenEndedPrinter(self.terminate))
         self.culprit: str | None = None
         self._when_started = when_started
         self._stop_when_started = False

@@ -74,7 +74,7 @@ def worker(
     _await_redis(deployment)
     fake = deployment.config.engine == "fake"
     checkpoint = None if fake else resolve_checkpoint(deployment.config)
-    # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis, NIXL and other workers.
+    # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     stage = next(stage.name for stage in deployment.config.graph_declaration().stages if stage.name == role)
     os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(stage).threads)
