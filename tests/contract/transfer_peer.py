@@ -80,10 +80,13 @@ class PeerProcess:
         self._connection.send_bytes(msgspec.msgpack.encode(command))
 
     def answered(self) -> bool:
-        """Whether the answer to `send` is here; it is taken."""
-        if not self._connection.poll(0):
+        """Whether the answer to `send` is here; it is taken. False from a peer that has died with it unsaid."""
+        try:
+            if not self._connection.poll(0):
+                return False
+            self._answer(0)
+        except (EOFError, ConnectionResetError):
             return False
-        self._answer(0)
         return True
 
     def freeze(self) -> None:
