@@ -111,6 +111,16 @@ def _(event: ev.GrantOverdue, state: ConductorState) -> Decision:
 
 
 @_decide.register
+def _(event: ev.RoleDeserted, state: ConductorState) -> Decision:
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    if task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
+        return state, ()
+    message = f"no worker serves the role {event.stage}; start one with `fleet worker {event.stage}`"
+    return _end(state, event.request, "failed", "overloaded", message)
+
+
+@_decide.register
 def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker),)
 

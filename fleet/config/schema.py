@@ -77,11 +77,14 @@ class RedisConfig(Strict):
 
 
 class LeaseConfig(Strict):
-    """Units: seconds on Redis's clock. A grant nobody claims within `unclaimed_s` is granted again."""
+    """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
+    `no_worker_s` fails its request, so that nobody waits for ever.
+    """
 
     worker_s: PositiveFloat = 3.0
     conductor_s: PositiveFloat = 3.0
     unclaimed_s: PositiveFloat = 2.0
+    no_worker_s: PositiveFloat = 30.0
 
 
 class TransferConfig(Strict):

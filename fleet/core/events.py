@@ -96,6 +96,14 @@ class GrantOverdue(Event, frozen=True, kw_only=True):
     epoch: Epoch
 
 
+class RoleDeserted(Event, frozen=True, kw_only=True):
+    """Made by the driver's clock, never stored: this grant waits for a role that nobody has served for long."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
 class WorkerExpired(Event, frozen=True, kw_only=True):
     """Made by the driver's clock, never stored: the lease deadline has passed."""
 
@@ -104,7 +112,7 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 AnyEvent = (
     RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | AnswerDelivered
-    | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | WorkerExpired
+    | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
 )
 
 _encoder = msgspec.json.Encoder()

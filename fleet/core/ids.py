@@ -26,6 +26,11 @@ def new_request_id() -> RequestId:
     return RequestId(f"req-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
 
 
+def role_of(worker: WorkerId) -> str:
+    """What it serves, as its id says; "gateway" for a gateway."""
+    return worker.partition("@")[0]
+
+
 def new_worker_id(role: str, host: str, pid: int) -> WorkerId:
     """Mint the id of one incarnation of a worker or gateway."""
     return WorkerId(f"{role}@{host}:{pid}:{secrets.token_hex(3)}")

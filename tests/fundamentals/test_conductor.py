@@ -99,6 +99,16 @@ def test_an_overdue_grant_is_granted_again_unless_claimed_since() -> None:
     assert step(claimed, overdue)[1] == ()
 
 
+def test_a_grant_that_waits_for_a_deserted_role_fails_its_request() -> None:
+    stage = STAGES[1]
+    deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
+    granted, _ = play([submitted(), life_of(stage, 5)[0]])
+    ends = [c for c in step(granted, deserted)[1] if isinstance(c, EndRequest)]
+    assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[0].message
+    claimed, _ = play([submitted(), *life_of(stage, 5)[:2]])
+    assert step(claimed, deserted)[1] == ()
+
+
 def test_an_expired_lease_is_fenced() -> None:
     assert step(ConductorState(), ev.WorkerExpired(worker=WorkerId("w")))[1] == (FenceWorker(worker=WorkerId("w")),)
 

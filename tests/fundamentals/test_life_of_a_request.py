@@ -5,6 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
+from fleet.control import keys
+from fleet.core.errors import FleetError
 from fleet.core.ids import EdgeName
 from tests.harness import answer, fake_spec, gateway, held, thread_fleet
 from tests.support import await_until, wait_until
@@ -51,6 +53,19 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
             specs = [fake_spec(fleet, seed=i, num_tokens=20) for i in range(12)]
             answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
             assert all(len(a[AUDIO]) == 20 * 1920 for a in answers)
+
+
+async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str) -> None:
+    with thread_fleet(redis_url, "lease.no_worker_s=0.5", "lease.unclaimed_s=0.2") as fleet:
+        async with gateway(fleet) as client:
+            leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
+            last_poll, leaver.draining = leaver.next_poll, True
+            wait_until(lambda: leaver.next_poll != last_poll, "the worker to take nothing new")
+            stream = await client.submit(fake_spec(fleet), None)
+            fleet.driver.client.zrem(keys.WORKERS, leaver.worker)
+            with pytest.raises(FleetError, match="no worker serves the role talker"):
+                async for _ in stream:
+                    pass
 
 
 async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: str) -> None:

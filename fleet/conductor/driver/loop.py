@@ -26,7 +26,7 @@ from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import RequestId, StageName, WorkerId, new_worker_id
+from fleet.core.ids import RequestId, StageName, WorkerId, new_worker_id, role_of
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Driver:
         self.last_id = "0-0"
         self.state = self._empty()
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
+        self.served_at: dict[str, float] = {}
         self.spare_until = 0.0
         self.last_turn = time.monotonic()
         self.next_watch = 0.0
@@ -167,6 +168,8 @@ class Driver:
             late = cast("list[bytes]", self.client.zrangebyscore(keys.WORKERS, "-inf", seconds * 1_000_000 + micros))
             for worker in late:
                 self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
+        for worker in self.client.zrange(keys.WORKERS, 0, -1):
+            self.served_at[role_of(WorkerId(text(worker)))] = now
         for (request, stage), at in list(self.granted_at.items()):
             if now - at > self.config.lease.unclaimed_s:
                 self.granted_at[request, stage] = now
@@ -177,6 +180,10 @@ class Driver:
         task = record.tasks.get(stage) if record else None
         if record is None or task is None:
             self.granted_at.pop((request, stage), None)
+            return
+        deserted_s = time.monotonic() - self.served_at.setdefault(task.stage, time.monotonic())
+        if deserted_s > self.config.lease.no_worker_s:
+            self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))
             return
         if not was_delivered(self.client, record.id, task.stage):
             return
