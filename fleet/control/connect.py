@@ -30,21 +30,25 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
         url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0)
     )
     deadline = time.monotonic() + patience_s
-    waited = False
+    said = ""
     while True:
         try:
             client.ping()
             load_scripts(client)
             return client
         except BusyLoadingError:
-            log.info("redis is loading its data; waiting")
+            said = _say_once(said, f"waiting for redis at {_safe(url)} to load its data")
         except RedisError as error:
             if time.monotonic() > deadline:
                 raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); start one with `fleet redis`") from error
-            if not waited:
-                log.info("waiting for redis at %s", _safe(url))
-                waited = True
+            said = _say_once(said, f"waiting for redis at {_safe(url)}")
         time.sleep(0.1)
+
+
+def _say_once(said: str, line: str) -> str:
+    if line != said:
+        log.info("%s", line)
+    return line
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
