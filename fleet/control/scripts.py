@@ -71,6 +71,7 @@ class Ack:
     """`consumed` chunks of `edge` have been consumed by `stage`; the credit goes to `producer`.
 
     `delivered`: a client has taken the last chunk of its last edge, which ends its task.
+    `closed`: the consumer has ended and takes no more; its producer must not wait for it.
     """
 
     request: RequestId
@@ -80,6 +81,7 @@ class Ack:
     consumed: int
     producer: StageName
     delivered: bool = False
+    closed: bool = False
 
 
 def submit(
@@ -123,12 +125,13 @@ def ack(acks: Sequence[Ack]) -> Call:
     args: list[Arg] = []
     for a in acks:
         event = encode_event(AnswerDelivered(request=a.request)) if a.delivered else b""
-        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, event)
+        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, event, "1" if a.closed else "0")
     return Call("ack", tuple(args))
 
 
 def fail(event: TaskFailed) -> Call:
-    return Call("fail", (event.request, event.stage, event.epoch, encode_event(event)))
+    told = (event.code, event.message, event.param or "")
+    return Call("fail", (event.request, event.stage, event.epoch, encode_event(event), *told))
 
 
 def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk) -> Call:

@@ -90,6 +90,9 @@ class ClientStream:
         self._consumed[chunk.edge] = chunk.index + 1
         if chunk.final or self._consumed[chunk.edge] - self._acked[chunk.edge] >= self._strides[chunk.edge]:
             await self._send_acks()
+        if self._closed:
+            self._forget_when_square()
+            return
 
     async def _send_acks(self) -> None:
         due = [edge for edge, consumed in self._consumed.items() if consumed > self._acked[edge]]
@@ -118,9 +121,14 @@ class ClientStream:
             entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)
             for _, raw in cast("list[tuple[bytes, object]]", entries):
                 self.put(decode_chunk(pairs(raw)["h"]))
+        await self._learn_end()
+
+    async def _learn_end(self) -> None:
         fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
         state, code, message, param = (text(field) for field in fields)
-        if state in ("failed", "aborted"):
+        if not state and self.epoch:
+            self.fail(RedisUnreachable("Redis lost the request; try again"))
+        elif state in ("failed", "aborted"):
             notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
             self.ended(notice)
 
@@ -139,4 +147,9 @@ class ClientStream:
 
     async def _close(self) -> None:
         self._closed = True
-        self.on_close()
+        self._forget_when_square()
+
+    def _forget_when_square(self) -> None:
+        """A stream that still owes credit stays known, so that `catch_up` gives it: without it the request would never end."""
+        if self._error is not None or self._open or self._consumed == self._acked:
+            self.on_close()

@@ -48,6 +48,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no change).
     `producer_walk` is the walk the producer was in when it made the chunk.
     `boundary`: a transition begins at this chunk; `walk` says which, or, where the conductor drives, its notice does.
+    `ordinal` counts the producer's items in `producer_walk` before this chunk.
     `final`: no chunk follows; the end is "produced = index + 1, and consumed reaches it". A final chunk may be empty.
     `made_us`: wall clock of the producer when the chunk was made, for the request's story only.
     """
@@ -60,6 +61,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     walk: Walk | None = None
     producer_walk: Walk | None = None
     boundary: bool = False
+    ordinal: int = 0
     final: bool = False
     made_us: int = 0
     version: int = WIRE_VERSION

@@ -60,6 +60,10 @@ class Link:
         commands.append(self._read_command(free_slots, block_ms))
         replies = exchange(self._client, calls, *commands)
         notices, grants = self._parse(replies[-1])
+        if 0 < free_slots <= len(notices):
+            # The read was cut short by the grants' bound; the rest of the inbox must not wait for another turn each.
+            rest, _ = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
+            notices += rest
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
         return Mail(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
 

@@ -81,7 +81,7 @@ class WorkerLoop:
 
     def _exchange(self) -> None:
         """The turn's one round trip: appends, acks and failures out; answers, notices and grants in."""
-        appends = self.sender.collect(self.tasks.values(), self._fail)
+        appends = self.sender.collect(list(self.tasks.values()))
         acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
         calls = [scripts.ack(acks)] if acks else []
         calls += [scripts.append(appends)] if appends else []
@@ -104,7 +104,7 @@ class WorkerLoop:
     def _block_ms(self, hurry: bool) -> int:
         if hurry or self.engine.ready() or self.receiver.can_advance(self.tasks.values()):
             return 0
-        return PULL_BLOCK_MS if self.receiver.pulling() or self.sender.waiting() else IDLE_BLOCK_MS
+        return PULL_BLOCK_MS if self.receiver.pulling() else IDLE_BLOCK_MS
 
     def _free_slots(self) -> int:
         return 0 if self.draining else max(0, self.capacity - len(self.tasks))
@@ -203,7 +203,7 @@ class WorkerLoop:
                 self.engine.feed(task.request, piece)
         if task.adapter.stopped() and task.all_ended():
             self.engine.finish(task.request)
-        paused = not task.has_credit() or self.sender.blocked(task)
+        paused = not task.has_credit()
         if paused != task.paused:
             task.paused = paused
             self.engine.pause(task.request, paused=paused)

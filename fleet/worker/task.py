@@ -55,11 +55,11 @@ class Task:
         closing = self.all_ended()
         for name, edge in self.inbound.items():
             behind = edge.consumed - self.acked.get(name, 0)
-            if behind and (behind >= self.strides[name] or edge.ended or closing):
+            if closing or (behind and (behind >= self.strides[name] or edge.ended)):
                 self.acked[name] = edge.consumed
                 due.append(
                     Ack(request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
-                        producer=self.producers[name])
+                        producer=self.producers[name], closed=closing and not edge.ended)
                 )  # fmt: skip
         return due
 

@@ -78,6 +78,11 @@ def test_a_grant_on_an_old_epoch_is_refused(control: Control) -> None:
     assert control.grant(old) == "stale"
 
 
+def test_a_task_that_is_owned_is_not_granted_away(control: Control) -> None:
+    """An overdue grant that was claimed at the last moment stays its owner's."""
+    assert control.grant(control.own()) == "owned"
+
+
 def test_a_grant_by_a_deposed_leader_is_refused(control: Control) -> None:
     control.client.delete(keys.CONDUCTOR)
     run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000))
@@ -104,7 +109,9 @@ def test_a_second_claim_of_one_grant_is_refused(control: Control) -> None:
 def test_a_stale_append_finish_ack_and_failure_change_nothing(control: Control) -> None:
     old = control.own()
     assert control.append(old) == "ok"
-    control.grant(old)
+    control.client.zadd(keys.WORKERS, {WORKER: 1})
+    assert control.run(scripts.fence_worker(control.leader, WORKER)) == "ok"
+    assert control.grant(control.epoch()) == "ok"
     assert control.append(old, 1) == "stale"
     assert control.append(old, 1, finish=True) == "stale"
     failed = TaskFailed(request=REQUEST, stage=STAGE, epoch=old, code="engine_error", message="late")

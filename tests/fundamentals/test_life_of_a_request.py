@@ -1,13 +1,15 @@
 """The life of a request: submitted, granted, claimed, streamed, ended; the same answer whatever drives or chunks it."""
 
 import asyncio
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
 from fleet.control import keys
 from fleet.core.errors import FleetError
-from fleet.core.ids import EdgeName
+from fleet.core.ids import EdgeName, StageName
 from tests.harness import answer, fake_spec, gateway, held, thread_fleet
 from tests.support import await_until, wait_until
 
@@ -46,6 +48,31 @@ async def test_who_drives_the_walk_and_how_chunks_are_cut_changes_nothing(redis_
         np.testing.assert_array_equal(samples, other[edge])
 
 
+async def test_a_new_leader_turns_the_walks_its_predecessor_did_not(redis_url: str) -> None:
+    """The conductor that drives the walks is deaf while the transitions are appended, then another takes the lead."""
+    with thread_fleet(redis_url, "transition_source=conductor") as fleet:
+        async with gateway(fleet) as client:
+            usual = await answer(client, fake_spec(fleet, seed=9))
+            deaf = fleet.driver
+            deaf.state = replace(deaf.state, conductor_driven=frozenset())
+            stream = await client.submit(fake_spec(fleet, seed=9), None)
+            stages = {edge.name: edge for edge in fleet.config.graph_declaration().edges}
+
+            async def text_is_out() -> bool:
+                view = await client.request_view(stream.request_id)
+                return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
+
+            await await_until(text_is_out, "the whole text, while speech waits for its walk")
+            fleet.driver.client.delete(keys.CONDUCTOR)
+            samples = [
+                np.frombuffer(tensor.data or b"", tensor.dtype)
+                async for chunk in stream
+                if chunk.edge == AUDIO
+                for tensor in chunk.tensors.values()
+            ]
+    np.testing.assert_array_equal(np.concatenate(samples), usual[AUDIO])
+
+
 async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
     """Grants wait in the role's stream until a slot is free; the oldest request always has all its slots."""
     with thread_fleet(redis_url, "stages.thinker.max_batch=2", "stages.talker.max_batch=3") as fleet:
@@ -53,6 +80,17 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
             specs = [fake_spec(fleet, seed=i, num_tokens=20) for i in range(12)]
             answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
             assert all(len(a[AUDIO]) == 20 * 1920 for a in answers)
+
+
+async def test_a_stage_that_ends_early_holds_its_producer_up_no_more(redis_url: str) -> None:
+    """Speech is bounded far below the text, and the edge between them has few credits: the text still comes whole."""
+    with thread_fleet(redis_url, "edges.thought.credits=4") as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet, num_tokens=60)
+            short = msgspec.structs.replace(spec.sampling[StageName("talker")], max_tokens=5)
+            spec = msgspec.structs.replace(spec, sampling={**spec.sampling, StageName("talker"): short})
+            got = await answer(client, spec)
+            assert (len(got[TEXT]), len(got[AUDIO])) == (60, 5 * 1920)
 
 
 async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str) -> None:

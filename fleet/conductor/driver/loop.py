@@ -16,7 +16,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import read_live, was_delivered
+from fleet.conductor.driver.snapshot import missed_facts, read_live, was_delivered
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
@@ -103,9 +103,8 @@ class Driver:
                 if task.state is TaskState.GRANTED:
                     self.granted_at[record.id, task.stage] = time.monotonic()
             self._carry_out(commands)
-            for task in record.tasks.values():
-                if task.state is TaskState.LOST:
-                    self._apply(ev.TaskLost(request=record.id, stage=task.stage, epoch=task.epoch))
+            for fact in missed_facts(self.client, record):
+                self._apply(fact)
 
     def _spare(self) -> None:
         self.spare_until = time.monotonic() + self.config.lease.worker_s
@@ -140,7 +139,7 @@ class Driver:
             answer = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
             if answer == "not_leader":
                 self.leader = ""
-            elif answer not in ("ok", "ended", "duplicate", "stale", "alive"):
+            elif answer not in ("ok", "ended", "duplicate", "stale", "owned", "alive"):
                 log.error("%s was answered %s", command, answer)
 
     def _call(self, command: Command) -> scripts.Call:

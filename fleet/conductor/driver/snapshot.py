@@ -1,5 +1,6 @@
 """Reading live requests back from the hashes: how a new leader learns what is true."""
 
+from collections.abc import Iterator
 from typing import cast
 
 import redis
@@ -7,6 +8,8 @@ import redis
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
 from fleet.control.connect import text
+from fleet.core.chunk import decode_chunk
+from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -28,6 +31,42 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
     tasks = {stage: _read_task(client, request, stage) for stage in stages}
     delivered = _read_task(client, request, CLIENT).state is TaskState.FINISHED
     return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks, delivered=delivered)
+
+
+def missed_facts(client: redis.Redis, record: RequestRecord) -> list[Event]:
+    """What ends a request, or turns a walk, and may have been told while nobody led; the hashes and logs keep it."""
+    facts: list[Event] = []
+    for stage in (*record.tasks, CLIENT):
+        fields = cast(
+            "list[bytes | None]",
+            client.hmget(keys.task(record.id, stage), ["state", "epoch", "code", "message", "param"]),
+        )
+        state, epoch, code, message, param = (text(field) for field in fields)
+        at = Epoch(int(epoch or 0))
+        if state == TaskState.LOST:
+            facts.append(TaskLost(request=record.id, stage=stage, epoch=at))
+        elif state == TaskState.FAILED:
+            facts.append(
+                TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None)
+            )
+    return [*facts, *_boundaries(client, record)]
+
+
+def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkAppended]:
+    for edge in get_graph(record.graph).edges_for(record.outputs):
+        if not edge.transitions:
+            continue
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.edge(record.id, edge.name)))
+        for chunk in (decode_chunk(fields[b"h"]) for _, fields in entries):
+            if chunk.boundary:
+                yield ChunkAppended(
+                    request=record.id,
+                    edge=edge.name,
+                    index=chunk.index,
+                    boundary=True,
+                    producer_walk=chunk.producer_walk,
+                    ordinal=chunk.ordinal,
+                )
 
 
 def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> TaskRecord:

@@ -1,18 +1,20 @@
 -- ack: for each, compares the consumer's epoch; writes consumed (it only grows) and gives the producer its credit.
 -- With an event given, the consumer has all it will ever get: its task ends (a client's; workers end theirs by append).
--- ARGV: repeated 7: request, consumer stage, epoch, edge, consumed, producer stage, event
+-- "closed": the consumer will take no more, so the producer gets credit without end and is never held up by it.
+-- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, event, closed ("1")
 local out = {}
-for i = 1, #ARGV, 7 do
+for i = 1, #ARGV, 8 do
   local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
   local tk = task_key(r, s)
   local t = call('HMGET', tk, 'epoch', 'consumed:' .. e)
   if t[1] ~= epoch then out[#out + 1] = 'stale'
   elseif call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
   else
-    if tonumber(consumed) > tonumber(t[2] or '0') then
+    local closed = ARGV[i + 7] == '1'
+    if closed or tonumber(consumed) > tonumber(t[2] or '0') then
       call('HSET', tk, 'consumed:' .. e, consumed)
       local owner = call('HGET', task_key(r, producer), 'owner')
-      if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', consumed) end
+      if owner and owner ~= '' then notice(owner, 'k', 'a', 'r', r, 'e', e, 'n', closed and ENDLESS or consumed) end
     end
     if ARGV[i + 6] ~= '' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))

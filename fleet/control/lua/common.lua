@@ -2,6 +2,7 @@
 local P = 'fleet:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX = 20000, 200000
+local ENDLESS = '9000000000000000'
 
 local function now_us()
   local t = call('TIME')

@@ -1,10 +1,13 @@
--- grant: compares the leader's term, the task's expected epoch and that the request is live; writes the task, the role stream, an event.
+-- grant: compares the leader's term, the task's expected epoch, that nobody owns it and that the request is live; writes the task,
+-- the role stream, an event.
 -- ARGV: leader, request, stage, role, expected epoch
 local leader, r, s, role, expected = unpack(ARGV)
 if not leads(leader) then return {'not_leader'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
 local tk = task_key(r, s)
-if (call('HGET', tk, 'epoch') or '') ~= expected then return {'stale'} end
+local t = call('HMGET', tk, 'epoch', 'state')
+if (t[1] or '') ~= expected then return {'stale'} end
+if t[2] == 'running' or t[2] == 'finished' then return {'owned'} end
 disown(tk, r, s)
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()))
