@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable
 from typing import Self, TypeVar, cast
 
@@ -17,7 +18,7 @@ from fleet.control.connect import connect_async, pairs, run_async, text
 from fleet.control.notices import ChunkNotice, EndNotice, Notice, parse_notice
 from fleet.control.stream import ClientStream
 from fleet.control.views import RequestView, WorkerView, read_request, read_workers
-from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec
 
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 INBOX_BLOCK_MS = 500
 INBOX_COUNT = 512
+SLOW_POLL_S = 1.0
 
 
 class FleetClient:
@@ -39,6 +41,7 @@ class FleetClient:
         self._streams: dict[RequestId, ClientStream] = {}
         self._jobs: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._strays: set[RequestId] = set()
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
@@ -90,6 +93,7 @@ class FleetClient:
                 answer = text(await run_async(self._redis, call))
                 if answer != "ok":
                     await self._rejoin()
+                await self._end_strays()
             except RedisError as error:
                 log.warning("the lease could not be renewed: %s", error)
 
@@ -103,7 +107,7 @@ class FleetClient:
 
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
-        last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
+        last, inbox, untrimmed, next_poll = "0-0", keys.inbox(self.id), 0, 0.0
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
@@ -116,14 +120,22 @@ class FleetClient:
             for _, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
                 for entry, raw in entries:
                     last = text(entry)
-                    self._deliver(parse_notice(pairs(raw)))
+                    self._receive(raw)
                 untrimmed += len(entries)
-            if not reply:
+            if time.monotonic() >= next_poll:
+                next_poll = time.monotonic() + SLOW_POLL_S
                 await self._poll_slowly()
             if untrimmed and (untrimmed >= INBOX_COUNT or not reply):
                 untrimmed = 0
                 with contextlib.suppress(RedisError):
                     await self._redis.xtrim(inbox, minid=last, approximate=False)
+
+    def _receive(self, raw: object) -> None:
+        """One entry nobody can read (a newer peer's) is that request's loss; the reader goes on."""
+        try:
+            self._deliver(parse_notice(pairs(raw)))
+        except UnknownWireVersion as error:
+            log.error("a notice could not be read: %s", error)
 
     def _deliver(self, notice: Notice | None) -> None:
         match notice:
@@ -166,11 +178,22 @@ class FleetClient:
             answer = cast("list[object]", await self._ask(run_async(self._redis, call)))
             if text(answer[0]) != "ok":
                 raise self._refusal(text(answer[0]), bound)
-        except FleetError:
+        except FleetError as error:
             self._streams.pop(spec.id, None)
+            if isinstance(error, RedisUnreachable):
+                self._disown(spec.id)
             raise
         stream.epoch = Epoch(int(text(answer[1])))
         return stream
+
+    def _disown(self, request: RequestId) -> None:
+        """The script may have run although its answer was lost; a request nobody reads would never end."""
+        self._strays.add(request)
+
+    async def _end_strays(self) -> None:
+        for request in list(self._strays):
+            await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, "its submission was not answered", self._keep))
+            self._strays.discard(request)
 
     def _refusal(self, answer: str, bound: int) -> FleetError:
         if answer == "full":

@@ -90,9 +90,6 @@ class ClientStream:
         self._consumed[chunk.edge] = chunk.index + 1
         if chunk.final or self._consumed[chunk.edge] - self._acked[chunk.edge] >= self._strides[chunk.edge]:
             await self._send_acks()
-        if self._closed:
-            self._forget_when_square()
-            return
 
     async def _send_acks(self) -> None:
         due = [edge for edge, consumed in self._consumed.items() if consumed > self._acked[edge]]
@@ -116,6 +113,9 @@ class ClientStream:
     async def catch_up(self) -> None:
         """Read from the logs what no notice brought, and give the credit that is still owed."""
         await self._send_acks()
+        if self._closed:
+            self._forget_when_square()
+            return
         for edge in list(self._open):
             first = f"{self._next[edge] + 1}-0"
             entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)

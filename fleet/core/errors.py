@@ -69,6 +69,13 @@ class WorkerLost(FleetError):
     retryable = True
 
 
+class Aborted(FleetError):
+    """The request was ended on purpose, by the API or because its client's gateway is gone."""
+
+    code = "aborted"
+    status = 409
+
+
 class RedisUnreachable(FleetError):
     code = "redis_unreachable"
     status = 503
@@ -97,6 +104,7 @@ class TransferError(FleetError):
     """Tensors could not be pulled (deadline, checksum, generation); they are made again."""
 
     code = "transfer_failed"
+    status = 503
     retryable = True
 
 

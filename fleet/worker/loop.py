@@ -12,7 +12,7 @@ from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, pairs, text
 from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, Notice, WalkNotice
-from fleet.core.errors import EngineError, FleetError
+from fleet.core.errors import ChunkOrderError, EngineError, FleetError
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import decode_request
@@ -133,9 +133,9 @@ class WorkerLoop:
             answer, task = text(raw), self.tasks.get(item.chunk.request)
             if task is None:
                 continue
-            if answer in ("stale", "ended", "gap"):
-                if answer == "gap":
-                    log.error("edge %s of %s: chunk %d left a gap", item.chunk.edge, task.request, item.chunk.index)
+            if answer == "gap":
+                self._fail(task, ChunkOrderError(f"edge {item.chunk.edge}: chunk {item.chunk.index} left a gap"))
+            elif answer in ("stale", "ended"):
                 self._drop(task.request)
             elif item.finish:
                 self._finish(task)

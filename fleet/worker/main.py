@@ -16,7 +16,7 @@ from redis.exceptions import RedisError, ResponseError
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run
-from fleet.core.errors import ConfigError
+from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
 from fleet.worker.lease import Lease
@@ -90,10 +90,12 @@ class WorkerProcess:
             except ResponseError as error:
                 log.warning("this incarnation's inbox is gone (%s): it was fenced; joining anew", error)
                 self._drop_tasks()
-            except RedisError as error:
+            except (RedisError, RedisUnreachable) as error:
+                if self.loop is None:
+                    raise
                 log.warning("redis is away (%s); joining anew", error)
                 self._drop_tasks()
-                time.sleep(0.5)
+                self.stop.wait(0.5)
 
     def _drop_tasks(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
@@ -130,7 +132,7 @@ class WorkerProcess:
         """Told to stop: take nothing new, finish what can be finished soon."""
         loop.draining = True
         until = time.monotonic() + DRAIN_S
-        while loop.tasks and time.monotonic() < until and not lease.lost.is_set():
+        while (loop.tasks or loop.lingering) and time.monotonic() < until and not lease.lost.is_set():
             loop.turn()
             lease.progress()
 

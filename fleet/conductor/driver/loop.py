@@ -103,7 +103,7 @@ class Driver:
                 if task.state is TaskState.GRANTED:
                     self.granted_at[record.id, task.stage] = time.monotonic()
             self._carry_out(commands)
-            for fact in missed_facts(self.client, record):
+            for fact in missed_facts(self.client, record, drives_walks=bool(self.state.conductor_driven)):
                 self._apply(fact)
 
     def _spare(self) -> None:

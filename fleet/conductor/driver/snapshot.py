@@ -33,7 +33,7 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
     return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks, delivered=delivered)
 
 
-def missed_facts(client: redis.Redis, record: RequestRecord) -> list[Event]:
+def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
     """What ends a request, or turns a walk, and may have been told while nobody led; the hashes and logs keep it."""
     facts: list[Event] = []
     for stage in (*record.tasks, CLIENT):
@@ -49,7 +49,7 @@ def missed_facts(client: redis.Redis, record: RequestRecord) -> list[Event]:
             facts.append(
                 TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None)
             )
-    return [*facts, *_boundaries(client, record)]
+    return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 
 def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkAppended]:

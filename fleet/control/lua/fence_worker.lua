@@ -17,6 +17,8 @@ for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
     event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
   end
 end
+local role = call('HGET', P .. 'worker:' .. w, 'role')
+if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
 call('DEL', tasks_of(w), P .. 'worker:' .. w, P .. 'inbox:' .. w)
 event(ev)
 return 'ok'

@@ -8,6 +8,8 @@ local tk = task_key(r, s)
 local t = call('HMGET', tk, 'epoch', 'state')
 if (t[1] or '') ~= expected then return {'stale'} end
 if t[2] == 'running' or t[2] == 'finished' then return {'owned'} end
+local old = call('HMGET', tk, 'role', 'entry')
+if old[1] and old[2] then call('XDEL', P .. 'role:' .. old[1], old[2]) end
 disown(tk, r, s)
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()))

@@ -141,7 +141,7 @@ class LMEngine(Generic[TaskT]):
     def _find_pages(self, held: Held[TaskT], stop: int) -> bool:
         """Grow the request's table, robbing younger ones if need be. One that starts waits until its rows fit at once."""
         if not held.table.pages and self.pool.pages_for(held.task.num_rows) > self.pool.num_free:
-            if any(other.table.pages for other in self._held.values()):
+            if any(other.table.pages and not other.paused for other in self._held.values()):
                 return False
         while not self.pool.grow(held.table, stop):
             victim = self._youngest_holder()
@@ -151,7 +151,9 @@ class LMEngine(Generic[TaskT]):
         return True
 
     def _youngest_holder(self) -> Held[TaskT] | None:
-        return next((held for held in reversed(self._held.values()) if held.table.pages), None)
+        holders = [held for held in reversed(self._held.values()) if held.table.pages]
+        # One that waits for its client moves nothing, however old it is.
+        return next((held for held in holders if held.paused), holders[0] if holders else None)
 
     def _rob(self, victim: Held[TaskT]) -> None:
         self.pool.give_back(victim.table)
