@@ -5,6 +5,7 @@ set -euo pipefail
 missing=()
 command -v chromium >/dev/null || missing+=(chromium)
 "$(command -v python3.11 || command -v python3)" -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+"$(command -v python3.11 || command -v python3)" -c 'import ctypes; ctypes.CDLL("libespeak-ng.so.1")' 2>/dev/null || missing+=(espeak-ng)
 
 if [ "${#missing[@]}" -eq 0 ]; then
     echo "all there"

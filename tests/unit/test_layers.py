@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench.transfer": ("fleet.transfer",),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
+    "fleet.pocket": ("fleet.core",),
     "fleet.chaos": ("fleet.core", "fleet.config", CLIENT),
     "fleet.cli": OURS,
     "fleet": (),

@@ -1,0 +1,65 @@
+"""Dialogues and sentences without end: every family in turn, the same ones for the same seed."""
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+from fleet.pocket.corpus import memory
+from fleet.pocket.corpus.dialogue import Dialogue, Exchange, Split, Turn
+from fleet.pocket.corpus.families import TABLES
+from fleet.pocket.corpus.salad import repeat, salad
+
+SALAD_SHARE = 0.4
+REPEAT, MEMORY = "repeat", "memory"
+NUM_BEFORE = (0, 0, 0, 1, 1, 2)
+"""How many exchanges of other families precede a question, each as likely as it is often here."""
+
+
+def families() -> tuple[str, ...]:
+    return (*TABLES, REPEAT, MEMORY)
+
+
+def dialogues(split: Split, count: int, seed: int) -> Iterator[Dialogue]:
+    """`count` dialogues of one or more exchanges, the families evenly.
+
+    Invariants: fewer of the same seed are the beginning of more; what a held-out user says is said nowhere in training.
+    """
+    for family, exchanges in islice(_conversations(split, seed), count):
+        spoken = [(Turn(role="user", text=each.question), Turn(role="assistant", text=each.answer)) for each in exchanges]
+        yield Dialogue(turns=tuple(turn for pair in spoken for turn in pair), family=family)
+
+
+def sentences(split: Split, count: int, seed: int) -> Iterator[str]:
+    """`count` sentences to learn speech from: both sides of the dialogues, and word salad; the same one may come again.
+
+    Invariants: no held-out sentence is one of training.
+    """
+    rng = Random(f"sentences {split} {seed}")
+    conversations = _conversations(split, seed)
+    for _ in range(count):
+        if rng.random() < SALAD_SHARE:
+            yield salad(rng, split)
+            continue
+        exchange = rng.choice(next(conversations)[1])
+        may_answer = split == "train" or exchange.is_new_answer
+        yield exchange.answer if may_answer and rng.random() < 0.5 else exchange.question
+
+
+def _conversations(split: Split, seed: int) -> Iterator[tuple[str, list[Exchange]]]:
+    rng = Random(f"dialogues {split} {seed}")
+    while True:
+        for family in rng.sample(families(), len(families())):
+            yield family, _conversation(rng, split, family)
+
+
+def _conversation(rng: Random, split: Split, family: str) -> list[Exchange]:
+    def filler() -> Exchange:
+        return _exchange(rng, split, rng.choice((*TABLES, REPEAT)))
+
+    if family == MEMORY:
+        return memory.converse(rng, split, filler)
+    return [*(filler() for _ in range(rng.choice(NUM_BEFORE))), _exchange(rng, split, family)]
+
+
+def _exchange(rng: Random, split: Split, family: str) -> Exchange:
+    return repeat(rng, split) if family == REPEAT else rng.choice(TABLES[family]).draw(rng, split)

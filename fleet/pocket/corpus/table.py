@@ -1,0 +1,82 @@
+"""Questions that differ only in phrasing and in values: every phrasing can be asked of every row, and what is held out of them.
+
+Held out is a phrasing (of values known from training) or, where the answer follows from a rule, a row (in a known phrasing).
+What can only be known by heart, such as a capital, keeps all its rows in training.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Protocol
+
+from fleet.pocket.corpus.dialogue import Exchange, Split
+
+HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
+"""Of every eight rows the sixth is held out: the same value wherever two tables are made of one list."""
+
+Row = Mapping[str, str]
+
+
+class Source(Protocol):
+    def draw(self, rng: Random, split: Split) -> Exchange: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Phrasings, their answer, and the rows that fill the slots of both.
+
+    Invariants: where rows are held out, the answer is constant or tells them apart.
+    """
+
+    asks: Sequence[str]
+    new_asks: Sequence[str]
+    answer: str
+    rows: Sequence[Row] = ({},)
+    by_rule: bool = False
+
+    @cached_property
+    def known_rows(self) -> tuple[Row, ...]:
+        return tuple(row for index, row in enumerate(self.rows) if not self._is_held_out(index))
+
+    @cached_property
+    def new_rows(self) -> tuple[Row, ...]:
+        return tuple(row for index, row in enumerate(self.rows) if self._is_held_out(index))
+
+    def _is_held_out(self, index: int) -> bool:
+        return self.by_rule and index % HELD_OUT_EVERY == HELD_OUT_AT
+
+    def pick(self, rng: Random, split: Split) -> tuple[str, Row]:
+        """A phrasing and a row, each drawn evenly; of the held-out ones, new phrasings and new rows in equal parts."""
+        if split == "train":
+            return rng.choice(self.asks), rng.choice(self.known_rows)
+        if self.new_rows and rng.random() < 0.5:
+            return rng.choice(self.asks), rng.choice(self.new_rows)
+        return rng.choice(self.new_asks), rng.choice(self.known_rows)
+
+    def exchange(self, ask: str, row: Row) -> Exchange:
+        is_new_answer = "{" in self.answer and row in self.new_rows
+        return Exchange(question=ask.format_map(row), answer=self.answer.format_map(row), is_new_answer=is_new_answer)
+
+    def draw(self, rng: Random, split: Split) -> Exchange:
+        return self.exchange(*self.pick(rng, split))
+
+    def exchanges(self, split: Split) -> Iterator[Exchange]:
+        """Everything that `draw` can return."""
+        if split == "train":
+            yield from (self.exchange(ask, row) for ask in self.asks for row in self.known_rows)
+            return
+        yield from (self.exchange(ask, row) for ask in self.asks for row in self.new_rows)
+        yield from (self.exchange(ask, row) for ask in self.new_asks for row in self.known_rows)
+
+
+def rows(names: str, *values: Sequence[str]) -> list[Row]:
+    """Rows from columns of equal length: `rows("a b", ["hot"], ["cold"])`."""
+    return [dict(zip(names.split(), each, strict=True)) for each in zip(*values, strict=True)]
+
+
+def pairs(names: str, text: str) -> list[Row]:
+    """Rows written as text, one a comma: `pairs("a b", "hot cold, big small")`; an underscore is a space within a value."""
+    return [
+        dict(zip(names.split(), (value.replace("_", " ") for value in each.split()), strict=True)) for each in text.split(",")
+    ]

@@ -1,0 +1,178 @@
+"""The dialogues: even, repeatable, right, short enough to be spoken, and what is held out is never trained."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+import pytest
+
+from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, encode, families, is_right, memory, sentences
+from fleet.pocket.corpus.families import TABLES, listed
+from fleet.pocket.corpus.salad import repeat, salad
+from fleet.pocket.corpus.text import number
+
+NUM_DRAWN = 9_000
+MAX_ANSWER_WORDS, MAX_QUESTION_WORDS = 12, 12
+SPLITS: tuple[Split, ...] = ("train", "held_out")
+VALUE_OF = {number(value): value for value in range(1000)}
+
+
+@pytest.fixture(scope="module", params=SPLITS)
+def drawn(request: pytest.FixtureRequest) -> list[Dialogue]:
+    return list(dialogues(request.param, NUM_DRAWN, seed=1))
+
+
+def texts(split: Split, role: str | None = None) -> Iterator[str]:
+    """Every sentence that a table of the split can make, and many that cannot be listed."""
+    turns = (turn for dialogue in dialogues(split, NUM_DRAWN, seed=2) for turn in dialogue.turns)
+    yield from (turn.text for turn in turns if role in (None, turn.role))
+    tells = [exchange for fact in memory.FACTS for exchange in fact.tell.exchanges(split)]
+    for exchange in [*tells, *(exchange for family in TABLES for exchange in listed(split, family))]:
+        yield exchange.question
+        if role is None:
+            yield exchange.answer
+
+
+def test_every_family_comes_equally_often(drawn: list[Dialogue]) -> None:
+    counts = Counter(dialogue.family for dialogue in drawn)
+    assert set(counts) == set(families())
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_seed_is_a_corpus(split: Split) -> None:
+    whole = list(dialogues(split, 60, seed=3))
+    assert list(dialogues(split, 40, seed=3)) == whole[:40]
+    assert list(dialogues(split, 60, seed=4)) != whole
+    assert list(sentences(split, 60, seed=3)) == list(islice(sentences(split, 90, seed=3), 60))
+
+
+def test_the_user_begins_and_the_assistant_ends(drawn: list[Dialogue]) -> None:
+    for dialogue in drawn:
+        roles = [turn.role for turn in dialogue.turns]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+    assert {len(dialogue.turns) // 2 for dialogue in drawn} >= {1, 2, 3, 4}
+
+
+def test_every_turn_can_be_spoken_and_is_short(drawn: list[Dialogue]) -> None:
+    for turn in (turn for dialogue in drawn for turn in dialogue.turns):
+        limit = MAX_ANSWER_WORDS if turn.role == "assistant" else MAX_QUESTION_WORDS
+        assert encode(turn.text) and len(turn.text.split()) <= limit, turn
+
+
+def test_what_a_held_out_user_says_is_said_nowhere_in_training() -> None:
+    assert set(texts("train")).isdisjoint(texts("held_out", "user"))
+
+
+def test_no_held_out_sentence_is_one_of_training() -> None:
+    trained = set(sentences("train", NUM_DRAWN, seed=5)) | set(texts("train"))
+    assert trained.isdisjoint(sentences("held_out", NUM_DRAWN, seed=5))
+    held_out = set(texts("held_out", "user")) | set(sentences("held_out", NUM_DRAWN, seed=6))
+    assert held_out.isdisjoint(sentences("train", NUM_DRAWN, seed=7))
+
+
+def test_an_answer_said_to_be_new_is_no_answer_of_training() -> None:
+    trained = {text for family in TABLES for each in listed("train", family) for text in (each.question, each.answer)}
+    new = {each.answer for family in TABLES for each in listed("held_out", family) if each.is_new_answer}
+    assert len(new) > 100
+    assert trained.isdisjoint(new)
+
+
+def test_held_out_phrasings_are_made_of_known_words() -> None:
+    known = {word for text in texts("train") for word in text.split()}
+    tables = [table for family in TABLES.values() for table in family] + [fact.tell for fact in memory.FACTS]
+    asks = [ask for table in tables for ask in table.new_asks]
+    asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [*memory.NEW_FIRST_ASKS, *memory.NEW_LAST_ASKS]
+    unknown = {word for ask in asks for word in re.sub(r"\{\w+\}", "", ask).split()} - known
+    assert not unknown
+
+
+def test_a_rule_has_rows_to_learn_and_rows_to_be_tested_with() -> None:
+    tables = [table for family in TABLES.values() for table in family] + [fact.tell for fact in memory.FACTS]
+    for table in tables:
+        assert len(table.known_rows) + len(table.new_rows) == len(table.rows)
+        assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, table.asks[0]
+
+
+def test_every_question_has_one_answer() -> None:
+    answers: dict[str, str] = {}
+    for exchange in (each for family in TABLES for split in SPLITS for each in listed(split, family)):
+        assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, exchange.question
+
+
+def test_sums_are_right() -> None:
+    operations = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
+    num_checked = 0
+    for exchange in (each for split in SPLITS for each in listed(split, "sums")):
+        if found := re.fullmatch(r"(.+) (plus|minus|times) (.+) is (.+)", exchange.answer):
+            left, operation, right, result = found.groups()
+            assert operations[operation](VALUE_OF[left], VALUE_OF[right]) == VALUE_OF[result]
+        else:
+            more, less = exchange.answer.split(" is bigger than ")
+            assert VALUE_OF[more] > VALUE_OF[less]
+        num_checked += 1
+    assert num_checked > 5000
+
+
+def test_the_clock_goes_round() -> None:
+    for exchange in listed("train", "times"):
+        if found := re.fullmatch(r"(.+) hours? (after|before) (.+) o'clock is (.+) o'clock", exchange.answer):
+            gap, way, start, end = found.groups()
+            moved = VALUE_OF[start] + VALUE_OF[gap] * (1 if way == "after" else -1)
+            assert (moved - VALUE_OF[end]) % 12 == 0
+
+
+def test_spelling_is_the_word_letter_by_letter() -> None:
+    for exchange in listed("train", "spelling"):
+        word = exchange.question.split()[-1]
+        if exchange.question.startswith("spell "):
+            assert exchange.answer.replace(" ", "") == word
+
+
+def test_memory_answers_from_what_was_said(drawn: list[Dialogue]) -> None:
+    seen: Counter[str] = Counter()
+    for dialogue in drawn:
+        if dialogue.family != "memory":
+            continue
+        said = [turn.text for turn in dialogue.turns[:-2] if turn.role == "user"]
+        answer = dialogue.turns[-1].text
+        if answer.startswith("you said "):
+            is_first = "first" in dialogue.turns[-2].text
+            assert answer == f"you said {said[0 if is_first else -1]}"
+            seen["quoted"] += 1
+        elif answer in {fact.untold for fact in memory.FACTS}:
+            assert not told(said, next(fact for fact in memory.FACTS if fact.untold == answer))
+            seen["untold"] += 1
+        else:
+            assert any(answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in told(said, fact))
+            seen["recalled"] += 1
+    assert min(seen[kind] for kind in ("quoted", "untold", "recalled")) > 50
+
+
+def told(said: list[str], fact: memory.Fact) -> set[str]:
+    tells = {ask.format_map(row): row["value"] for ask in (*fact.tell.asks, *fact.tell.new_asks) for row in fact.tell.rows}
+    return {tells[text] for text in said if text in tells}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_is_to_be_repeated_is_repeated(split: Split) -> None:
+    rng = Random(8)
+    for exchange in (repeat(rng, split) for _ in range(500)):
+        assert exchange.question.endswith(exchange.answer)
+
+
+def test_salad_is_of_the_length_asked_for() -> None:
+    rng = Random(9)
+    assert {len(salad(rng, "train", 3, 5).split()) for _ in range(200)} == {3, 4, 5}
+
+
+def test_an_answer_is_right_word_for_word() -> None:
+    turns = (Turn(role="user", text="what is one plus one"), Turn(role="assistant", text="one plus one is two"))
+    dialogue = Dialogue(turns=turns, family="sums")
+    assert is_right(dialogue, "one plus one is two")
+    assert is_right(dialogue, " One plus one is: 2! ")
+    assert not is_right(dialogue, "one plus one is three")
+    assert not is_right(dialogue, "one plus one is two two")
+    assert not is_right(dialogue, "")
