@@ -89,7 +89,7 @@ class ConsoleSocket:
     async def _handle(self, raw: str) -> None:
         try:
             message = _decoder.decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             await self._send(Failed(envelope_of(BadInput(f"the console's message cannot be read: {error}")).error))
             return
         if isinstance(message, Ask):

@@ -38,3 +38,9 @@ def main() -> None:
     except FleetError as error:
         print(f"fleet: {error.message}", file=sys.stderr, flush=True)
         sys.exit(1)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"fleet:{where}: {error.strerror or error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -50,10 +50,12 @@ def up(config: ConfigFile = None, set_: Overrides = None) -> None:
 def _check_redis(deployment: Deployment) -> None:
     """Raises: RedisUnreachable or ConfigError now, before anything is started."""
     from fleet.control.connect import connect
-    from fleet.control.server import find_server, require_free_port
+    from fleet.control.server import find_server, lock_data_dir, require_free_port
 
     if deployment.embedded_redis:
         find_server()
+        # A folder that another fleet serves is refused here, before that fleet's resolved configuration would be overwritten.
+        os.close(lock_data_dir(deployment.config.redis_data_dir))
         require_free_port("127.0.0.1", deployment.config.redis.port, "redis.port")
     else:
         connect(deployment.redis_url).close()

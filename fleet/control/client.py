@@ -90,7 +90,7 @@ class FleetClient:
             await asyncio.sleep(self.config.lease.worker_s / 3)
             try:
                 call = scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})
-                answer = text(await run_async(self._redis, call))
+                answer = text(await run_async(self._reader, call))  # not behind a burst of requests
                 if answer != "ok":
                     await self._rejoin()
                 await self._end_strays()

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 Reply = object
 SOCKET_TIMEOUT_S = 10.0
+MAX_CONNECTIONS = 32
 
 
 def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
@@ -52,8 +53,16 @@ def _say_once(said: str, line: str) -> str:
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """An asyncio client; nothing is sent yet."""
-    return redis.asyncio.Redis.from_url(url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2)
+    """An asyncio client; nothing is sent yet. A call that finds every connection busy waits for one."""
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=SOCKET_TIMEOUT_S,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=2.0,
+        protocol=2,
+    )
+    return redis.asyncio.Redis.from_pool(pool)
 
 
 def _safe(url: str) -> str:

@@ -34,7 +34,7 @@ def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> Bu
     mine, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
     device = mine.device or config.device
-    device = _auto_device() if device == "auto" else device
+    device = _auto_device() if device == "auto" else _checked_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
         raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
@@ -59,6 +59,19 @@ def _auto_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _checked_device(device: str) -> str:
+    """Raises: ConfigError for a device this machine does not have."""
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return device
+    there = torch.cuda.device_count() if kind == "cuda" else 0
+    if not there or (number and (not number.isdigit() or int(number) >= there)):
+        raise ConfigError(f"device: {device!r} is not here ({there} CUDA devices); use auto or cpu", param="device")
+    return device
 
 
 def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuiltStage:

@@ -60,6 +60,15 @@ def _pid_of(role: str, folder: Path, env: dict[str, str]) -> int | None:
 
 
 def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) -> None:
+    broken = ("--set", f"checkpoint={_weightless(tmp_path / 'checkpoint')}", "--set", "engine=torch")
+    done = run_cli("up", *OPTIONS, *broken, cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert any(last.startswith(f"fleet: {role}.1 ended, ") for role in ROLES) or last.startswith("fleet: web ended, ")
+    assert "everything else was stopped" in last
+
+
+def test_a_folder_that_is_served_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     data = tmp_path / "served"
     port = free_port()
     with start_cli("redis", "--set", f"redis.data_dir={data}", "--set", f"redis.port={port}", cwd=tmp_path) as holder:
@@ -67,9 +76,8 @@ def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) 
         checkpoint = _weightless(tmp_path / "checkpoint")
         done = run_cli("up", *OPTIONS, "--set", f"redis.data_dir={data}", "--set", f"checkpoint={checkpoint}", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"{data} is already served by process {holder.process.pid}" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("fleet: redis ended, ")
-    assert "everything else was stopped" in done.stderr
+    assert f"{data} is already served by process {holder.process.pid}" in done.stderr
+    assert not (tmp_path / ".fleet" / "resolved.yaml").exists()
 
 
 def _weightless(folder: Path) -> Path:
