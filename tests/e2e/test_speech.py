@@ -33,8 +33,6 @@ class Fleet:
     model: str
     running: Running
 
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +46,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Fleet]:
         yield Fleet(url=url, redis_url=redis_url, model=model, running=running)
 
 
+@pytest.fixture
+def client(fleet: Fleet) -> Generator[OpenAI]:
+    with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
 def spoken_question() -> dict[str, object]:
     buffer = io.BytesIO()
     soundfile.write(buffer, speech_like(1.5, 3), 16000, format="WAV")
@@ -55,9 +59,9 @@ def spoken_question() -> dict[str, object]:
     return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
 
 
-def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet) -> None:
+def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: OpenAI) -> None:
     """The unmodified client, not streamed."""
-    answer = fleet.client().chat.completions.create(
+    answer = client.chat.completions.create(
         model=fleet.model,
         messages=[spoken_question()],  # pyright: ignore[reportArgumentType]
         modalities=["text", "audio"],
@@ -74,9 +78,9 @@ def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet) -> None:
     assert answer.usage.completion_tokens > 0
 
 
-def test_it_is_streaming(fleet: Fleet) -> None:
+def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
     """A six-second answer: the first audio byte comes in the first quarter of the time; the words come with it."""
-    client, shares = fleet.client(), []
+    shares: list[float] = []
     for _ in range(5):
         began, first, num_samples, words = time.perf_counter(), None, 0, ""
         stream = client.chat.completions.create(
