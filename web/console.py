@@ -81,6 +81,7 @@ class Console:
             model=gateway.model,
             graph=gateway.graph,
             voices=gateway.frontend.voices(),
+            examples=gateway.frontend.examples(),
             speaks=gateway.speaks,
             rate_hz=gateway.frontend.sample_rate_hz,
             strip=strip,

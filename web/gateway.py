@@ -43,7 +43,7 @@ class Gateway:
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end."""
-        self._defaults = stage_defaults(config)
+        self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
 
     @property

@@ -1,4 +1,4 @@
-"""Resolving a request's sampling for every stage it runs: declaration < deployment < request < its `fleet` section.
+"""Resolving a request's sampling for every stage it runs: declaration < checkpoint < deployment < request < its `fleet` section.
 
 Knows stages only by what the graph declares of them.
 """
@@ -24,14 +24,16 @@ def new_seed() -> int:
     return secrets.randbelow(2**32)
 
 
-def stage_defaults(config: FleetConfig) -> dict[StageName, Sampling]:
-    """What each stage samples with when a request says nothing.
+def stage_defaults(
+    config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]
+) -> dict[StageName, Sampling]:
+    """What each stage samples with when a request says nothing; `of_checkpoint` is the frontend's `sampling`.
 
     Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value out of range.
     """
     defaults: dict[StageName, Sampling] = {}
     for stage in config.graph_declaration().stages:
-        given = {**stage.default_sampling, **config.stage(stage.name).sampling}
+        given = {**stage.default_sampling, **of_checkpoint.get(stage.name, {}), **config.stage(stage.name).sampling}
         try:
             StageFields.model_validate(given)
             sampling = msgspec.convert(given, Sampling, strict=True)

@@ -40,6 +40,8 @@ READY = b"\n"
 """What the consumer says, on the producer's standard input."""
 WARM_UP = 50
 ACK_STRIDE = 8
+FREE_SLOTS = 8
+"""Of a worker that is neither idle nor full; with a single one left every read of the inbox would be cut short."""
 NUM_PINGS = 500
 BLOCK_MS = 200
 PATIENCE_S = 20.0
@@ -157,7 +159,7 @@ def _consume(link: Link, job: _Job, epoch: Epoch, producer: IO[bytes], advance: 
         due = len(ages_us) - acked >= ACK_STRIDE
         acked = len(ages_us) if due else acked
         ack = scripts.Ack(request=job.request, stage=CONSUMER, epoch=epoch, edge=EDGE, consumed=acked, producer=PRODUCER)
-        mail = link.exchange([scripts.ack([ack])] if due else [], free_slots=1, block_ms=BLOCK_MS)
+        mail = link.exchange([scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS)
         arrived_us = time.time_ns() / 1000
         ages_us += _ages(mail, arrived_us)
         if mail.notices:

@@ -149,7 +149,8 @@ def _spec(config: FleetConfig, frontend: Frontend, options: Options, prompt: str
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     sampling: dict[StageName, Sampling] = {}
     for stage in graph.stages:
-        fields = {**stage.default_sampling, **config.stage(stage.name).sampling, **bounds.get(stage.name, {})}
+        given = {**stage.default_sampling, **frontend.sampling().get(stage.name, {}), **config.stage(stage.name).sampling}
+        fields = {**given, **bounds.get(stage.name, {})}
         sampling[stage.name] = msgspec.convert(fields, Sampling)
     chat = ChatRequest(
         id=new_request_id(),

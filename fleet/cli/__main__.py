@@ -1,5 +1,5 @@
 """`python -m fleet.cli`: the same as the `fleet` command, for processes that start others of their own environment."""
 
-from fleet.cli.main import main
+from fleet.cli import entry
 
-main()
+entry()

@@ -1,4 +1,4 @@
-"""Which checkpoint a deployment serves; "auto" makes a tiny random one, once, whoever comes first. Loads no weights."""
+"""Which checkpoint a deployment serves: a folder, a hub's, the shipped one or a tiny random one. Loads no weights."""
 
 import fcntl
 import importlib
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import IO
 
@@ -15,20 +16,28 @@ from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError
 from fleet.graphs import get_graph
 
-AUTO = "auto"
+AUTO, TINY = "auto", "tiny"
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
-    """The folder of the weights, made under a file lock if `checkpoint` is "auto" and it is not there yet.
+    """The folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where it has none.
 
-    The making runs in a process of its own: it needs torch, which most callers must never load.
     A hub name is downloaded once, into the hub's own cache.
     Raises: ConfigError if the folder is missing or holds no weights, or the hub cannot give it.
     """
-    if config.checkpoint != AUTO:
-        folder = Path(config.checkpoint).expanduser()
-        from_hub = not folder.exists() and _is_hub_name(config.checkpoint)
-        return _checked(_download(config.checkpoint) if from_hub else folder.absolute())
+    shipped = get_graph(config.graph).shipped
+    if config.checkpoint == AUTO and shipped is not None:
+        package, _, folder = shipped.partition(":")
+        return _checked(Path(str(resources.files(package))) / folder)
+    if config.checkpoint in (AUTO, TINY):
+        return _checked(_tiny(config))
+    folder = Path(config.checkpoint).expanduser()
+    from_hub = not folder.exists() and _is_hub_name(config.checkpoint)
+    return _checked(_download(config.checkpoint) if from_hub else folder.absolute())
+
+
+def _tiny(config: FleetConfig) -> Path:
+    """Made under a file lock if it is not there yet, in a process of its own: it needs torch, which most callers never load."""
     if not get_graph(config.graph).tiny:
         raise ConfigError(f"checkpoint: graph {config.graph} cannot make one; give a folder with its weights", param="checkpoint")
     home = config.data_dir.absolute() / "checkpoints"
@@ -40,7 +49,7 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
             _say(f"making a tiny random {config.graph} checkpoint in {target} (once; up to a minute)")
             _make_aside(config.graph, target)
             _say(f"made {target}")
-    return _checked(target)
+    return target
 
 
 def _is_hub_name(checkpoint: str) -> bool:

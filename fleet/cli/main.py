@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from fleet.cli import bench, inspect, jobs, serve
+from fleet.cli import bench, inspect, jobs, pocket, serve
 from fleet.cli.up import up
 from fleet.core.errors import FleetError
 
@@ -27,6 +27,7 @@ app.add_typer(jobs.app)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.add_typer(inspect.checkpoint_app)
+app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)
 
 
@@ -42,5 +43,3 @@ def main() -> None:
         where = f" {error.filename}" if error.filename else ""
         print(f"fleet:{where}: {error.strerror or error}", file=sys.stderr, flush=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)

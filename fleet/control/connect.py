@@ -8,7 +8,8 @@ from typing import cast
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError
+from redis.connection import AbstractConnection
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
@@ -84,20 +85,40 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
     A script Redis has forgotten (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
     Raises: redis errors of the connection; a reply that is itself an error is raised.
     """
-    pipe = client.pipeline(transaction=False)
-    for call in calls:
-        pipe.execute_command("EVALSHA", sha(call.script), 0, *call.args)
-    for command in commands:
-        pipe.execute_command(*command)
-    replies: list[Reply] = pipe.execute(raise_on_error=False)
+    sent = [("EVALSHA", sha(call.script), 0, *call.args) for call in calls] + [tuple(command) for command in commands]
+    replies = _pipelined(client, sent)
     for position, reply in enumerate(replies):
         if isinstance(reply, NoScriptError):
             load_scripts(client)
-            call = calls[position]
-            replies[position] = client.execute_command("EVALSHA", sha(call.script), 0, *call.args)
-        elif isinstance(reply, Exception):
+            replies[position] = _pipelined(client, [sent[position]])[0]
+    for reply in replies:
+        if isinstance(reply, Exception):
             raise reply
     return replies
+
+
+def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
+    """Replies as Redis sent them, errors among them.
+
+    Straight on a connection: `client.pipeline()` takes 70 us more of CPU each time, which every hop would pay twice.
+    """
+    connection = client.connection_pool.get_connection()
+    try:
+        connection.send_packed_command(connection.pack_commands(commands))
+        return [_reply(connection) for _ in commands]
+    except BaseException:
+        # Replies may still be on their way: nobody else may read them.
+        connection.disconnect()
+        raise
+    finally:
+        client.connection_pool.release(connection)
+
+
+def _reply(connection: AbstractConnection) -> Reply:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def run(client: redis.Redis, call: Call) -> Reply:

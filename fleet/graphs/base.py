@@ -83,6 +83,7 @@ class Graph:
     """One composite model. `frontend` is "module:function" giving the gateway its prompt processing (no torch there).
 
     `tiny` is "module:function" writing a small random checkpoint; `baseline` a module that, as a script, measures the reference.
+    `shipped` is "package:folder", a trained checkpoint that comes with Fleet; None where there is none.
     `media` maps each client edge to what it carries ("text", "audio").
     """
 
@@ -92,6 +93,7 @@ class Graph:
     frontend: str
     media: dict[EdgeName, str]
     tiny: str | None = None
+    shipped: str | None = None
     baseline: str | None = None
 
     def __post_init__(self) -> None:

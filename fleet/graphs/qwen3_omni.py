@@ -10,6 +10,7 @@ QWEN3_OMNI = Graph(
     name="qwen3_omni",
     frontend="fleet.processing.qwen3_omni:Frontend",
     tiny="fleet.models.qwen3_omni.tiny:write_tiny_checkpoint",
+    shipped="fleet.pocket:checkpoints/pocket",
     baseline="fleet.models.qwen3_omni.baseline",
     media={EdgeName("text"): "text", EdgeName("audio"): "audio"},
     stages=(

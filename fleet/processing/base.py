@@ -1,6 +1,6 @@
 """The contract between the gateway and a model's prompt processing. Knows no HTTP and no model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -84,7 +84,15 @@ class Frontend(Protocol):
         """Names of the checkpoint's voices, the default one first."""
         ...
 
+    def examples(self) -> list[str]:
+        """Questions that the checkpoint's makers suggest; empty where they suggest none."""
+        ...
+
     def end_ids(self) -> frozenset[int]: ...
+
+    def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
+        """How the checkpoint says that its stages sample, by stage: fields of `Sampling`."""
+        ...
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
         """How many of the prompt's positions are audio."""

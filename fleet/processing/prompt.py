@@ -25,6 +25,7 @@ class PromptBuilder:
         self.tokenizer = Tokenizer.from_file(str(path))
         self.limits = limits
         self.end_ids = _end_ids(checkpoint)
+        self.examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
         self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
 
@@ -85,3 +86,11 @@ def _end_ids(checkpoint: Path) -> frozenset[int]:
         if isinstance(value, list):
             return frozenset(int(token) for token in value)
     return frozenset()
+
+
+def _examples(checkpoint: Path) -> list[str]:
+    """`{"examples": [...]}` in examples.json, a file of our own beside the checkpoint's."""
+    listed = read_json(checkpoint / "examples.json").get("examples", [])
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise ConfigError(f"{checkpoint / 'examples.json'}: examples must be a list of texts", param="checkpoint")
+    return [str(text) for text in listed]

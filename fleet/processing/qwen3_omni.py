@@ -13,6 +13,7 @@ from fleet.core.errors import BadInput, ConfigError, InputTooLarge
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_clip
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer
+from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
 from fleet.processing.template import read_json
 
@@ -58,6 +59,10 @@ class Frontend:
         self._rate_hz = _integer(features, "sampling_rate", 16_000)
         self._hop_samples = _integer(features, "hop_length", 160)
         self._samples_per_frame = _samples_per_frame(_section(config, "code2wav_config"))
+        self._sampling = {
+            "thinker": checkpoint_sampling(checkpoint),
+            "talker": checkpoint_sampling(checkpoint, "talker_"),
+        }
         self._speakers = sorted(str(name) for name in _section(talker, "speaker_id"))
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
@@ -86,8 +91,14 @@ class Frontend:
     def voices(self) -> list[str]:
         return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))
 
+    def examples(self) -> list[str]:
+        return self._prompt.examples
+
     def end_ids(self) -> frozenset[int]:
         return self._prompt.end_ids
+
+    def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
+        return self._sampling
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
         return spec.prompt_ids.count(self._audio_id)

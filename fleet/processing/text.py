@@ -1,12 +1,17 @@
 """The frontend of any causal language model: text in, text out."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput
 from fleet.core.request import RequestSpec
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
+from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
+
+MAIN = "lm"
+"""The graph's one stage."""
 
 
 class Frontend:
@@ -16,6 +21,7 @@ class Frontend:
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self._prompt = PromptBuilder(checkpoint, limits)
+        self._sampling = checkpoint_sampling(checkpoint)
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
@@ -41,8 +47,14 @@ class Frontend:
     def voices(self) -> list[str]:
         return []
 
+    def examples(self) -> list[str]:
+        return self._prompt.examples
+
     def end_ids(self) -> frozenset[int]:
         return self._prompt.end_ids
+
+    def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
+        return {MAIN: self._sampling}
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
         return 0

@@ -21,7 +21,8 @@ from fleet.control import keys
 from tests.oracle.cases import speech_like
 from tests.support import Running, start_cli, wait_until
 
-OPTIONS = [word for s in ("device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl") for word in ("--set", s)]
+SETTINGS = ("checkpoint=tiny", "device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl")
+OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 SIX_SECONDS = {"fleet": {"thinker": {"max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
 NUM_REQUESTS = 300
 
@@ -134,8 +135,8 @@ def test_three_hundred_requests_a_third_of_them_left_leave_nothing(fleet: Fleet)
     assert outcomes.count("whole") >= NUM_REQUESTS / 2
 
     with redis.Redis.from_url(fleet.redis_url, decode_responses=True) as client:
-        wait_until(lambda: not client.scard(keys.LIVE), "every request to end", timeout_s=5)
-        wait_until(lambda: nothing_held(client), "pools and arenas to be empty", timeout_s=5)
+        wait_until(lambda: not client.scard(keys.LIVE), "every request to end", timeout_s=60)
+        wait_until(lambda: nothing_held(client), "pools and arenas to be empty", timeout_s=60)
         for key in client.scan_iter(match=f"{keys.PREFIX}*"):
             row = keys.row_of(key)
             assert row is not None, f"{key} has no row in the key table"

@@ -14,7 +14,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
 
 ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
-SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0")
+SETTINGS = ("checkpoint=tiny", "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0")
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 """No model and no NIXL: neither is what these tests are about, and both are slow to load."""
 START_S = 90.0

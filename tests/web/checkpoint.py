@@ -11,6 +11,8 @@ from fleet.models.qwen3_omni.tiny_tokenizer import (
     write_tokenizer_files,
 )
 
+EXAMPLES = ["what can you do", "who's <there>"]
+
 
 def write_frontend_files(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
@@ -20,4 +22,5 @@ def write_frontend_files(folder: Path) -> Path:
     write_processor_files(folder)
     write_json(folder / "config.json", model_config(ids))
     write_json(folder / "generation_config.json", generation_config(ids))
+    write_json(folder / "examples.json", {"examples": EXAMPLES})
     return folder

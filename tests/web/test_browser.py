@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from fleet.core.errors import EngineError, RedisUnreachable
 from tests.support import wait_until
+from tests.web.checkpoint import EXAMPLES
 from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script
@@ -80,6 +81,17 @@ def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gate
     expect(page.locator("#played")).to_have_text("played 1.0 s")
     spec, _ = gateway.client.submitted[0]
     assert spec.params["voice"] == page.locator("#voice").input_value()
+
+
+def test_a_suggestion_is_asked_by_a_click(page: Page, gateway: Gateway) -> None:
+    suggestions = page.locator(".example")
+    expect(suggestions).to_have_text(EXAMPLES)
+    suggestions.last.click()
+    expect(page.locator(".turn.user .words")).to_have_text(EXAMPLES[-1])
+    expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
+    expect(suggestions).to_have_count(0)
+    page.locator("#clear").click()
+    expect(suggestions).to_have_text(EXAMPLES)
 
 
 def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:

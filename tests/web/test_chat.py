@@ -170,7 +170,8 @@ def sampling_of(gateway: Gateway, **fields: object) -> tuple[dict[str, Sampling]
 def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
     sampling, headers = sampling_of(gateway)
     seed = int(headers["x-fleet-seed"])
-    assert sampling["thinker"] == Sampling(max_tokens=500, seed=seed)
+    # The fields that the checkpoint's generation_config.json gives win over the declaration's.
+    assert sampling["thinker"] == Sampling(temperature=0.7, top_k=20, top_p=0.8, max_tokens=500, seed=seed)
     assert sampling["talker"] == Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, max_tokens=4096, seed=seed)
     again, headers = sampling_of(gateway)
     assert int(headers["x-fleet-seed"]) != seed and again["thinker"].seed != seed
@@ -179,7 +180,7 @@ def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
 def test_a_request_sets_the_main_stage_and_everyones_temperature_and_seed(gateway: Gateway) -> None:
     sampling, headers = sampling_of(gateway, temperature=0, seed=7, top_p=0.5, max_tokens=9, presence_penalty=1)
     assert headers["x-fleet-seed"] == "7"
-    assert sampling["thinker"] == Sampling(top_p=0.5, max_tokens=9, presence_penalty=1.0, seed=7)
+    assert sampling["thinker"] == Sampling(top_k=20, top_p=0.5, max_tokens=9, presence_penalty=1.0, seed=7)
     assert sampling["talker"].temperature == 0 and sampling["talker"].seed == 7 and sampling["talker"].top_p == 1
     assert sampling["code2wav"].seed == 7
 

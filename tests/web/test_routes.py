@@ -172,4 +172,4 @@ def test_a_wrong_sampling_in_the_deployment_is_named() -> None:
     for sampling in ({"temperature": -1.0}, {"heat": 1}):
         config = FleetConfig.model_validate({"stages": {"talker": {"sampling": sampling}}})
         with pytest.raises(ConfigError, match=r"stages\.talker\.sampling"):
-            stage_defaults(config)
+            stage_defaults(config, {})

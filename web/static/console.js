@@ -17,6 +17,7 @@ class Talk {
     this.stopping = 0;
     this.queued = null;
     this.opening = null;
+    this.empty = $("empty");
     this.player?.addEventListener("heard", () => this.onHeard());
     this.connect();
   }
@@ -148,7 +149,7 @@ class Talk {
   }
 
   addTurn(role, text) {
-    $("empty")?.remove();
+    this.empty.remove();
     const turn = document.createElement("article");
     turn.className = `turn ${role}`;
     turn.innerHTML = '<p class="words"></p><p class="notes num"></p>';
@@ -178,7 +179,7 @@ class Talk {
     this.interrupt();
     this.history = [];
     this.showError("");
-    $("talk").replaceChildren();
+    $("talk").replaceChildren(this.empty);
     $("message").focus();
   }
 
@@ -212,6 +213,9 @@ $("message").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   $("composer").requestSubmit();
+});
+$("empty").addEventListener("click", ({ target }) => {
+  if (target.matches(".example")) talk.ask(target.textContent);
 });
 $("stop").addEventListener("click", () => {
   talk.interrupt();

@@ -15,6 +15,22 @@ from fleet.core.errors import BadInput
 SYMBOLS = ascii_lowercase + "'" + ascii_uppercase
 """The symbol of id i is `SYMBOLS[i]`; a capital is the first letter of a word."""
 
+ACCENT = "[\N{COMBINING GRAVE ACCENT}-\N{COMBINING LATIN SMALL LETTER X}]"
+"""What is left of an accent on a Latin letter when the two are taken apart."""
+_BLANKS = r"[ \t\r\n]*"
+
+
+def _between_digits(signs: str) -> str:
+    return f"(?<=[0-9]){_BLANKS}[{signs}]{_BLANKS}(?=[0-9])"
+
+
+SIGNS = {
+    "[+]": "plus",
+    _between_digits("-\N{MINUS SIGN}"): "minus",
+    _between_digits("*\N{MULTIPLICATION SIGN}"): "times",
+}
+"""Patterns of the signs that are said."""
+
 _ID_OF = {symbol: index for index, symbol in enumerate(SYMBOLS)}
 _SPOKEN = re.compile(r"([a-z][a-z']*( [a-z][a-z']*)*)?")
 _ONES = (
@@ -44,8 +60,9 @@ def decode(ids: Iterable[int]) -> str:
 def spoken(text: str) -> str:
     """Typed text as it is said: numbers in words, no case, no accents, no punctuation but the apostrophe within a word."""
     plain = unicodedata.normalize("NFKD", text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
-    plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
-    plain = re.sub(r"(?<=\d)\s*-\s*(?=\d)", " minus ", plain).replace("+", " plus ")
+    plain = re.sub(ACCENT, "", plain)
+    for sign, word in SIGNS.items():
+        plain = re.sub(sign, f" {word} ", plain)
     plain = re.sub(r"[0-9]+", lambda digits: f" {_said(digits.group())} ", plain)
     return " ".join(word.strip("'") for word in re.sub(r"[^a-z']", " ", plain).split() if word.strip("'"))
 

@@ -1,0 +1,48 @@
+"""What the audio tower reads: log-mel frames of 10 ms, as the server makes them of a request's clips.
+
+Knows no network.
+Source: `feature_extractor` in fleet/stages/qwen3_omni/thinker.py; WhisperFeatureExtractor of transformers 5.23.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import WhisperFeatureExtractor
+
+from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """The features of a batch of clips.
+
+    Shapes: `features` clips x 128 mel bins x frames; `num_frames` one a clip.
+    Invariants: zero where a clip has no frame.
+    """
+
+    features: Tensor
+    num_frames: Tensor
+
+
+def log_mel(clips: Sequence[NDArray[Any]]) -> Heard:
+    """Units: samples in -1..1 at 16 kHz."""
+    made = _extractor()(
+        list(clips),
+        sampling_rate=SAMPLE_RATE_HZ,
+        padding=True,  # pyright: ignore[reportArgumentType]
+        truncation=False,
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    features: Tensor = made["input_features"]
+    mask: Tensor = made["attention_mask"]
+    return Heard(features=features * mask[:, None], num_frames=mask.sum(1))
+
+
+@cache
+def _extractor() -> WhisperFeatureExtractor:
+    return WhisperFeatureExtractor(feature_size=128, sampling_rate=SAMPLE_RATE_HZ)

@@ -1,0 +1,174 @@
+"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a voice of its own.
+
+A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
+and a builder that was killed goes on with the shards that are missing. Files: `train-0000.npy`, the samples of all end to end,
+and `train-0000.json`, what was said by whom. Knows no network and no noise.
+
+    python -m fleet.pocket.hearing.recordings FOLDER train 20
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fleet.core.errors import ConfigError
+from fleet.pocket import teacher
+from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, sentences
+from fleet.pocket.hearing.voices import known_voice, unseen_voice
+from fleet.pocket.teacher import Teacher, Voice
+
+SAMPLE_RATE_HZ: Final = 16_000
+Kind = Literal["train", "held_out", "unseen"]
+"""Held-out texts are said by known voices (`held_out`) and by unseen ones (`unseen`)."""
+SPLIT: Final[Mapping[Kind, Split]] = {"train": "train", "held_out": "held_out", "unseen": "held_out"}
+_DRAW: Final[Mapping[Kind, Callable[[Random], Voice]]] = {
+    "train": known_voice, "held_out": known_voice, "unseen": unseen_voice,
+}  # fmt: skip
+NUM_DIALOGUES, NUM_SENTENCES = 400, 200
+"""Of a shard."""
+_FULL_SCALE = 32_767
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Mono samples of 16 kHz, int16, and the text that they say."""
+
+    text: str
+    voice: str
+    samples: NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenDialogue:
+    """Invariants: one recording for each of the user's turns."""
+
+    dialogue: Dialogue
+    recordings: tuple[Recording, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """What a folder has of one kind."""
+
+    dialogues: Sequence[SpokenDialogue]
+    sentences: Sequence[Recording]
+
+    def all(self) -> list[Recording]:
+        return [recording for each in self.dialogues for recording in each.recordings] + list(self.sentences)
+
+
+def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
+    """Make the shards that are missing of the first `num_shards`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [shard for shard in range(num_shards) if not _path(folder, kind, shard).exists()]
+    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
+        made = pool.imap_unordered(partial(make_shard, folder, kind), missing, chunksize=1)
+        for _ in tqdm(made, total=num_shards, initial=num_shards - len(missing), desc=f"hearing {kind}", unit="shard"):
+            pass
+
+
+def make_shard(
+    folder: Path, kind: Kind, shard: int, *, num_dialogues: int = NUM_DIALOGUES, num_sentences: int = NUM_SENTENCES
+) -> None:
+    rng = Random(f"hearing {kind} {shard}")
+    talks = list(dialogues(SPLIT[kind], num_dialogues, seed=_seed(kind, shard)))
+    texts = [turn.text for talk in talks for turn in talk.turns if turn.role == "user"]
+    texts += sentences(SPLIT[kind], num_sentences, seed=_seed(kind, shard))
+    voices = [_DRAW[kind](rng) for _ in texts]
+    speaker = Teacher()
+    said = [_say(speaker, text, voice) for text, voice in zip(texts, voices, strict=True)]
+    about = {
+        "dialogues": [asdict(talk) for talk in talks],
+        "texts": texts,
+        "voices": [voice.name for voice in voices],
+        "lengths": [len(samples) for samples in said],
+    }
+    _write(folder, kind, shard, np.concatenate(said), about)
+
+
+def load(folder: Path, kind: Kind) -> Recordings:
+    """Everything made so far of a kind, in a fixed order; samples stay on disk until they are read.
+
+    Raises: ConfigError where there is nothing.
+    """
+    files = sorted(folder.glob(f"{kind}-*.json"))
+    if not files:
+        raise ConfigError(
+            f"{folder} has no recordings; run `python -m fleet.pocket.hearing.recordings {folder} {kind} 20`", param="folder"
+        )
+    shards = [_read(file) for file in files]
+    return Recordings(
+        dialogues=[talk for shard in shards for talk in shard.dialogues],
+        sentences=[sentence for shard in shards for sentence in shard.sentences],
+    )
+
+
+def _seed(kind: Kind, shard: int) -> int:
+    """No shard of one kind says what a shard of another says."""
+    return 1_000 * get_args(Kind).index(kind) + shard
+
+
+def _say(speaker: Teacher, text: str, voice: Voice) -> NDArray[np.int16]:
+    speech = soxr.resample(speaker.speak(text, voice).samples, teacher.SAMPLE_RATE_HZ, SAMPLE_RATE_HZ)
+    return np.clip(np.rint(speech * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE).astype(np.int16)
+
+
+def _read(file: Path) -> Recordings:
+    about = json.loads(file.read_text())
+    samples = np.load(file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
+    ends = np.cumsum([0, *about["lengths"]]).tolist()
+    recordings = iter([
+        Recording(text=text, voice=voice, samples=samples[start:end])
+        for text, voice, (start, end) in zip(about["texts"], about["voices"], pairwise(ends), strict=True)
+    ])  # fmt: skip
+    talks = [_with_recordings(each, recordings) for each in about["dialogues"]]
+    return Recordings(dialogues=talks, sentences=list(recordings))
+
+
+def _with_recordings(about: Mapping[str, Any], recordings: Iterator[Recording]) -> SpokenDialogue:
+    dialogue = Dialogue(turns=tuple(Turn(**turn) for turn in about["turns"]), family=about["family"])
+    spoken = tuple(next(recordings) for turn in dialogue.turns if turn.role == "user")
+    return SpokenDialogue(dialogue=dialogue, recordings=spoken)
+
+
+def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], about: Mapping[str, Any]) -> None:
+    """The text last: a shard is there when its text is."""
+    file = _path(folder, kind, shard)
+    new = file.with_suffix(".new")
+    with new.open("wb") as out:
+        np.save(out, samples, allow_pickle=False)
+    os.replace(new, file.with_suffix(".npy"))
+    new.write_text(json.dumps(about))
+    os.replace(new, file)
+
+
+def _path(folder: Path, kind: Kind, shard: int) -> Path:
+    return folder / f"{kind}-{shard:04d}.json"
+
+
+def main() -> None:
+    """Record what is missing of the first shards of a kind."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("kind", choices=get_args(Kind))
+    parser.add_argument("num_shards", type=int)
+    parser.add_argument("--workers", type=int, default=1)
+    given = parser.parse_args()
+    build(given.folder, given.kind, given.num_shards, given.workers)
+
+
+if __name__ == "__main__":
+    main()

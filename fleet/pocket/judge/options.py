@@ -1,0 +1,53 @@
+"""What is judged, and on how much of it. Measures nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from fleet.core.errors import BadInput
+
+Part = Literal["typed", "speech_out", "speech_in", "speed"]
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How many questions each part asks; the targets are meant for these numbers.
+
+    `memory` and `unknown`: dialogues of these two families, some of them among the typed ones. `speech_in` questions are asked
+    twice, clean and in noise. `workers`: processes that listen. `own_sampling`: as the checkpoint draws by itself, not greedily.
+    `floor`: the teacher's own speech is recognised as well. `sounds`: a folder for every spoken answer as a WAV file.
+    Raises: BadInput naming the field.
+    """
+
+    parts: tuple[Part, ...] = PARTS
+    typed: int = 500
+    memory: int = 100
+    unknown: int = 100
+    speech_out: int = 360
+    speech_in: int = 300
+    speed: int = 24
+    concurrency: int = 6
+    workers: int = 2
+    own_sampling: bool = False
+    floor: bool = True
+    seed: int = 0
+    sounds: Path | None = None
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [part for part in self.parts if part not in PARTS]:
+            raise BadInput(f"parts: there is no {unknown[0]!r}; use some of {', '.join(PARTS)}", param="parts")
+        if not self.parts:
+            raise BadInput(f"parts: nothing to judge; use some of {', '.join(PARTS)}", param="parts")
+        for name in ("typed", "memory", "unknown", "speech_out", "speech_in", "speed", "concurrency", "workers"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name}: {getattr(self, name)} is too few; give at least 1", param=name)
+
+
+def options_of(parts: Sequence[str], questions: int | None, *, own_sampling: bool, sounds: Path | None) -> Options:
+    """From a command's words. Raises: BadInput."""
+    counts = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
+    sizes = {} if questions is None else dict.fromkeys(counts, questions)
+    return Options(parts=cast("tuple[Part, ...]", tuple(parts)) or PARTS, own_sampling=own_sampling, sounds=sounds, **sizes)

@@ -1,0 +1,119 @@
+"""The report as one picture: right answers by family, word error rates beside the teacher's, pitch, length. Measures nothing."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from fleet.pocket.judge.report import Answered, Figure, Histogram, Report, share
+
+OURS, TEACHER, NOISY, TARGET = "#2563eb", "#b45309", "#0d9488", "#6b7280"
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.5, 4.0, 130
+
+Axes = Any
+"""`matplotlib.axes.Axes`, whose annotations are incomplete."""
+Panel = Callable[[Axes], None]
+
+
+def draw(report: Report, path: Path) -> None:
+    """Write the picture; a report without anything to draw makes none."""
+    panels = _panels(report)
+    if not panels:
+        return
+    import matplotlib
+
+    # No window: this runs where there is no display.
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    size = (WIDTH_INCHES * columns, HEIGHT_INCHES * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    places: list[Axes] = list(axes.flat)
+    for panel, place in zip(panels, places, strict=False):
+        panel(place)
+    for place in places[len(panels) :]:
+        place.set_axis_off()
+    figure.suptitle(f"{report.model}, {report.sampling}, {report.began}", fontsize=9)
+    figure.savefig(path, dpi=DPI)
+    pyplot.close(figure)
+
+
+def _panels(report: Report) -> list[Panel]:
+    panels: list[Panel] = []
+    if report.typed or report.speech_in:
+        panels.append(lambda axes: _families(axes, report))
+    rates = [figure for figure in report.figures if figure.name.startswith("WER")]
+    if rates:
+        panels.append(lambda axes: _rates(axes, rates))
+    errors = report.pitch_errors
+    if errors is not None and sum(errors.counts):
+        panels.append(lambda axes: _pitch(axes, errors))
+    if report.speech_out:
+        panels.append(lambda axes: _lengths(axes, report))
+    return panels
+
+
+def _families(axes: Axes, report: Report) -> None:
+    """Side by side: typed, and spoken in each condition."""
+    ways = {"typed": OURS}
+    for each in report.speech_in:
+        ways.setdefault(each.said, TEACHER if "clean" in each.said else NOISY)
+    by_way = {way: _by_family(each for each in (*report.typed, *report.speech_in) if each.said == way) for way in ways}
+    families = sorted({family for shares in by_way.values() for family in shares})
+    known = {way: shares for way, shares in by_way.items() if shares}
+    width = 0.8 / len(known)
+    for place, (way, shares) in enumerate(known.items()):
+        at = [index + (place - (len(known) - 1) / 2) * width for index in range(len(families))]
+        axes.bar(at, [shares.get(family, 0) for family in families], width, color=ways[way], label=way)
+    axes.set_xticks(range(len(families)), families, rotation=45, ha="right", fontsize=8)
+    axes.set(ylabel="right answers, %", ylim=(0, 105), title="held-out questions by family")
+    axes.legend(fontsize=8, loc="lower right")
+    _finish(axes)
+
+
+def _by_family(answered: Iterable[Answered]) -> dict[str, float]:
+    flags: defaultdict[str, list[bool]] = defaultdict(list)
+    for each in answered:
+        flags[each.family].append(each.right)
+    return {family: share(each) or 0.0 for family, each in flags.items()}
+
+
+def _rates(axes: Axes, rates: list[Figure]) -> None:
+    known = [(figure, figure.value) for figure in rates if figure.value is not None]
+    for place, (figure, value) in enumerate(known):
+        axes.barh(place, value, color=TEACHER if "teacher" in figure.name else OURS, height=0.6)
+        axes.annotate(f" {value:.1f}", (value, place), va="center", fontsize=8)
+        if figure.target is not None:
+            axes.plot([figure.target] * 2, [place - 0.4, place + 0.4], color=TARGET, linestyle="--")
+    axes.set_yticks(range(len(known)), [figure.name.removeprefix("WER, ") for figure, _ in known], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="words wrong, % (dashed: target)", title="word error rates")
+    axes.margins(x=0.1)
+    axes.grid(axis="x", alpha=0.25)
+
+
+def _pitch(axes: Axes, errors: Histogram) -> None:
+    total = sum(errors.counts)
+    widths = [high - low for low, high in zip(errors.edges, errors.edges[1:], strict=False)]
+    axes.bar(errors.edges[:-1], [100 * count / total for count in errors.counts], widths, align="edge", color=OURS)
+    for semitone in (-1, 1):
+        axes.axvline(semitone, color=TARGET, linestyle="--")
+    axes.set(xlabel="semitones above the teacher's pitch", ylabel="voiced hops, %", title=f"pitch, {total} voiced hops of 10 ms")
+    _finish(axes)
+
+
+def _lengths(axes: Axes, report: Report) -> None:
+    spoken = [each for each in report.speech_out if each.length_s > 0]
+    axes.scatter([each.teacher_length_s for each in spoken], [each.length_s for each in spoken], s=8, color=OURS, alpha=0.6)
+    longest_s = max((each.teacher_length_s for each in spoken), default=1.0)
+    for factor, style in ((0.85, "--"), (1.0, "-"), (1.15, "--")):
+        axes.plot([0, longest_s], [0, factor * longest_s], color=TARGET, linestyle=style, linewidth=1)
+    axes.set(xlabel="s, the teacher", ylabel="s, the answer", title="length of the speech (dashed: 15 %)")
+    _finish(axes)
+
+
+def _finish(axes: Axes) -> None:
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", alpha=0.25)

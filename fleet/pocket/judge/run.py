@@ -1,0 +1,63 @@
+"""One evaluation of a running fleet, part by part. Starts no fleet and writes no file but the sounds that were asked for."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from fleet.bench.machine import describe_machine
+from fleet.pocket.judge import speech_in, speech_out, speed, typed
+from fleet.pocket.judge.ask import Asker
+from fleet.pocket.judge.options import Options, Part
+from fleet.pocket.judge.report import Report
+from fleet.pocket.judge.words import MISSING, known_words, unsayable
+
+replace = msgspec.structs.replace
+
+
+def run(url: str, options: Options | None = None) -> Report:
+    """Judge the fleet at `url`.
+
+    Raises: BenchError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
+    """
+    chosen = options or Options()
+    asker = Asker(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
+    report = Report(
+        began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        url=asker.url,
+        model=asker.name,
+        machine=describe_machine(),
+        sampling="the checkpoint's own" if chosen.own_sampling else "greedy",
+        seed=chosen.seed,
+    )
+    # Speed first: what the other parts leave running on this machine would slow it.
+    for part in sorted(set(chosen.parts), key=("speed", "typed", "speech_out", "speech_in").index):
+        begun_s = time.monotonic()
+        report = _JUDGES[part](report, asker, chosen)
+        report = replace(report, took_s={**report.took_s, part: round(time.monotonic() - begun_s, 1)})
+    return report
+
+
+def _speed(report: Report, asker: Asker, options: Options) -> Report:
+    return replace(report, figures=report.figures + speed.judge(asker, options))
+
+
+def _typed(report: Report, asker: Asker, options: Options) -> Report:
+    figures, answered = typed.judge(asker, options)
+    return replace(report, figures=report.figures + figures, typed=answered)
+
+
+def _speech_out(report: Report, asker: Asker, options: Options) -> Report:
+    lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
+    figures, heard, errors = speech_out.judge(asker, options)
+    return replace(report, figures=report.figures + figures, speech_out=heard, pitch_errors=errors, lacking=lacking)
+
+
+def _speech_in(report: Report, asker: Asker, options: Options) -> Report:
+    figures, answered, transcribed = speech_in.judge(asker, options)
+    return replace(report, figures=report.figures + figures, speech_in=answered, transcribed=transcribed)
+
+
+_JUDGES: Mapping[Part, Callable[[Report, Asker, Options], Report]] = {
+    "speed": _speed, "typed": _typed, "speech_out": _speech_out, "speech_in": _speech_in,
+}  # fmt: skip

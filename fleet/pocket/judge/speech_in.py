@@ -1,0 +1,123 @@
+"""Spoken questions: how many get the right answer, and what Pocket writes down when asked to transcribe.
+
+The questions are the teacher's speech: in voices of training, clean, and in voices that training never hears, with noise.
+Knows no spoken answer.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import jiwer
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from fleet.pocket.corpus import Dialogue, is_right, spoken
+from fleet.pocket.hearing.augment import add_noise, coloured
+from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
+from fleet.pocket.hearing.voices import known_voice, unseen_voice
+from fleet.pocket.judge import ask
+from fleet.pocket.judge.ask import Asker
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.report import Answered, Figure, Transcribed, share
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
+from fleet.pocket.teacher import Speech, Voice
+
+NOISE: Final = "pink"
+
+Found = tuple[tuple[Figure, ...], tuple[Answered, ...], tuple[Transcribed, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Who asks, and in what. Units: `noise_db` is how far the noise is below the speech; None is no noise."""
+
+    name: str
+    draw: Callable[[Random], Voice]
+    noise_db: float | None
+    target: float
+    wer_target: float | None
+
+
+CONDITIONS: Final = (
+    Condition(name="clean", draw=known_voice, noise_db=None, target=90, wer_target=10),
+    Condition(name="unseen voices, 15 dB noise", draw=unseen_voice, noise_db=15, target=85, wer_target=None),
+)
+
+
+def judge(asker: Asker, options: Options) -> Found:
+    dialogues = distinct(options.speech_in, options.seed)
+    found = [_in_condition(asker, options, condition, dialogues) for condition in CONDITIONS]
+    figures, answered, transcribed = ([each for part in parts for each in part] for parts in zip(*found, strict=True))
+    return tuple(figures), tuple(answered), tuple(transcribed)
+
+
+def _in_condition(asker: Asker, options: Options, condition: Condition, dialogues: Sequence[Dialogue]) -> Found:
+    clips = _clips(dialogues, condition, options.seed)
+    questions = [ask.spoken(dialogue, of_user) for dialogue, of_user in zip(dialogues, clips, strict=True)]
+    questions += [ask.transcribe(of_user[-1]) for of_user in clips]
+    with counting(f"spoken questions, {condition.name}", len(questions)) as advance:
+        texts = [reply.text for reply in asker.ask_all(questions, options.concurrency, advance)]
+    answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
+    answered = [_answered(*each, condition) for each in zip(dialogues, answers, strict=True)]
+    transcribed = [
+        Transcribed(said=condition.name, text=dialogue.turns[-2].text, transcript=spoken(transcript))
+        for dialogue, transcript in zip(dialogues, transcripts, strict=True)
+    ]
+    return _figures(condition, answered, transcribed), tuple(answered), tuple(transcribed)
+
+
+def _answered(dialogue: Dialogue, answer: str, condition: Condition) -> Answered:
+    return Answered(
+        family=dialogue.family,
+        said=condition.name,
+        question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
+        expected=dialogue.turns[-1].text,
+        answer=answer,
+        right=is_right(dialogue, answer),
+    )
+
+
+def _figures(condition: Condition, answered: Sequence[Answered], transcribed: Sequence[Transcribed]) -> tuple[Figure, ...]:
+    right = share([each.right for each in answered])
+    wer = 100 * float(jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed]))
+    return (
+        Figure(
+            part="speech_in", name=f"right answers, {condition.name}", value=right, count=len(answered), target=condition.target
+        ),
+        Figure(
+            part="speech_in", name=f"WER of transcripts, {condition.name}", value=wer, count=len(transcribed),
+            target=condition.wer_target, at_most=True,
+        ),
+    )  # fmt: skip
+
+
+def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> list[list[bytes]]:
+    """Every user's turn as a WAV file, all turns of a dialogue by one voice."""
+    rng = Random(f"judge {condition.name} {seed}")
+    voices = [condition.draw(rng) for _ in dialogues]
+    lines = [
+        (turn.text, voice)
+        for dialogue, voice in zip(dialogues, voices, strict=True)
+        for turn in dialogue.turns
+        if turn.role == "user"
+    ]
+    noise = np.random.default_rng(seed)
+    files = iter([_file(speech, condition, noise) for speech in speak_all(lines)])
+    return [[next(files) for turn in dialogue.turns if turn.role == "user"] for dialogue in dialogues]
+
+
+def _file(speech: Speech, condition: Condition, rng: np.random.Generator) -> bytes:
+    samples: NDArray[np.float32] = soxr.resample(speech.samples, TEACHER_RATE_HZ, SAMPLE_RATE_HZ)
+    if condition.noise_db is not None:
+        samples = add_noise(samples, coloured(NOISE, len(samples), rng), condition.noise_db)
+    file = io.BytesIO()
+    soundfile.write(file, np.clip(samples, -1, 1), SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    return file.getvalue()

@@ -1,0 +1,168 @@
+"""Spoken answers: are the words to be heard, do they end, are they as long and as high as the teacher's. Knows no stage.
+
+Words are compared with the answer's own text: what is wrong in that is no fault of the voice.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import soundfile
+
+from fleet.pocket.corpus import Dialogue, spoken
+from fleet.pocket.judge.ask import MAX_ANSWER_S, Asker, Reply, typed
+from fleet.pocket.judge.grammar import says
+from fleet.pocket.judge.listen import Listened, Spoken, listen_all
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.pitch import within
+from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.report import Figure, Heard, Histogram, share
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.shape import VOICES
+from fleet.pocket.teacher import SAMPLE_RATE_HZ
+
+LENGTH_TOLERANCE = 0.15
+ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
+"""An answer that is longer than this times the teacher's, and as much more, does not end of itself."""
+HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
+
+Found = tuple[tuple[Figure, ...], tuple[Heard, ...], Histogram]
+
+
+def judge(asker: Asker, options: Options) -> Found:
+    asked = distinct(options.speech_out, options.seed)
+    voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), asked, strict=False)]
+    with counting("spoken answers", len(asked)) as advance:
+        questions = [typed(dialogue, voice) for dialogue, voice in zip(asked, voices, strict=True)]
+        replies = asker.ask_all(questions, options.concurrency, advance)
+    if options.sounds is not None:
+        _keep(options.sounds, voices, replies)
+    return listen_to(asked, voices, replies, options)
+
+
+def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[Reply], options: Options) -> Found:
+    texts = [spoken(reply.text) for reply in replies]
+    said = [index for index, text in enumerate(texts) if text]
+    teachers = speak_all([(texts[index], VOICES[voices[index]]) for index in said])
+    answers = [
+        Spoken(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
+        for index, teacher in zip(said, teachers, strict=True)
+    ]
+    with counting("listening", len(answers)) as advance:
+        listened = listen_all(answers, options.workers, advance)
+    heard = [
+        _heard(asked[index], voices[index], texts[index], replies[index], each)
+        for index, each in zip(said, listened, strict=True)
+    ]
+    failed = len(asked) - sum(each.ends and each.length_s > 0 for each in heard)
+    return _figures(heard, listened, len(asked), failed), tuple(heard), _histogram(listened)
+
+
+def _heard(dialogue: Dialogue, voice: str, text: str, reply: Reply, listened: Listened) -> Heard:
+    length_s = len(reply.samples) / SAMPLE_RATE_HZ
+    bound_s = min(MAX_ANSWER_S, ENDLESS_RATIO * listened.teacher_length_s + ENDLESS_S)
+    return Heard(
+        family=dialogue.family,
+        voice=voice,
+        text=text,
+        ends=reply.finish_reason == "stop" and length_s < bound_s,
+        lead_s=listened.lead_s,
+        length_s=listened.length_s,
+        teacher_length_s=listened.teacher_length_s,
+        heard=listened.heard,
+        teacher_heard=listened.teacher_heard,
+        pitch_within=within(listened.pitch_errors),
+        pitch_carried=within(listened.carried_errors),
+    )
+
+
+def _figures(heard: Sequence[Heard], listened: Sequence[Listened], count: int, failed: int) -> tuple[Figure, ...]:
+    errors = _joined([each.pitch_errors for each in listened])
+    carried = _joined([each.carried_errors for each in listened])
+    return (
+        *_wer_figures(heard),
+        _figure("answers without end or sound", float(failed), count, unit="", target=0, at_most=True),
+        *_length_figures([each for each in heard if each.length_s > 0]),
+        _figure("pitch within a semitone of the teacher's, of voiced hops", _percent(within(errors)), len(errors), target=90),
+        _figure("pitch error, median", _median(np.abs(errors)), len(errors), unit="semitones"),
+        *(_pitch_of(voice, heard, listened) for voice in sorted(VOICES)),
+        _figure("pitch within a semitone, of perfect codes", _percent(within(carried)), len(carried)),
+    )
+
+
+def _wer_figures(heard: Sequence[Heard]) -> list[Figure]:
+    figures: list[Figure] = []
+    for kind, target in (("bigram", 8.0), ("grammar", 3.0)):
+        named = f"WER, {kind}"
+        figures.append(_wer(named, heard, kind, lambda each: each.heard, target))
+        figures += [
+            _wer(f"{named}, {voice}", [each for each in heard if each.voice == voice], kind, lambda each: each.heard)
+            for voice in sorted(VOICES)
+        ]
+        figures.append(_wer(f"{named}, the teacher's own speech", heard, kind, lambda each: each.teacher_heard))
+    of_tables = [each for each in heard if says(each.text)]
+    return [
+        *figures,
+        _wer("WER, bigram, what the grammar can say", of_tables, "bigram", lambda each: each.heard),
+        _wer("WER, bigram, the same by the teacher", of_tables, "bigram", lambda each: each.teacher_heard),
+    ]
+
+
+def _wer(
+    name: str, heard: Sequence[Heard], kind: str, words: Callable[[Heard], dict[str, str]], target: float | None = None
+) -> Figure:
+    pairs = [(each.text, words(each)[kind]) for each in heard if kind in words(each)]
+    value = 100 * float(jiwer.wer([text for text, _ in pairs], [found for _, found in pairs])) if pairs else None
+    return _figure(name, value, len(pairs), target=target, at_most=True)
+
+
+def _length_figures(heard: Sequence[Heard]) -> list[Figure]:
+    off = np.array([abs(each.length_s / each.teacher_length_s - 1) for each in heard])
+    near = share([bool(each <= LENGTH_TOLERANCE) for each in off])
+    return [
+        _figure(
+            "length off the teacher's, median", _percent(_median(off)), len(off), target=100 * LENGTH_TOLERANCE, at_most=True
+        ),
+        _figure("length within 15 % of the teacher's, of answers", near, len(off)),
+        _figure("silence before the speech, median", _median(np.array([each.lead_s for each in heard])), len(off), unit="s"),
+    ]
+
+
+def _pitch_of(voice: str, heard: Sequence[Heard], listened: Sequence[Listened]) -> Figure:
+    errors = _joined([each.pitch_errors for which, each in zip(heard, listened, strict=True) if which.voice == voice])
+    return _figure(f"pitch within a semitone, {voice}", _percent(within(errors)), len(errors))
+
+
+def _histogram(listened: Sequence[Listened]) -> Histogram:
+    edges = np.arange(-HISTOGRAM_SEMITONES, HISTOGRAM_SEMITONES + BIN_SEMITONES, BIN_SEMITONES)
+    errors = np.clip(_joined([each.pitch_errors for each in listened]), edges[0], edges[-1])
+    counts, _ = np.histogram(errors, edges)
+    return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
+
+
+def _keep(folder: Path, voices: Sequence[str], replies: Sequence[Reply]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for index, (voice, reply) in enumerate(zip(voices, replies, strict=True)):
+        name = "-".join(spoken(reply.text).split()[:8]) or "nothing"
+        soundfile.write(folder / f"{index:04d}-{voice}-{name}.wav", reply.samples, SAMPLE_RATE_HZ, subtype="PCM_16")
+
+
+def _figure(
+    name: str, value: float | None, count: int, *, unit: str = "%", target: float | None = None, at_most: bool = False
+) -> Figure:
+    return Figure(part="speech_out", name=name, value=value, unit=unit, count=count, target=target, at_most=at_most)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _median(values: np.ndarray) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value

@@ -1,0 +1,57 @@
+"""How fast answers come on this machine: one listener alone, then four at once who play as they receive. Knows no stage.
+
+What is sent and timed is as in `fleet bench`. Means little while other things run.
+"""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+from fleet.bench.load import Phase, run_phase
+from fleet.pocket.judge.ask import Asker, typed
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.report import Figure
+from fleet.pocket.shape import VOICES
+
+LISTENERS, WARM_UP = 4, 3
+
+
+def judge(asker: Asker, options: Options) -> tuple[Figure, ...]:
+    asked = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
+    bodies = [
+        asker.body(typed(dialogue, voice), stream=True) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)
+    ]
+    _phase(asker, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
+    alone = _phase(asker, "one listener", bodies, 1)
+    together = _phase(asker, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
+    return (*_alone(alone), *_together(together))
+
+
+def _phase(asker: Asker, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
+    with counting(name, len(bodies)) as advance:
+        return run_phase(name, asker, bodies, listeners, advance)
+
+
+def _alone(phase: Phase) -> list[Figure]:
+    rtf, first = phase.summary("rtf"), phase.summary("first_audio_s")
+    count = len(phase.metrics)
+    return [
+        _figure("RTF of one stream, median", rtf.p50 if rtf else None, count, unit="s/s", target=0.5),
+        _figure("first audio, median", 1e3 * first.p50 if first else None, count, unit="ms", target=400),
+        _figure("first audio, 95th percentile", 1e3 * first.p95 if first else None, count, unit="ms"),
+    ]
+
+
+def _together(phase: Phase) -> list[Figure]:
+    count, first = len(phase.metrics), phase.summary("first_audio_s")
+    underruns = sum((each.stalled_s or 0) > 0 or not each.audio_s for each in phase.metrics)
+    return [
+        _figure(f"answers that ran dry, {LISTENERS} streams at once", float(underruns), count, unit="", target=0),
+        _figure(f"audio made, {LISTENERS} streams at once", phase.throughput, count, unit="s/s"),
+        _figure(f"first audio, {LISTENERS} streams at once, median", 1e3 * first.p50 if first else None, count, unit="ms"),
+    ]
+
+
+def _figure(name: str, value: float | None, count: int, *, unit: str, target: float | None = None) -> Figure:
+    return Figure(part="speed", name=name, value=value, unit=unit, count=count, target=target, at_most=True)

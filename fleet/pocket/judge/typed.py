@@ -1,0 +1,65 @@
+"""Typed questions: how many get the right answer, in every family, from memory, and where there is nothing to know.
+
+Knows no sound.
+"""
+
+from collections.abc import Sequence
+
+from fleet.pocket.corpus import Dialogue, Turn, families, is_right
+from fleet.pocket.corpus.generate import MEMORY
+from fleet.pocket.corpus.smalltalk import DONT_KNOW
+from fleet.pocket.judge.ask import Asker, typed
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.report import Answered, Figure, share
+
+UNKNOWN, STRANGE = "unknown", "of no template"
+STRANGERS = (
+    "how do airplanes stay in the air", "what is the square root of two", "who painted the mona lisa", "write me a poem",
+    "can you book a flight to rome", "what is photosynthesis", "how much is a ticket to the museum", "did my brother call",
+    "which team is the best in the world", "translate good morning into french", "when did the war end", "is there life on mars",
+    "how deep is the ocean", "what should i wear to the party", "set an alarm for seven", "play some music please",
+    "why did you say that", "who invented the telephone", "how do i fix my car", "what is the fastest train",
+)  # fmt: skip
+"""Asked in words and ways that no table has."""
+
+
+def judge(asker: Asker, options: Options) -> tuple[tuple[Figure, ...], tuple[Answered, ...]]:
+    common = distinct(options.typed, options.seed)
+    memory = _family(MEMORY, options.memory, options.seed)
+    unknown = _family(UNKNOWN, options.unknown, options.seed)
+    strange = [Dialogue(turns=(Turn(role="user", text=text), Turn(role="assistant", text=DONT_KNOW)), family=STRANGE)
+               for text in STRANGERS]  # fmt: skip
+    asked = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
+    with counting("typed questions", len(asked)) as advance:
+        replies = asker.ask_all([typed(dialogue) for dialogue in asked], options.concurrency, advance)
+    answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(asked, replies, strict=True)}
+    figures = [
+        _figure("right answers", [answered[each] for each in common], 95),
+        _figure("from memory", [answered[each] for each in memory], 90),
+        _figure("outside the domain, graceful", [answered[each] for each in unknown], 80),
+        _figure("of no template at all, graceful", [answered[each] for each in strange], None),
+        *(_figure(name, [answered[each] for each in common if each.family == name], None) for name in families()),
+    ]
+    return tuple(figures), tuple(answered.values())
+
+
+def _family(name: str, count: int, seed: int) -> list[Dialogue]:
+    return distinct(count, seed, lambda dialogue: dialogue.family == name)
+
+
+def _answered(dialogue: Dialogue, answer: str) -> Answered:
+    return Answered(
+        family=dialogue.family,
+        said="typed",
+        question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
+        expected=dialogue.turns[-1].text,
+        answer=answer,
+        right=is_right(dialogue, answer),
+    )
+
+
+def _figure(name: str, answered: Sequence[Answered], target: float | None) -> Figure:
+    value = share([each.right for each in answered])
+    return Figure(part="typed", name=name, value=value, count=len(answered), target=target)

@@ -1,0 +1,70 @@
+"""How the recogniser is told that words sound: its own dictionary, cut to Pocket's words, and what it lacks.
+
+Knows no audio and no language model.
+Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for another way to say it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from fleet.core.errors import ConfigError
+from fleet.pocket.corpus import dialogues, sentences
+from fleet.pocket.corpus.salad import vocabulary
+
+MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
+"""Words of the corpus that the dictionary lacks."""
+NUM_READ = 4000
+"""Held-out dialogues that are read for words which no sentence of training has."""
+_ANOTHER_WAY = re.compile(r"\(\d+\)$")
+
+
+def model_folder() -> Path:
+    """pocketsphinx's own US English: `en-us` (sounds) and `cmudict-en-us.dict`. Raises: ConfigError if it is not installed."""
+    spec = find_spec("pocketsphinx")
+    if spec is None or spec.origin is None:
+        raise ConfigError("judging speech needs pocketsphinx; run `pip install 'fleet-serving[pocket]'`", param="pocket")
+    return Path(spec.origin).parent / "model" / "en-us"
+
+
+@cache
+def known_words() -> tuple[str, ...]:
+    """Every word of the corpus, of both splits."""
+    held_out = {turn.text for dialogue in dialogues("held_out", NUM_READ, 0) for turn in dialogue.turns}
+    held_out |= set(sentences("held_out", NUM_READ, 0))
+    return tuple(sorted(set(vocabulary()) | {word for text in held_out for word in text.split()}))
+
+
+@cache
+def _dictionary() -> dict[str, tuple[str, ...]]:
+    ways: dict[str, tuple[str, ...]] = {}
+    for line in (model_folder() / "cmudict-en-us.dict").read_text().splitlines():
+        word, _, phones = line.partition(" ")
+        plain = _ANOTHER_WAY.sub("", word)
+        ways[plain] = (*ways.get(plain, ()), phones)
+    return ways
+
+
+def unsayable(words: Iterable[str]) -> list[str]:
+    """Words that neither the dictionary nor `MISSING` knows."""
+    return sorted({word for word in words if word not in MISSING and word not in _dictionary()})
+
+
+def dictionary_text(words: Iterable[str]) -> str:
+    """A dictionary of `words` alone, as the recogniser reads it.
+
+    Raises: ConfigError naming the words that nobody knows how to say.
+    """
+    wanted = sorted(set(words))
+    if unknown := unsayable(wanted):
+        raise ConfigError(
+            f"the recogniser cannot say {', '.join(unknown)}; add them to MISSING in judge/words.py", param="corpus"
+        )
+    lines: list[str] = []
+    for word in wanted:
+        for index, phones in enumerate(_dictionary().get(word, (MISSING.get(word, ""),))):
+            lines.append(f"{word}({index + 1}) {phones}" if index else f"{word} {phones}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,147 @@
+"""How Pocket is made, from nothing to a folder: the steps in order, each resumable and runnable alone.
+
+A step that is done is quick to run again: finished data is kept, a finished training stops at once. Which steps wait for which is
+in `STEPS`; the two language stages, the codec and the audio tower share nothing but their shape, so their order is free.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from fleet.core.errors import BadInput
+from fleet.pocket import shape
+from fleet.pocket.train.loop import Part, Schedule, train
+
+DEFAULT_FOLDER: Final = Path(".fleet/pocket")
+SPEECH_SHARDS, RECORDING_SHARDS = 40, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Where and with what. `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it."""
+
+    folder: Path = DEFAULT_FOLDER
+    threads: int = 1
+    workers: int = 1
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "workers", "share"):
+            if getattr(self, name) <= 0:
+                raise BadInput(f"{name}: must be positive, not {getattr(self, name)}", param=name)
+
+    @property
+    def speech(self) -> Path:
+        return self.folder / "speech"
+
+    @property
+    def recordings(self) -> Path:
+        return self.folder / "recordings"
+
+    @property
+    def parts(self) -> Path:
+        return self.folder / "parts"
+
+    def weights(self, part: str) -> Path:
+        return self.parts / f"{part}.safetensors"
+
+    def train(self, part: Part, schedule: Schedule) -> None:
+        train(part, self.parts, schedule.scaled(self.share), seed=shape.SEED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """`after` names the steps whose results it reads."""
+
+    what: str
+    run: Callable[[Work], None]
+    after: tuple[str, ...] = ()
+
+
+def _speech(work: Work) -> None:
+    from fleet.pocket.speech import shards
+
+    shards.build(work.speech, "held_out", 2, workers=work.workers)
+    shards.build(work.speech, "train", SPEECH_SHARDS, workers=work.workers)
+    book = shards.fit_codebook(work.speech, shards.FIT_SHARDS)
+    for split in ("held_out", "train"):
+        shards.encode_missing(work.speech, split, book)
+
+
+def _recordings(work: Work) -> None:
+    from fleet.pocket.hearing import recordings
+
+    recordings.build(work.recordings, "held_out", 1, work.workers)
+    recordings.build(work.recordings, "unseen", 1, work.workers)
+    recordings.build(work.recordings, "train", RECORDING_SHARDS, work.workers)
+
+
+def _thinker(work: Work) -> None:
+    from fleet.pocket.train import thinker
+
+    work.train(thinker.ThinkerPart(shape.SEED), thinker.schedule())
+
+
+def _codec(work: Work) -> None:
+    from fleet.pocket.speech.codes import Codebook
+    from fleet.pocket.speech.shards import CODEBOOK
+    from fleet.pocket.train import codec
+
+    book = Codebook.load(work.speech / CODEBOOK)
+    work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), codec.SCHEDULE)
+
+
+def _talker(work: Work) -> None:
+    from fleet.pocket.train import talker
+
+    schedule = talker.SCHEDULE.scaled(work.share)
+    train(talker.TalkerPart(work.speech, steps=schedule.steps), work.parts, schedule, seed=shape.SEED)
+
+
+def _hearing(work: Work) -> None:
+    from fleet.pocket.train import hearing
+
+    work.train(hearing.HearingPart(work.recordings, shape.SEED), hearing.SCHEDULE)
+
+
+def _joint(work: Work) -> None:
+    from fleet.pocket.train import joint
+
+    work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), joint.SCHEDULE)
+
+
+def _export(work: Work) -> None:
+    from fleet.pocket.export import export
+
+    names = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
+    export({part: work.weights(file) for part, file in names.items()}, work.folder / "pocket")
+
+
+STEPS: Final[Mapping[str, Step]] = {
+    "speech": Step(what="the teacher speaks the corpus; its sound in codes", run=_speech),
+    "recordings": Step(what="the corpus' questions in many voices", run=_recordings),
+    "thinker": Step(what="answers what is typed", run=_thinker),
+    "codec": Step(what="codes to sound", run=_codec, after=("speech",)),
+    "talker": Step(what="text to codes", run=_talker, after=("speech",)),
+    "hearing": Step(what="sound to letters", run=_hearing, after=("recordings",)),
+    "joint": Step(what="answers what is spoken", run=_joint, after=("recordings", "thinker", "hearing")),
+    "export": Step(what="the folder that a deployment's checkpoint names", run=_export, after=("codec", "talker", "joint")),
+}
+
+
+def make(work: Work, names: Sequence[str] = ()) -> None:
+    """Run the named steps, or all of them, in the recipe's order.
+
+    Raises: BadInput for a step there is not; ConfigError where a step before it has left nothing.
+    """
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        raise BadInput(f"step: there is no {unknown[0]!r}; use some of {', '.join(STEPS)}", param="step")
+    torch.set_num_threads(work.threads)
+    for name, step in STEPS.items():
+        if not names or name in names:
+            print(f"fleet pocket: {name}: {step.what}", flush=True)
+            step.run(work)

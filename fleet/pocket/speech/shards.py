@@ -1,0 +1,202 @@
+"""The speech data set on disk: shards of sentences said by the teacher, taken apart, put on the frame grid, and later coded.
+
+A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
+and a builder that was killed goes on with the shards that are missing. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
+Knows no network.
+
+    python -m fleet.pocket.speech.shards build FOLDER train --shards 60
+    python -m fleet.pocket.speech.shards encode FOLDER train
+"""
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from fleet.core.errors import ConfigError
+from fleet.pocket.corpus import Split, sentences
+from fleet.pocket.shape import SEED, VOICES
+from fleet.pocket.speech.analysis import analyse
+from fleet.pocket.speech.codes import Codebook, fit
+from fleet.pocket.speech.wordlock import Frames, lock, speech_end_s
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+
+SENTENCES_PER_SHARD: Final = 300
+FEATURES, CODES = "features.npz", "codes.npz"
+CODEBOOK: Final = "codebook.safetensors"
+FIT_SHARDS: Final = 6
+"""About 50,000 frames, both voices in equal parts."""
+_FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utterance:
+    """A spoken text in codes, without the silent lead.
+
+    Shapes: codes [T, 8] of int16; pointer [T] of int16, the index in `encode(text)` of the symbol spoken in each frame,
+    -1 before the first word.
+    """
+
+    text: str
+    voice: str
+    codes: NDArray[np.int16]
+    pointer: NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """A spoken text in frames."""
+
+    text: str
+    voice: str
+    frames: Frames
+
+
+def load_utterances(folder: Path, split: Split) -> list[Utterance]:
+    """Whatever has been coded so far of a split, in a fixed order."""
+    return [
+        Utterance(text=text, voice=voice, codes=arrays["codes"], pointer=arrays["pointer"])
+        for path in _files(folder, split, CODES)
+        for text, voice, arrays in _read(path, ("codes", "pointer"))
+    ]
+
+
+def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[Spoken]:
+    """Whatever has been spoken so far of a split, or of its first shards, in a fixed order."""
+    return [
+        Spoken(text=text, voice=voice, frames=Frames(**arrays))
+        for path in _files(folder, split, FEATURES)[:max_shards]
+        for text, voice, arrays in _read(path, _FRAME_ARRAYS)
+    ]
+
+
+def build(
+    folder: Path,
+    split: Split,
+    num_shards: int,
+    *,
+    voices: Mapping[str, Voice] = VOICES,
+    size: int = SENTENCES_PER_SHARD,
+    workers: int = 1,
+) -> None:
+    """Make the shards that are missing of the first `num_shards`, each of `size` sentences, the voices taking turns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [shard for shard in range(num_shards) if not _path(folder, split, shard, FEATURES).exists()]
+    if not missing:
+        return
+    make = partial(_make_shard, folder, split, dict(voices), size)
+    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
+        made = pool.imap_unordered(make, missing, chunksize=1)
+        for _ in tqdm(made, total=num_shards, initial=num_shards - len(missing), desc=f"speech {split}", unit="shard"):
+            pass
+
+
+def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
+    """Code the shards that are not yet coded with this codebook, and return how many those were."""
+    count = 0
+    for path in _files(folder, split, FEATURES):
+        coded = path.with_name(path.name.replace(FEATURES, CODES))
+        if coded.exists() and _fingerprint(coded) == book.fingerprint:
+            continue
+        with np.load(path) as shard:
+            codes = book.encode(shard["features"], shard["cycles"])
+            kept = {name: shard[name] for name in ("texts", "voices", "lengths", "pointer")}
+        _write(coded, {**kept, "codes": codes, "fingerprint": np.array(book.fingerprint)})
+        count += 1
+    return count
+
+
+def _make_shard(folder: Path, split: Split, voices: Mapping[str, Voice], size: int, shard: int) -> None:
+    names = sorted(voices)
+    texts = list(sentences(split, size, seed=shard))
+    spoken_by = [names[(shard + index) % len(names)] for index in range(len(texts))]
+    teacher = Teacher()
+    frames = [speak(teacher, text, voices[name]) for text, name in zip(texts, spoken_by, strict=True)]
+    arrays: dict[str, NDArray[Any]] = {
+        "texts": np.array(texts),
+        "voices": np.array(spoken_by),
+        "lengths": np.array([len(each.cycles) for each in frames], np.int32),
+    }
+    arrays |= {name: np.concatenate([getattr(each, name) for each in frames]) for name in _FRAME_ARRAYS}
+    _write(_path(folder, split, shard, FEATURES), arrays)
+
+
+def speak(teacher: Teacher, text: str, voice: Voice) -> Frames:
+    """A sentence on the frame grid, as the voice says it."""
+    speech = teacher.speak(text, voice)
+    return lock(analyse(speech.samples), text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
+
+
+def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, NDArray[Any]]]]:
+    """Text, voice and the named arrays of each sentence of a shard."""
+    with np.load(path) as shard:
+        ends = np.cumsum(shard["lengths"])
+        parts = {name: np.split(shard[name], ends[:-1]) for name in names}
+        texts, voices = shard["texts"].tolist(), shard["voices"].tolist()
+    for index, (text, voice) in enumerate(zip(texts, voices, strict=True)):
+        yield text, voice, {name: part[index] for name, part in parts.items()}
+
+
+def _fingerprint(path: Path) -> str:
+    with np.load(path) as shard:
+        return str(shard["fingerprint"])
+
+
+def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Whole or not at all."""
+    new = path.with_suffix(".new")
+    with new.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    os.replace(new, path)
+
+
+def _path(folder: Path, split: Split, shard: int, kind: str) -> Path:
+    return folder / f"{split}-{shard:04d}.{kind}"
+
+
+def _files(folder: Path, split: Split, kind: str) -> list[Path]:
+    """In the order of their numbers."""
+    return sorted(folder.glob(f"{split}-*.{kind}"))
+
+
+def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
+    """The codebook of the first training shards, kept for good: refitting would void every code made with it.
+
+    Raises: ConfigError while there are fewer shards.
+    """
+    path = folder / CODEBOOK
+    if path.exists():
+        return Codebook.load(path)
+    shards = _files(folder, "train", FEATURES)[:num_shards]
+    if len(shards) < num_shards:
+        raise ConfigError(f"{folder} has {len(shards)} of {num_shards} shards to fit on; build more first", param="num_shards")
+    book = fit(np.concatenate([np.load(shard)["features"] for shard in shards]), seed=seed)
+    book.save(path)
+    return book
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the speech data set: build shards, fit a codebook to some, encode all.")
+    parser.add_argument("command", choices=("build", "encode"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("split", choices=get_args(Split))
+    parser.add_argument("--shards", type=int, default=60, help="build: how many in all")
+    parser.add_argument("--workers", type=int, default=1, help="build: processes at a time")
+    parser.add_argument("--fit-shards", type=int, default=FIT_SHARDS, help="encode: fit on so many if there is no codebook")
+    asked = parser.parse_args()
+    if asked.command == "build":
+        build(asked.folder, asked.split, asked.shards, workers=asked.workers)
+    else:
+        encode_missing(asked.folder, asked.split, fit_codebook(asked.folder, asked.fit_shards))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Trains the Talker: text and its own codes so far in, the next frame of codes out.
+
+The silent lead keeps text ahead of speech, and pointer supervision teaches two heads to find the symbols being spoken. What users
+said before stands ahead of half the utterances, and of all near the end, so that it is ignored. While a data set is still being
+written its folder is looked at again now and then; a run resumes exactly once the data set is complete.
+Knows neither how codes are made nor how they sound.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet.core.errors import ConfigError
+from fleet.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
+from fleet.pocket.speech.shards import CODES, Utterance, load_utterances
+from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.pointer import PointerHeads, pointer_accuracy
+from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Batch, Prefixes, Sampler, make_batch
+from fleet.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
+from fleet.pocket.train.talker_speak import speak
+
+SCHEDULE = Schedule(steps=3000, evaluate_every=250)
+BATCH, NUM_PREFIXES = 32, 4
+PREFIX_SHARE, ALWAYS_FROM = 0.5, 0.9
+DROPOUT = 0.05
+RESIDUAL_SHARE = 1 / 3
+POINTER_WEIGHT = 0.3
+LOOK_EVERY_STEPS = 100
+NUM_HELD_OUT, NUM_SPOKEN = 100, 16
+LONGEST = 1.3
+"""Speech that takes longer than this many times the teacher's has not come to its end."""
+
+
+class TalkerPart:
+    """The Talker, with the heads that supervise it; the weights of the first are named `talker.*`, as they ship.
+
+    Raises: ConfigError if there is no utterance to train on.
+    """
+
+    name = "talker"
+
+    def __init__(self, data: Path, *, steps: int, seed: int = SEED) -> None:
+        torch.manual_seed(seed)
+        self._talker, self._pointer = new_talker(seed), PointerHeads()
+        self._module = nn.ModuleDict({"talker": self._talker, "pointer": self._pointer})
+        self._lean = Lean(self._talker)
+        self._table = text_table()
+        self._prefixes = Prefixes(seed)
+        self._data, self._steps = data, steps
+        self._listed: tuple[tuple[str, int], ...] = ()
+        self._sampler: Sampler | None = None
+        self._held_out: list[Utterance] = []
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+        if self._sampler is None or step % LOOK_EVERY_STEPS == 0:
+            self._look()
+        assert self._sampler is not None
+        # Dropout draws from the global generator.
+        torch.manual_seed(int(rng.integers(2**31)))
+        share = 1.0 if step >= ALWAYS_FROM * self._steps else PREFIX_SHARE
+        prefixes = self._prefixes.draw(rng, NUM_PREFIXES) if rng.random() < share else None
+        batch = make_batch(self._sampler.draw(rng, BATCH), prefixes, rng)
+        losses = self._losses(batch, self._forward(batch, DROPOUT), rng)
+        total = losses["code0"] + losses["residual"] + POINTER_WEIGHT * (losses["lag"] + losses["symbol"] + losses["pointer"])
+        return total, {name: float(loss.detach()) for name, loss in losses.items()}
+
+    def _look(self) -> None:
+        """Take in what has been coded since the last look."""
+        listed = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(self._data.glob(f"*.{CODES}")))
+        if listed == self._listed and self._sampler is not None:
+            return
+        utterances = load_utterances(self._data, "train")
+        if not utterances:
+            raise ConfigError(f"no coded speech in {self._data}; write the data set first", param="data")
+        self._listed, self._sampler = listed, Sampler(utterances)
+        self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
+
+    def _forward(self, batch: Batch, dropout: float) -> Trunk:
+        text_rows = self._lean.text_rows(self._table)
+        past: Past | None = None
+        if batch.prefix_GP is not None:
+            times = len(batch.text_BL) // len(batch.prefix_GP)
+            past = self._lean.trunk(F.embedding(batch.prefix_GP, text_rows), dropout=dropout).past.repeated(times)
+        rows = F.embedding(batch.text_BL, text_rows)
+        controls = self._lean.control_rows(batch.controls_B6)
+        heard = self._lean.code_rows(batch.heard_BTQ, batch.alone_BT)
+        codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, heard], 1)
+        return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
+
+    def _losses(self, batch: Batch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
+        assert trunk.tapped is not None
+        hidden = trunk.hidden_BLH[:, FIRST_ROW:]
+        first = F.cross_entropy(self._lean.first_logits(hidden).flatten(0, 1), batch.first_BF.flatten(), ignore_index=IGNORED)
+        frames = batch.is_frame_BT & torch.from_numpy(rng.random(batch.is_frame_BT.shape) < RESIDUAL_SHARE)
+        codes = batch.codes_BTQ[frames]
+        logits = self._lean.residual_logits(hidden[:, :-1][frames], codes[:, :-1], dropout=DROPOUT)
+        residual = torch.stack([F.cross_entropy(each, code) for each, code in zip(logits, codes.unbind(1)[1:], strict=True)])
+        pointed = self._pointer(trunk.tapped, batch.spoken)
+        return {"code0": first, "residual": residual.mean(), **pointed}
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Teacher-forced with and without something said before, and speaking by itself."""
+        if not self._held_out:
+            return {}
+        rng = np.random.default_rng(SEED)
+        plain = self._forced(None)
+        prefixed = self._forced(self._prefixes.draw(rng, 1))
+        after = {f"{name}_prefixed": prefixed[name] for name in ("code0_ce", "code0_accuracy", "pointer_accuracy")}
+        return plain | after | self._spoken(self._prefixes.draw(rng, 1)[0].tolist())
+
+    def _forced(self, prefix_GP: NDArray[np.int64] | None) -> dict[str, float]:
+        """Figures over the held-out utterances; the accuracies leave out the silent lead."""
+        held_out = sorted(self._held_out, key=lambda each: len(each.codes))
+        parts = [held_out[at : at + BATCH] for at in range(0, len(held_out), BATCH)]
+        figures = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
+        weights = [sum(len(each.codes) for each in part) for part in parts]
+        return {name: float(np.average([each[name] for each in figures], weights=weights)) for name in figures[0]}
+
+    def _forced_part(self, batch: Batch) -> dict[str, float]:
+        trunk = self._forward(batch, 0.0)
+        assert trunk.tapped is not None
+        hidden = trunk.hidden_BLH[:, FIRST_ROW:]
+        logits = self._lean.first_logits(hidden)
+        real = batch.first_BF != IGNORED
+        late = real.clone()
+        late[:, :LEAD_FRAMES] = False
+        frames = batch.is_frame_BT.clone()
+        frames[:, :LEAD_FRAMES] = False
+        codes = batch.codes_BTQ[frames]
+        residual = torch.stack(self._lean.residual_logits(hidden[:, :-1][frames], codes[:, :-1]), 1)
+        return {
+            "code0_ce": float(F.cross_entropy(logits[real], batch.first_BF[real])),
+            "code0_accuracy": _share(logits.argmax(-1)[late] == batch.first_BF[late]),
+            "residual_ce": float(F.cross_entropy(residual.flatten(0, 1), codes[:, 1:].flatten())),
+            "residual_accuracy": _share(residual.argmax(-1) == codes[:, 1:]),
+            "cycles_accuracy": _share(residual[:, NUM_CODE_GROUPS - 2].argmax(-1) == codes[:, -1]),
+            "pointer_accuracy": pointer_accuracy(trunk.tapped, batch.spoken, LEAD_FRAMES),
+        }
+
+    def _spoken(self, prefix_P: Sequence[int]) -> dict[str, float]:
+        held_out = self._held_out[:NUM_SPOKEN]
+        taught = np.array([LEAD_FRAMES + len(each.codes) for each in held_out])
+        texts, voices = [each.text for each in held_out], [each.voice for each in held_out]
+        said = speak(self._lean, self._table, texts, voices, prefix_P, int(LONGEST * taught.max()))
+        lengths = np.array([len(each.codes) for each in said])
+        ended = np.array([each.ended for each in said]) & (lengths <= LONGEST * taught)
+        return {"ended": float(ended.mean()), "length_ratio": float((lengths / taught).mean())}
+
+
+def _share(right: Tensor) -> float:
+    return float(right.float().mean())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train Pocket's Talker on the coded speech in WORK/data, into WORK/run.")
+    parser.add_argument("work", type=Path, nargs="?", default=Path(".fleet/pocket"))
+    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--evaluate-every", type=int, default=SCHEDULE.evaluate_every)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    part = TalkerPart(chosen.work / "data", steps=chosen.steps)
+    schedule = replace(SCHEDULE, steps=chosen.steps, evaluate_every=chosen.evaluate_every)
+    train(part, chosen.work / "run", schedule, seed=SEED)
+
+
+if __name__ == "__main__":
+    main()

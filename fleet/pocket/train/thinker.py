@@ -1,0 +1,424 @@
+"""Trains the Thinker to answer typed dialogues, which are drawn as they are needed: it never sees the same batch twice.
+
+Several dialogues share a row, each blind to the others and counting its positions from 0, so hardly a position is padding.
+The forward pass is the model's own without its masks and caches. Knows no sound: speech reaches the Thinker in the text's place.
+"""
+
+import argparse
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+from transformers import DynamicCache
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
+
+from fleet.pocket import shape
+from fleet.pocket.corpus import Dialogue, Turn, decode, dialogues, encode, is_right
+from fleet.pocket.train.loop import Schedule, train
+
+NUM_STEPS, LEARNING_RATE, EVALUATE_EVERY = 4500, 1.5e-3, 250
+NUM_ROWS, ROW_LEN = 7, 288
+USER_WEIGHT = 0.1
+"""Of the loss on what the user says: not for its own sake, it teaches spelling early."""
+KEPT: Mapping[str, float] = {
+    "sums": 1.0, "memory": 1.0, "times": 0.8, "counting": 0.7, "repeat": 0.7, "calendar": 0.5, "spelling": 0.5, "opposites": 0.4,
+    "facts": 0.4, "unknown": 0.4, "itself": 0.3, "colours": 0.3, "greetings": 0.2,
+}  # fmt: skip
+"""The share of a family's dialogues that is trained on: rules need many examples, what is known by heart a few."""
+MAX_MISSES = 8
+"""Few, so that short dialogues are not drawn out of all proportion."""
+POINTER_LAYER, POINTER_WEIGHT = 3, 0.2
+"""The layer whose first head points; two more follow, to make use of what it finds."""
+NUM_HELD_OUT = 390
+MAX_ANSWER_LEN = 96
+GARBLED = 0.06
+"""The share of the user's words that are made nonsense, of those that no answer repeats: for phrasings not seen in training."""
+
+_START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
+_SAYS, _PAD = shape.TOKEN_ID["<|says|>"], shape.TOKEN_ID["<|endoftext|>"]
+
+Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+class Thinker(nn.Module):
+    """The text model and its head, named as in the HF Thinker: `model.*` and `lm_head.weight`."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        text = shape.model_config()["thinker_config"]["text_config"]
+        self.model: Any = hf.Qwen3OmniMoeThinkerTextModel(Qwen3OmniMoeTextConfig(**text))
+        self.lm_head = nn.Linear(shape.HIDDEN, shape.VOCAB_SIZE, bias=False)
+        _initialise(self, torch.Generator().manual_seed(seed))
+        self.model.embed_tokens.weight.data.copy_(shape.text_table())
+        self.model.embed_tokens.weight.requires_grad_(False)
+
+
+def _initialise(thinker: Thinker, generator: torch.Generator) -> None:
+    """Every matrix keeps its input's scale, and what is added to the stream shrinks with the number of additions."""
+    num_added = 2 * len(thinker.model.layers)
+    for name, parameter in thinker.named_parameters():
+        if parameter.dim() == 2:
+            std = parameter.shape[1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std *= num_added**-0.5
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+
+def hidden_states(thinker: Thinker, batch: "Batch", block: Block | None = None) -> Tensor:
+    """What the head reads, as the HF model computes it.
+
+    Shapes: rows x row length x hidden.
+    """
+    return _forward(thinker, batch, block or decoder_block)[0]
+
+
+def _forward(thinker: Thinker, batch: "Batch", block: Block) -> tuple[Tensor, Tensor]:
+    """What the head reads, and what layer `POINTER_LAYER` reads."""
+    text: Any = thinker.model
+    cos, sin = _angles(thinker, batch)
+    states: Tensor = text.embed_tokens(batch.ids)
+    pointing = states
+    for index, layer in enumerate(text.layers):
+        pointing = states if index == POINTER_LAYER else pointing
+        states = block(layer, states, cos, sin, batch.mask)
+    return text.norm(states), pointing
+
+
+def _angles(thinker: Thinker, batch: "Batch") -> tuple[Tensor, Tensor]:
+    text: Any = thinker.model
+    angles = batch.positions[:, None, :, None] * text.rotary_emb.inv_freq
+    return angles.cos(), angles.sin()
+
+
+def decoder_block(layer: Any, states: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    attention = layer.self_attn
+    normed = _norm(states, layer.input_layernorm)
+    heads = (*states.shape[:2], -1, shape.HEAD_DIM)
+    query = _turn(_norm(attention.q_proj(normed).view(heads), attention.q_norm).transpose(1, 2), cos, sin)
+    key = _turn(_norm(attention.k_proj(normed).view(heads), attention.k_norm).transpose(1, 2), cos, sin)
+    value = attention.v_proj(normed).view(heads).transpose(1, 2)
+    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    states = states + attention.o_proj(seen.transpose(1, 2).reshape(states.shape))
+    normed = _norm(states, layer.post_attention_layernorm)
+    return states + layer.mlp.down_proj(functional.silu(layer.mlp.gate_proj(normed)) * layer.mlp.up_proj(normed))
+
+
+def _norm(states: Tensor, norm: Any) -> Tensor:
+    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon) * norm.weight
+
+
+def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding where all three axes of the position are equal, as they are in text and sound."""
+    first, second = states.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of packed dialogues.
+
+    Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position may look.
+    Shapes: `sources` as `mask` without its 1.
+    Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i - 1; `sources[r, i, j]` says that
+    what is predicted from position i was said before, at j.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    weights: Tensor
+    mask: Tensor
+    sources: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One dialogue in ids, the weight of the loss on each, and the pairs (from, source) of `Batch.sources`.
+
+    Invariants: `asked` has the bounds of the user's words.
+    """
+
+    ids: Sequence[int]
+    weights: Sequence[float]
+    sources: Sequence[tuple[int, int]] = ()
+    asked: Sequence[tuple[int, int]] = ()
+
+
+def turn_ids(turn: Turn) -> list[int]:
+    return [*opening(turn.role), *encode(turn.text), _END]
+
+
+def opening(role: str) -> list[int]:
+    """What stands before a turn's text, and so before an answer."""
+    return [_START, shape.TOKEN_ID[f"<|{role}|>"], _SAYS]
+
+
+def sample(turns: Iterable[Turn]) -> Sample:
+    ids: list[int] = []
+    weights: list[float] = []
+    sources: list[tuple[int, int]] = []
+    asked: list[tuple[int, int]] = []
+    begun: defaultdict[str, list[int]] = defaultdict(list)
+    for turn in turns:
+        begins = list(_word_begins(turn.text, len(ids) + len(opening(turn.role))))
+        if turn.role == "assistant":
+            sources += _sources(begins, begun)
+        else:
+            asked += [(begin, begin + len(word)) for word, begin in begins]
+        for word, begin in begins:
+            begun[word].append(begin)
+        ids += turn_ids(turn)
+        num_scored = len(ids) - len(weights) - len(opening(turn.role))
+        weights += [0.0] * len(opening(turn.role)) + [1.0 if turn.role == "assistant" else USER_WEIGHT] * num_scored
+    return Sample(ids=ids, weights=weights, sources=sources, asked=asked)
+
+
+def garbled(clear: Sample, rng: np.random.Generator) -> Sample:
+    """The same answers to a question of which a word is not understood."""
+    is_source = {source for _, source in clear.sources}
+    ids, weights = list(clear.ids), list(clear.weights)
+    for begin, end in clear.asked:
+        if is_source.isdisjoint(range(begin, end)) and rng.random() < GARBLED:
+            nonsense = "".join(rng.choice(list(ascii_lowercase), end - begin))
+            ids[begin:end], weights[begin:end] = encode(nonsense), [0.0] * (end - begin)
+    return replace(clear, ids=ids, weights=weights)
+
+
+def _word_begins(text: str, begin: int) -> Iterator[tuple[str, int]]:
+    for word in text.split():
+        yield word, begin
+        begin += len(word)
+
+
+def _sources(begins: Iterable[tuple[str, int]], begun: Mapping[str, Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Each symbol is predicted from the position before it."""
+    for word, begin in begins:
+        for before in begun.get(word, ()):
+            yield from ((begin + offset - 1, before + offset) for offset in range(len(word)))
+
+
+def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN) -> Batch:
+    """Rows filled until `MAX_MISSES` samples have fitted in none of them."""
+    rows: list[list[Sample]] = [[] for _ in range(num_rows)]
+    free = [row_len] * num_rows
+    misses = 0
+    for each in samples:
+        fitting = [index for index in range(num_rows) if free[index] >= len(each.ids)]
+        if not fitting:
+            misses += 1
+            if misses == MAX_MISSES:
+                break
+            continue
+        # The fullest row that it fits in, so that room stays for long ones.
+        row = min(fitting, key=free.__getitem__)
+        rows[row].append(each)
+        free[row] -= len(each.ids)
+    return _batch(rows, row_len)
+
+
+def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> Batch:
+    ids, positions = np.full((len(rows), row_len), _PAD), np.zeros((len(rows), row_len), np.int64)
+    weights = np.zeros((len(rows), row_len), np.float32)
+    # Padding is a dialogue of its own, so that no row of the mask is empty.
+    owner = np.full((len(rows), row_len), -1)
+    sources = np.zeros((len(rows), row_len, row_len), np.bool_)
+    for row, members in enumerate(rows):
+        at = 0
+        for number, each in enumerate(members):
+            span = slice(at, at := at + len(each.ids))
+            ids[row, span], positions[row, span] = each.ids, np.arange(len(each.ids))
+            weights[row, span], owner[row, span] = each.weights, number
+            for asking, source in each.sources:
+                sources[row, span.start + asking, span.start + source] = True
+    mask = (owner[:, :, None] == owner[:, None, :]) & np.tri(row_len, dtype=np.bool_)
+    return Batch(
+        ids=torch.from_numpy(ids),
+        positions=torch.from_numpy(positions),
+        weights=torch.from_numpy(weights),
+        mask=torch.from_numpy(mask)[:, None],
+        sources=torch.from_numpy(sources),
+    )
+
+
+def drawn(rng: np.random.Generator) -> Iterator[Sample]:
+    """Training dialogues without end."""
+    seed = int(rng.integers(2**62))
+    for dialogue in dialogues("train", 2**62, seed):
+        if rng.random() < KEPT[dialogue.family]:
+            yield garbled(sample(dialogue.turns), rng)
+
+
+class ThinkerPart:
+    """The Thinker, as the training loop sees it."""
+
+    name = "thinker"
+
+    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT, num_shown: int = 0) -> None:
+        """`num_shown`: of the mistakes of an evaluation, how many are printed."""
+        self._thinker = Thinker(seed)
+        self._held_out = list(dialogues("held_out", num_held_out, seed))
+        self._known = list(dialogues("train", num_held_out // 2, seed))
+        self._num_shown = num_shown
+        can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
+        self._block = cast(Block, torch.compile(decoder_block)) if can_compile else decoder_block
+
+    @property
+    def module(self) -> Thinker:
+        return self._thinker
+
+    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+        """Cross-entropy per weighted symbol, and of pointing. `fill`: the share of positions that is not padding."""
+        batch = pack(drawn(rng))
+        text, pointer = losses(self._thinker, batch, self._block)
+        figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
+        return text + POINTER_WEIGHT * pointer, figures | {"fill": float((batch.ids != _PAD).float().mean())}
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The share of dialogues whose last answer is right, over all and by family: `right` held out, `known` trained on."""
+        held_out, known = (is_answered(self._thinker, asked) for asked in (self._held_out, self._known))
+        for dialogue in islice(
+            (each for each, right in zip(self._held_out, held_out, strict=True) if not right), self._num_shown
+        ):
+            self._show(dialogue)
+        return shares("right", self._held_out, held_out) | shares("known", self._known, known)
+
+    def _show(self, dialogue: Dialogue) -> None:
+        said = " / ".join(turn.text for turn in dialogue.turns[:-1])
+        tqdm.write(f"{said} > {answer(self._thinker, [prompt(dialogue)])[0]} ({dialogue.turns[-1].text})")
+
+
+def losses(thinker: Thinker, batch: Batch, block: Block | None = None) -> tuple[Tensor, Tensor]:
+    """Of the next symbol, and of pointing: where an answer repeats a word, one head is to look at what it repeats.
+
+    What is remembered must be found before it can be said; being shown where shortens the search from hours to minutes.
+    """
+    states, pointing = _forward(thinker, batch, block or decoder_block)
+    logits = thinker.lm_head(states[:, :-1])
+    weights = batch.weights[:, 1:]
+    each = functional.cross_entropy(logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
+    return (each * weights.flatten()).sum() / weights.sum(), _pointer_loss(thinker, batch, pointing)
+
+
+def _pointer_loss(thinker: Thinker, batch: Batch, states: Tensor) -> Tensor:
+    layer: Any = thinker.model.layers[POINTER_LAYER]
+    attention = layer.self_attn
+    normed = _norm(states, layer.input_layernorm)
+    query, key = (
+        _turn(_norm(functional.linear(normed, project.weight[: shape.HEAD_DIM]), norm)[:, None], *_angles(thinker, batch))[:, 0]
+        for project, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm))
+    )
+    scores = (query @ key.transpose(1, 2) * shape.HEAD_DIM**-0.5).masked_fill(~batch.mask[:, 0], float("-inf"))
+    seen = scores.softmax(-1)
+    found = (seen * batch.sources).sum(-1)[batch.sources.any(-1)]
+    return -(found + 1e-6).log().sum() / max(1, len(found))
+
+
+def shares(name: str, asked: Sequence[Dialogue], are_right: Sequence[bool]) -> dict[str, float]:
+    right, counts = Counter[str](), Counter(dialogue.family for dialogue in asked)
+    for dialogue, each in zip(asked, are_right, strict=True):
+        right[dialogue.family] += each
+    by_family = {f"{name}_{family}": right[family] / count for family, count in sorted(counts.items())}
+    return {name: right.total() / len(asked)} | by_family
+
+
+def scores(asked: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float]:
+    return shares("right", asked, [is_right(dialogue, said) for dialogue, said in zip(asked, answers, strict=True)])
+
+
+@torch.inference_mode()
+def is_answered(thinker: Thinker, asked: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
+    """Whether the likeliest answer is the right one: it is if every symbol of the right one is likeliest after those before.
+
+    So nothing need be generated, and the result is the same as if it were.
+    """
+    order = sorted(range(len(asked)), key=lambda index: len(prompt(asked[index])))
+    found: dict[int, bool] = {}
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        found |= zip(chosen, _is_answered_batch(thinker, [asked[index] for index in chosen]), strict=True)
+    return [found[index] for index in range(len(asked))]
+
+
+def _is_answered_batch(thinker: Thinker, asked: Sequence[Dialogue]) -> list[bool]:
+    made = [sample(dialogue.turns) for dialogue in asked]
+    batch = _batch([[each] for each in made], max(len(each.ids) for each in made))
+    likeliest = thinker.lm_head(hidden_states(thinker, batch)).argmax(-1)
+    is_expected = likeliest[:, :-1] == batch.ids[:, 1:]
+    spans = ((len(prompt(dialogue)) - 1, len(each.ids) - 1) for dialogue, each in zip(asked, made, strict=True))
+    return [bool(row[begin:end].all()) for row, (begin, end) in zip(is_expected, spans, strict=True)]
+
+
+def prompt(dialogue: Dialogue) -> list[int]:
+    """Everything before the last answer."""
+    before = [symbol for turn in dialogue.turns[:-1] for symbol in turn_ids(turn)]
+    return before + opening("assistant")
+
+
+@torch.inference_mode()
+def answer(
+    thinker: Thinker, prompts: Sequence[Sequence[int]], *, batch_size: int = 64, max_len: int = MAX_ANSWER_LEN
+) -> list[str]:
+    """The likeliest answer, symbol by symbol, to each prompt."""
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    said: dict[int, str] = {}
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        said |= zip(chosen, _answer_batch(thinker, [prompts[index] for index in chosen], max_len), strict=True)
+    return [said[index] for index in range(len(prompts))]
+
+
+def _answer_batch(thinker: Thinker, prompts: Sequence[Sequence[int]], max_len: int) -> list[str]:
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[_PAD] * (longest - len(each)) + list(each) for each in prompts])
+    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
+    cache = DynamicCache()
+    said: list[Tensor] = []
+    has_ended = torch.zeros(len(prompts), dtype=torch.bool)
+    while len(said) < max_len and not has_ended.all():
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        result = thinker.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+        ids = thinker.lm_head(result.last_hidden_state[:, -1:]).argmax(-1)
+        said.append(ids)
+        has_ended |= ids[:, 0] == _END
+        mask = torch.cat((mask, torch.ones_like(ids)), 1)
+    return [_until_end(row) for row in torch.cat(said, 1).tolist()]
+
+
+def _until_end(ids: Sequence[int]) -> str:
+    """The text before the turn's end. A special symbol in it makes it no answer at all."""
+    text = ids[: ids.index(_END)] if _END in ids else ids
+    return decode(text) if all(each < _START for each in text) and _PAD not in text else ""
+
+
+def main() -> None:
+    """Train the Thinker alone."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument("--evaluate-every", type=int, default=EVALUATE_EVERY)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", type=int, default=0, help="how many mistakes of every evaluation to print")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    part = ThinkerPart(shape.SEED, num_shown=given.show)
+    plan = schedule(given.steps, given.learning_rate, given.evaluate_every)
+    train(part, given.folder, plan, seed=shape.SEED)
+
+
+def schedule(steps: int = NUM_STEPS, learning_rate: float = LEARNING_RATE, evaluate_every: int = EVALUATE_EVERY) -> Schedule:
+    return Schedule(steps=steps, learning_rate=learning_rate, weight_decay=0.1, evaluate_every=evaluate_every)
+
+
+if __name__ == "__main__":
+    main()

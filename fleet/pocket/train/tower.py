@@ -1,0 +1,127 @@
+"""The audio tower in training: the encoder of `transformers`, computed for whole batches, and the symbols heard in what it says.
+
+Speech is about a dozen symbols a second and the tower answers 13 times a second, so each of its positions holds two slots, and
+CTC finds which symbol is in which. The slots are read where the tower's last layer reads; that layer is left free to speak the
+Thinker's language. Knows no recordings.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
+
+from fleet.pocket import shape
+from fleet.pocket.corpus import SYMBOLS
+from fleet.pocket.hearing.features import Heard
+
+BLANK = len(SYMBOLS)
+SLOTS = 2
+"""Per position."""
+CHUNK_FRAMES, CHUNK_POSITIONS = 100, 13
+
+
+class Hearing(nn.Module):
+    """The tower, named as in the HF Thinker (`audio_tower.*`), and the head that only training has (`slots.*`)."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        config = Qwen3OmniMoeAudioEncoderConfig(**shape.model_config()["thinker_config"]["audio_config"])
+        self.audio_tower: Any = hf.Qwen3OmniMoeAudioEncoder(config)
+        self.slots = nn.Linear(config.d_model, SLOTS * (BLANK + 1))
+        _initialise(self, torch.Generator().manual_seed(seed))
+
+
+def _initialise(hearing: Hearing, generator: torch.Generator) -> None:
+    """Every matrix keeps its input's scale, and what is added to the stream shrinks with the number of additions."""
+    num_added = 2 * len(hearing.audio_tower.layers)
+    for name, parameter in hearing.named_parameters():
+        if parameter.dim() >= 2:
+            std = parameter[0].numel() ** -0.5
+            if name.endswith(("out_proj.weight", "fc2.weight")):
+                std *= num_added**-0.5
+            if "conv2d" in name:
+                std *= 2**0.5
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+
+def positions(num_frames: Tensor) -> Tensor:
+    """How many positions each clip has."""
+    tail = num_frames % CHUNK_FRAMES
+    return num_frames // CHUNK_FRAMES * CHUNK_POSITIONS + (tail + 7) // 8
+
+
+def inner(tower: Any, heard: Heard) -> Tensor:
+    """What the tower's last layer reads.
+
+    Shapes: clips x positions of the longest x width; what is beyond a clip's own positions means nothing.
+    """
+    states = _embedded(tower, heard)
+    mask = _mask(positions(heard.num_frames), tower.n_window_infer // CHUNK_FRAMES * CHUNK_POSITIONS)
+    for layer in tower.layers:
+        states = _block(layer, states, mask, tower.config.encoder_attention_heads)
+    return functional.gelu(tower.proj1(tower.ln_post(states)))
+
+
+def _embedded(tower: Any, heard: Heard) -> Tensor:
+    """Chunks on their own through the convolutions; only those in which a clip has a frame."""
+    num_clips, num_mels, num_frames = heard.features.shape
+    num_chunks = -(-num_frames // CHUNK_FRAMES)
+    padded = functional.pad(heard.features, (0, num_chunks * CHUNK_FRAMES - num_frames))
+    chunks = padded.view(num_clips, num_mels, num_chunks, CHUNK_FRAMES).transpose(1, 2)
+    has_frames = torch.arange(num_chunks) * CHUNK_FRAMES < heard.num_frames[:, None]
+    longest = int(heard.num_frames.max())
+    states = chunks[has_frames][:, None, :, :longest].contiguous(memory_format=torch.channels_last)
+    for convolution in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+        states = functional.gelu(convolution(states))
+    states = tower.conv_out(states.permute(0, 3, 1, 2).flatten(2))
+    states = states + tower.positional_embedding.positional_embedding[: states.shape[1]]
+    all_chunks = states.new_zeros(num_clips, num_chunks, *states.shape[1:])
+    all_chunks[has_frames] = states
+    return all_chunks.flatten(1, 2)[:, : int(positions(heard.num_frames).max())]
+
+
+def _mask(num_positions: Tensor, window: int) -> Tensor:
+    """[clips, 1, positions, positions], true where a position may look; every position may look at itself."""
+    at = torch.arange(int(num_positions.max()))
+    same_window = at[:, None] // window == at // window
+    return (same_window & (at < num_positions[:, None, None]) | torch.eye(len(at), dtype=torch.bool))[:, None]
+
+
+def _block(layer: Any, states: Tensor, mask: Tensor, num_heads: int) -> Tensor:
+    attention = layer.self_attn
+    normed = layer.self_attn_layer_norm(states)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query, key, value = (each(normed).unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in projections)
+    seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    states = states + attention.out_proj(seen.transpose(1, 2).flatten(2))
+    return states + layer.fc2(functional.gelu(layer.fc1(layer.final_layer_norm(states))))
+
+
+def slot_scores(slots: nn.Linear, states: Tensor) -> Tensor:
+    """Log-probabilities of the symbols and the blank, of what `inner` returns.
+
+    Shapes: clips x slots x symbols, two slots a position.
+    """
+    logits = slots(states).unflatten(-1, (SLOTS, BLANK + 1)).flatten(1, 2)
+    return logits.log_softmax(-1)
+
+
+def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[int]]) -> Tensor:
+    """Per symbol. A clip that is too fast for its slots counts nothing."""
+    lengths = torch.tensor([len(each) for each in targets])
+    together = torch.tensor([symbol for each in targets for symbol in each])
+    total = functional.ctc_loss(
+        scores.transpose(0, 1), together, SLOTS * num_positions, lengths, blank=BLANK, reduction="sum", zero_infinity=True
+    )
+    return total / lengths.sum()
+
+
+def symbols(scores: Tensor, num_positions: Tensor) -> list[list[int]]:
+    """The likeliest symbol of each slot, repetitions and blanks taken out."""
+    likeliest = [row[:length] for row, length in zip(scores.argmax(-1).tolist(), (SLOTS * num_positions).tolist(), strict=True)]
+    return [[symbol for symbol, _ in groupby(row) if symbol != BLANK] for row in likeliest]

@@ -1,0 +1,161 @@
+"""The folder that Pocket ships as: loaded by `transformers` and by Fleet, with the weights that were trained."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fleet.config.schema import Limits
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import Sampling
+from fleet.pocket import export as subject
+from fleet.pocket import shape
+from fleet.pocket.corpus import Turn
+from fleet.pocket.export import PLACES, Answering, Speaking, export
+from fleet.pocket.train.thinker import Thinker, opening, turn_ids
+from fleet.processing import ChatRequest, Message, TextPart, load_frontend
+from fleet.processing.generation import checkpoint_sampling
+from tests.oracle.oracle import from_pretrained
+from tests.oracle.twins import speaking_stages, speaking_twin, tokens_of
+
+THINKER, TALKER = StageName("thinker"), StageName("talker")
+QUESTION = Turn(role="user", text="what is two plus two")
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every part as its trainer saves it: other weights than the ones drawn, and some that served training only."""
+    folder = tmp_path_factory.mktemp("parts")
+    model = subject._drawn_model()  # pyright: ignore[reportPrivateUsage]
+    state: dict[str, Tensor] = {name: value + 0.125 for name, value in model.state_dict().items()}
+    state |= {f"thinker.{_placed(name)}": value for name, value in Thinker(seed=3).state_dict().items()}
+    files: dict[str, Path] = {}
+    for part, places in PLACES.items():
+        named = {_renamed(name, places): value for name, value in state.items() if name.startswith(tuple(places.values()))}
+        files[part] = folder / f"{part}.safetensors"
+        helping = {"pointer.weight": torch.zeros(1)} if part == "talker" else {}
+        save_file(named | helping, files[part])
+    return files
+
+
+def _placed(name: str) -> str:
+    return name if name.startswith("lm_head.") else f"model.language_model.{name.removeprefix('model.')}"
+
+
+def _renamed(name: str, places: Mapping[str, str]) -> str:
+    trained, placed = next((trained, placed) for trained, placed in places.items() if name.startswith(placed))
+    return trained + name.removeprefix(placed)
+
+
+@pytest.fixture(scope="module")
+def folder(parts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(parts, tmp_path_factory.mktemp("pocket") / "out")
+
+
+def test_transformers_loads_every_weight_that_was_trained(folder: Path, parts: dict[str, Path]) -> None:
+    model, found = from_pretrained("Qwen3OmniMoeForConditionalGeneration", folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(found.values()), found
+    state: Mapping[str, Tensor] = model.state_dict()
+    num_seen = 0
+    for part, places in PLACES.items():
+        for name, value in load_file(parts[part]).items():
+            for trained, placed in places.items():
+                if name.startswith(trained):
+                    assert torch.equal(state[placed + name.removeprefix(trained)], value.half().float()), name
+                    num_seen += 1
+    assert num_seen == sum(not name.startswith("thinker.model.visual.") for name in state)
+    assert torch.equal(state["thinker.model.language_model.embed_tokens.weight"], shape.text_table())
+
+
+def test_fleet_answers_as_the_trainer_does(folder: Path) -> None:
+    frontend = load_frontend("fleet.processing.qwen3_omni:Frontend", folder, Limits())
+    chat = ChatRequest(
+        id=RequestId("req-1"),
+        graph="qwen3_omni",
+        messages=(Message(role="user", content=TextPart(text="What is 2+2?", where="m")),),
+        outputs=(EdgeName("text"),),
+        sampling={THINKER: Sampling(max_tokens=12, temperature=0.0), TALKER: Sampling(max_tokens=12)},
+    )
+    spec = frontend.prepare(chat)[0]
+    tokens = tokens_of(speaking_twin(speaking_stages(folder)).run([spec]), spec.id)
+    thinker = Thinker(seed=3).half().float()
+    ids = [*turn_ids(QUESTION), *opening("assistant")]
+    assert list(spec.prompt_ids) == ids
+    assert tokens == _greedy(thinker, ids, 12)
+
+
+@torch.no_grad()
+def _greedy(thinker: Thinker, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        hidden: Tensor = thinker.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
+        ids.append(int(thinker.lm_head(hidden[0, -1]).argmax()))
+        if ids[-1] == shape.TOKEN_ID["<|im_end|>"]:
+            break
+    return ids[len(prompt) :]
+
+
+def test_weights_are_stored_in_half_precision_and_computed_in_single(folder: Path) -> None:
+    assert {value.dtype for value in load_file(folder / "model.safetensors").values()} == {torch.float16}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_equal_parts_give_equal_bytes(folder: Path, parts: dict[str, Path], tmp_path: Path) -> None:
+    again = export(parts, tmp_path / "again")
+    assert {file.name: file.read_bytes() for file in again.iterdir()} == {
+        file.name: file.read_bytes() for file in folder.iterdir()
+    }
+
+
+def test_defaults_are_read_by_fleet_as_they_were_given(tmp_path: Path) -> None:
+    talker = Speaking(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
+    config = Answering(talker=talker).config()
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    assert checkpoint_sampling(tmp_path, "talker_") == {
+        "temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 50,
+    }  # fmt: skip
+    assert checkpoint_sampling(tmp_path)["temperature"] == 0.0
+    assert config["eos_token_id"] == shape.TOKEN_ID["<|im_end|>"]
+
+
+def test_a_missing_part_must_be_allowed(parts: dict[str, Path], tmp_path: Path) -> None:
+    some = {name: parts[name] for name in ("thinker", "talker")}
+    with pytest.raises(ConfigError, match="codec, hearing missing"):
+        export(some, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_part_and_a_missing_file_are_named(parts: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no part is called 'vision'"):
+        export(parts | {"vision": parts["talker"]}, tmp_path)
+    with pytest.raises(ConfigError, match="hearing has no file"):
+        export(parts | {"hearing": tmp_path / "none.safetensors"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"lm_head.weight": torch.zeros(2, 2)}, r"lm_head.weight must be \(80, 256\), found \(2, 2\)"),
+        ({"model.extra.weight": torch.zeros(1)}, "has no thinker.model.language_model.extra.weight"),
+        ({"lm_head.weight": torch.full((80, 256), 1e6)}, "not finite in half precision"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(
+    parts: dict[str, Path], tmp_path: Path, change: dict[str, Tensor], complaint: str
+) -> None:
+    bad = tmp_path / "thinker.safetensors"
+    save_file(load_file(parts["thinker"]) | change, bad)
+    with pytest.raises(ConfigError, match=complaint):
+        export({"thinker": bad}, tmp_path / "out", may_lack_parts=True)
+
+
+def test_a_part_without_a_weight_is_refused(parts: dict[str, Path], tmp_path: Path) -> None:
+    bad = tmp_path / "thinker.safetensors"
+    save_file({"lm_head.weight": torch.zeros(80, 256)}, bad)
+    with pytest.raises(ConfigError, match="found nothing"):
+        export({"thinker": bad}, tmp_path / "out", may_lack_parts=True)

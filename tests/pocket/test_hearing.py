@@ -1,0 +1,225 @@
+"""What the audio tower is taught: who speaks, how it is spoilt, that the lean forward passes are the model's own, and CTC."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.core.errors import ConfigError
+from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files
+from fleet.pocket import shape
+from fleet.pocket.corpus import encode
+from fleet.pocket.hearing import recordings
+from fleet.pocket.hearing.augment import add_noise, coloured, spoil
+from fleet.pocket.hearing.features import log_mel
+from fleet.pocket.hearing.recordings import Recordings, load
+from fleet.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
+from fleet.pocket.train.joint import Draw, sound_loss, spoken_turns, text_loss, transcription
+from fleet.pocket.train.listening import FIRST_ROW, Clips, Listener, answer, embed, letters, prompt, sample, speak_letters
+from fleet.pocket.train.thinker import decoder_block, pack
+from fleet.pocket.train.tower import BLANK, Hearing, ctc_loss, inner, positions, slot_scores, symbols
+from fleet.stages.qwen3_omni.thinker import feature_extractor
+
+PAD, START, END = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("pad", "start", "end"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("heard")
+    recordings.make_shard(made, "train", 0, num_dialogues=13, num_sentences=3)
+    return made
+
+
+@pytest.fixture(scope="module")
+def known(folder: Path) -> Recordings:
+    return load(folder, "train")
+
+
+@pytest.fixture(scope="module")
+def listener() -> Listener:
+    return Listener(seed=1).eval()
+
+
+def clip(num_samples: int, seed: int = 1) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(num_samples) * 0.1).astype(np.float32)
+
+
+def test_training_never_hears_an_unseen_variant() -> None:
+    variants = {"+" + known_voice(Random(seed)).name.partition("+")[2] for seed in range(2000)}
+    assert len(variants) > 40 and not variants & set(UNSEEN)
+    assert {"+" + unseen_voice(Random(seed)).name.partition("+")[2] for seed in range(500)} == set(UNSEEN)
+
+
+def test_recordings_come_back_as_they_were_made(known: Recordings) -> None:
+    assert len(known.dialogues) == 13 and len(known.sentences) == 3
+    for talk in known.dialogues:
+        assert [each.text for each in talk.recordings] == [turn.text for turn in talk.dialogue.turns if turn.role == "user"]
+    for each in known.all():
+        # A dozen letters a second at most, and something to hear.
+        assert len(each.samples) / recordings.SAMPLE_RATE_HZ > len(each.text) / 30
+        assert each.samples.dtype == np.int16 and int(np.abs(each.samples.astype(int)).max()) > 1000
+
+
+def test_a_folder_without_recordings_says_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fleet.pocket.hearing.recordings"):
+        load(tmp_path, "train")
+
+
+def test_what_is_spoilt_is_another_every_time_and_the_same_for_a_seed(known: Recordings) -> None:
+    clips = [each.samples for each in known.all()]
+    made = [spoil(clips[0], clips, np.random.default_rng(seed)) for seed in range(40)]
+    assert all(each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() <= 1 for each in made)
+    assert len({each.tobytes() for each in made}) == 40
+    assert np.array_equal(made[7], spoil(clips[0], clips, np.random.default_rng(7)))
+
+
+@pytest.mark.parametrize("kind", ["white", "pink", "brown"])
+def test_noise_is_as_loud_as_it_is_asked_for(kind: str) -> None:
+    speech = clip(32_000)
+    noise = coloured(kind, 32_000, np.random.default_rng(2))
+    added = add_noise(speech, noise, 15) - speech
+    # Brown noise is hardly the same from one second to the next.
+    ratio_db = 10 * np.log10(np.square(speech).mean() / np.square(added).mean())
+    assert ratio_db == pytest.approx(15, abs=4 if kind == "brown" else 1)
+
+
+def test_features_are_those_of_the_server(tmp_path: Path) -> None:
+    write_processor_files(tmp_path)
+    clips = [clip(length, seed) for seed, length in enumerate((16_000, 7_777, 20_160, 33_333))]
+    served = feature_extractor(tmp_path)(clips)
+    ours = log_mel(clips)
+    assert ours.num_frames.tolist() == served["feature_mask"].sum(1).tolist()
+    assert np.allclose(ours.features.numpy(), served["features"] * served["feature_mask"][:, None], atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_lean_tower_is_the_models_own() -> None:
+    """Also where a clip is longer than the attention's window, and where its last chunk is a stump."""
+    tower = Hearing(seed=1).eval().audio_tower
+    heard = log_mel([clip(length, seed) for seed, length in enumerate((16_000, 31_040, 1_600, 150_000))])
+    frames = heard.num_frames.tolist()
+    packed = torch.cat([each[:, :length] for each, length in zip(heard.features, frames, strict=True)], 1)
+    expected = tower(packed, feature_lens=heard.num_frames).last_hidden_state
+    rows = tower.proj2(inner(tower, heard))
+    lengths = positions(heard.num_frames).tolist()
+    found = torch.cat([each[:length] for each, length in zip(rows, lengths, strict=True)])
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_two_slots_of_a_position_are_read_one_after_the_other() -> None:
+    hot = torch.full((1, 8), BLANK)
+    hot[0, :5] = torch.tensor([3, 3, BLANK, 3, 4])
+    scores = torch.nn.functional.one_hot(hot, BLANK + 1).float()
+    assert symbols(scores, torch.tensor([4])) == [[3, 3, 4]]
+    assert symbols(scores, torch.tensor([2])) == [[3, 3]]
+
+
+def test_the_tower_learns_what_it_is_told() -> None:
+    hearing = Hearing(seed=1)
+    heard = log_mel([clip(9_600, 1), clip(9_600, 2)])
+    targets = [encode("hot"), encode("cold")]
+    optimizer = torch.optim.AdamW(hearing.parameters(), lr=1e-3)
+    losses: list[float] = []
+    for _ in range(12):
+        scores = slot_scores(hearing.slots, inner(hearing.audio_tower, heard))
+        loss = ctc_loss(scores, positions(heard.num_frames), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_spoken_turn_has_rows_of_sound_in_its_text_s_place(known: Recordings) -> None:
+    talk = next(talk for talk in known.dialogues if len(talk.recordings) == 1)
+    clips = Clips()
+    turns = spoken_turns(talk, clips, [clip(17_600)])
+    made = sample(turns)
+    num_rows = int(positions(torch.tensor(110)))
+    question, text = talk.dialogue.turns[0].text, talk.dialogue.turns[1].text
+    assert clips.texts == [question]
+    assert made.ids[3] == START and made.ids[4 : 4 + num_rows] == list(range(FIRST_ROW, FIRST_ROW + num_rows))
+    assert made.ids[4 + num_rows] == END
+    answered = [symbol for symbol, weight in zip(made.ids, made.weights, strict=True) if weight]
+    assert answered == [*encode(text), shape.TOKEN_ID["<|im_end|>"]]
+    asked = sample(transcription(talk.recordings[0], Clips(), clip(17_600), "transcribe")).ids
+    assert asked[5 + num_rows : 5 + num_rows + 10] == encode("transcribe")
+
+
+@torch.no_grad()
+def test_a_spoken_dialogue_is_computed_as_the_whole_model_does(known: Recordings, listener: Listener) -> None:
+    """Several clips of several rows, against the Thinker that is served: places of the sound, positions and all."""
+    talk = max(known.dialogues, key=lambda talk: len(talk.recordings))
+    clips, sounds = Clips(), [clip(16_000 + 4_800 * index, index) for index in range(len(talk.recordings))]
+    ids = prompt(spoken_turns(talk, clips, sounds))
+    batch = pack(iter([sample(spoken_turns(talk, clips, sounds))]), num_rows=1, row_len=800)
+    states = embed(listener, batch.ids, clips).states
+    angles = batch.positions[:, None, :, None] * listener.model.rotary_emb.inv_freq
+    for layer in listener.model.layers:
+        states = decoder_block(layer, states, angles.cos(), angles.sin(), batch.mask)
+    found = listener.lm_head(listener.model.norm(states))[0, : len(ids)]
+    assert torch.allclose(found, _served(listener, ids, sounds), atol=1e-3)
+
+
+def _served(listener: Listener, ids: list[int], sounds: list[NDArray[np.float32]]) -> Tensor:
+    hf: Any = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    configs: Any = import_module("transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe")
+    config = configs.Qwen3OmniMoeThinkerConfig(**shape.model_config()["thinker_config"])
+    model = hf.Qwen3OmniMoeThinkerForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(listener.model.state_dict())
+    model.model.audio_tower.load_state_dict(listener.audio_tower.state_dict())
+    model.lm_head.load_state_dict(listener.lm_head.state_dict())
+    heard = log_mel(sounds)
+    mask = torch.arange(heard.features.shape[2]) < heard.num_frames[:, None]
+    plain = torch.tensor([[PAD if index >= FIRST_ROW else index for index in ids]])
+    result = model(
+        input_ids=plain, attention_mask=torch.ones_like(plain), input_features=heard.features, feature_attention_mask=mask.long()
+    )
+    return result.logits[0]
+
+
+def test_both_losses_reach_both_parts(known: Recordings, listener: Listener) -> None:
+    clips = Clips()
+    batch = pack(Draw(known).samples(np.random.default_rng(3), clips), num_rows=1)
+    embedded = embed(listener, batch.ids, clips)
+    text = text_loss(listener, batch, embedded, decoder_block)
+    text.backward(retain_graph=True)
+    assert listener.audio_tower.conv2d1.weight.grad.abs().sum() > 0
+    assert listener.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+    assert listener.model.embed_tokens.weight.grad is None and listener.slots.weight.grad is None
+    (text + sound_loss(embedded)).backward()
+    assert listener.slots.weight.grad is not None
+    listener.zero_grad()
+
+
+def test_the_towers_last_layer_begins_with_the_rows_of_what_it_heard(known: Recordings, listener: Listener) -> None:
+    table = shape.text_table()
+    slots = torch.tensor([[BLANK, 5, 5, 6, BLANK, BLANK]])
+    assert torch.allclose(letters(slots, table)[0], torch.stack([table[5], table[6], table[PAD]]))
+    clips = [each.samples / 32768 for each in known.all()]
+    speak_letters(listener, clips)
+    states = inner(listener.audio_tower, log_mel(clips[:4])).detach()
+    wanted = letters(slot_scores(listener.slots, states).argmax(-1), table)
+    assert (listener.audio_tower.proj2(states) - wanted).square().mean() < 0.9 * wanted.square().mean()
+
+
+def test_questions_of_any_length_are_answered_together(known: Recordings, listener: Listener) -> None:
+    clips = Clips()
+    prompts = [prompt(spoken_turns(talk, clips, [clip(16_000) for _ in talk.recordings])) for talk in known.dialogues[:3]]
+    together = answer(listener, prompts, clips, max_len=4)
+    assert together == [answer(listener, [each], clips, max_len=4)[0] for each in prompts]

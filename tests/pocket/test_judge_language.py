@@ -1,0 +1,89 @@
+"""What the judge tells its recogniser of the language: words, bigrams, grammar."""
+
+from collections import defaultdict
+
+import pytest
+
+from fleet.core.errors import ConfigError
+from fleet.pocket.corpus import dialogues, sentences
+from fleet.pocket.corpus.families import TABLES
+from fleet.pocket.judge.bigram import END, START, arpa
+from fleet.pocket.judge.grammar import jsgf, says, templates
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.words import MISSING, dictionary_text, known_words, unsayable
+
+
+def test_the_recogniser_can_say_every_word_of_the_corpus() -> None:
+    said = {word for split in ("train", "held_out") for text in sentences(split, 3000, 9) for word in text.split()}
+    assert said <= set(known_words())
+    assert unsayable(known_words()) == []
+    lines = dictionary_text(known_words()).splitlines()
+    assert {"a AH", "a(2) EY", "oink OY NG K"} <= set(lines)
+    assert {line.split()[0].partition("(")[0] for line in lines} == set(known_words())
+
+
+def test_only_missing_words_are_spelt_out_here() -> None:
+    with pytest.raises(ConfigError, match="cannot say flurb"):
+        dictionary_text(["cat", "flurb"])
+    assert all(word in known_words() for word in MISSING)
+
+
+def test_what_can_follow_a_word_sums_to_one() -> None:
+    vocabulary = ["a", "b", "c", "never"]
+    model = arpa(["a b", "a c", "a b c", "b"], vocabulary)
+    share, left, pairs = _read(model)
+    words = [*vocabulary, END]
+    assert sum(share[word] for word in words) == pytest.approx(1, abs=1e-3)
+    for first in (START, *vocabulary):
+        follows = {word: pairs[first].get(word, left[first] * share[word]) for word in words}
+        assert sum(follows.values()) == pytest.approx(1, abs=2e-3), first
+    assert share["never"] > 0 and pairs["a"]["b"] > pairs["a"]["c"] > left["a"] * share["never"]
+
+
+def _read(model: str) -> tuple[dict[str, float], dict[str, float], dict[str, dict[str, float]]]:
+    share: dict[str, float] = {}
+    left: dict[str, float] = {}
+    pairs: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    unigrams, bigrams = model.split("\\1-grams:")[1].split("\\2-grams:")
+    for line in unigrams.strip().splitlines():
+        log, word, backoff = line.split()
+        share[word], left[word] = 10 ** float(log), 10 ** float(backoff)
+    for line in bigrams.replace("\\end\\", "").strip().splitlines():
+        log, first, second = line.split()
+        pairs[first][second] = 10 ** float(log)
+    return share, left, pairs
+
+
+def test_the_grammar_says_what_tables_answer_in_either_split() -> None:
+    for split in ("train", "held_out"):
+        for family, tables in TABLES.items():
+            answers = {exchange.answer for table in tables for exchange in table.exchanges(split)}
+            assert not [answer for answer in answers if not says(answer)], family
+
+
+def test_the_grammar_says_far_more_than_is_right_and_nothing_free() -> None:
+    for text in ("the opposite of hot is small", "two plus two is thirty one", "your name is peter", "a cow says woof"):
+        assert says(text), text
+    for text in ("the opposite of hot", "two plus two is a cow", "your name is peter and paul", "say hello"):
+        assert not says(text), text
+    free = [text for text in sentences("held_out", 400, 2) if says(text)]
+    assert len(free) < 100
+    quoted = [d.turns[-1].text for d in dialogues("held_out", 800, 2) if d.turns[-1].text.startswith("you said")]
+    assert quoted and not any(map(says, quoted))
+
+
+def test_no_answer_is_written_out_in_the_grammar() -> None:
+    """Only templates are: a line for each list of values, and one for the templates."""
+    lines = jsgf().splitlines()
+    lists = {values for _, slots in templates() for values in slots.values()}
+    assert len(lines) == len(lists) + 3
+    assert "the (capital of" not in jsgf() or "paris" not in lines[-1]
+
+
+def test_no_question_is_asked_twice() -> None:
+    asked = distinct(300, seed=4)
+    assert len({dialogue.turns for dialogue in asked}) == 300
+    assert distinct(100, seed=4) == asked[:100]
+    assert distinct(300, seed=5) != asked
+    memory = distinct(40, 4, lambda dialogue: dialogue.family == "memory")
+    assert len(memory) == 40 and {dialogue.family for dialogue in memory} == {"memory"}

@@ -1,0 +1,141 @@
+"""The judge's ear, with the real pocketsphinx, espeak-ng and WORLD: wrong words and a wrong melody are found out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fleet.pocket.corpus import Dialogue, Turn
+from fleet.pocket.judge import speech_out
+from fleet.pocket.judge.align import align
+from fleet.pocket.judge.ask import Reply
+from fleet.pocket.judge.listen import extent
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.pitch import carried_errors, errors, within
+from fleet.pocket.judge.recognise import Recogniser
+from fleet.pocket.judge.report import Figure
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.shape import VOICES
+from fleet.pocket.speech.analysis import Track, analyse
+from fleet.pocket.speech.wordlock import Frames, lock, speech_end_s
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech
+
+TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "good morning to you too")
+OTHERS = ("hello how can i help you", "a triangle has three sides")
+SHORT = "nine"
+OPTIONS = Options(workers=1)
+Names = dict[str, Figure]
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Speech]:
+    """In turn by either voice."""
+    texts = (*TEXTS, *OTHERS, SHORT)
+    voices = sorted(VOICES)
+    return dict(zip(texts, speak_all([(text, VOICES[voices[i % 2]]) for i, text in enumerate(texts)]), strict=True))
+
+
+def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop") -> Names:
+    asked = [Dialogue(turns=(Turn(role="user", text="hello"), Turn(role="assistant", text=text)), family="x") for text in texts]
+    replies = [Reply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
+    voices = [sorted(VOICES)[index % 2] for index in range(len(texts))]
+    figures, heard, _ = speech_out.listen_to(asked, voices, replies, OPTIONS)
+    assert len(heard) == sum(bool(text) for text in texts)
+    return {figure.name: figure for figure in figures}
+
+
+def _value(figures: Names, name: str) -> float:
+    value = figures[name].value
+    assert value is not None, name
+    return value
+
+
+def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, Speech]) -> None:
+    lead = np.zeros(4 * 1920, np.float32)
+    figures = _judged(TEXTS, [np.concatenate([lead, said[text].samples]) for text in TEXTS])
+    for kind in ("bigram", "grammar"):
+        ours, floor = _value(figures, f"WER, {kind}"), _value(figures, f"WER, {kind}, the teacher's own speech")
+        assert ours <= floor + 8 and ours < 20, kind
+    assert _value(figures, "length off the teacher's, median") < 3
+    assert _value(figures, "pitch within a semitone of the teacher's, of voiced hops") > 90
+    assert 80 < _value(figures, "pitch within a semitone, of perfect codes") <= 100
+    assert _value(figures, "silence before the speech, median") == pytest.approx(len(lead) / SAMPLE_RATE_HZ, abs=0.1)
+    assert _value(figures, "answers without end or sound") == 0
+
+
+def test_wrong_words_are_found_out(said: dict[str, Speech]) -> None:
+    """Clear speech in the right voice, but of another text."""
+    figures = _judged(TEXTS[:2], [said[text].samples for text in OTHERS])
+    for kind in ("bigram", "grammar"):
+        assert _value(figures, f"WER, {kind}") > 60
+        assert figures[f"WER, {kind}"].met is False
+        assert _value(figures, f"WER, {kind}, the teacher's own speech") < 30
+
+
+def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, Speech]) -> None:
+    samples = said[SHORT].samples
+    endless = np.tile(samples, 6)
+    silent = np.zeros_like(samples)
+    assert _value(_judged((SHORT, SHORT), [endless, silent]), "answers without end or sound") == 2
+    assert _value(_judged((SHORT, ""), [samples, samples]), "answers without end or sound") == 1
+    assert _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
+
+
+def test_what_was_heard_before_changes_nothing(said: dict[str, Speech]) -> None:
+    ear = Recogniser("grammar")
+    alone = ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
+    assert alone == TEXTS[0]
+    ear.words(100 * said[TEXTS[1]].samples, SAMPLE_RATE_HZ)
+    assert ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie") == alone
+    assert ear.words(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ) in ("", "c")
+
+
+def _locked(text: str, speech: Speech) -> tuple[Track, Frames]:
+    track = analyse(speech.samples)
+    return track, lock(track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
+
+
+def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, Speech]) -> None:
+    track, frames = _locked(TEXTS[0], said[TEXTS[0]])
+    shifted = replace(track, pitch_hz=track.pitch_hz * np.float32(2 ** (2 / 12)))
+    assert float(np.median(errors(shifted, frames))) == pytest.approx(2, abs=0.05)
+    assert (within(errors(track, frames)) or 0) > 0.95
+    assert (within(errors(shifted, frames)) or 0) < 0.1
+
+
+def test_speech_at_another_rate_is_the_same_melody(said: dict[str, Speech]) -> None:
+    track, frames = _locked(TEXTS[2], said[TEXTS[2]])
+    slow = np.repeat(np.arange(len(track.pitch_hz)), 2)
+    slower = Track(features=track.features[slow], pitch_hz=track.pitch_hz[slow], is_voiced=track.is_voiced[slow])
+    assert (within(errors(slower, frames)) or 0) > 0.9
+
+
+def test_perfect_codes_err_by_their_rounding() -> None:
+    frames = Frames(
+        features=np.zeros((2, 8, 51), np.float16),
+        pitch_hz=np.array([[125.0] * 8, [0.0] * 8], np.float16),
+        cycles=np.array([10, 8], np.int16),
+        pointer=np.zeros(2, np.int16),
+    )
+    assert carried_errors(frames) == pytest.approx(np.zeros(8))
+    assert carried_errors(replace(frames, cycles=np.array([11, 8], np.int16))) == pytest.approx([12 * np.log2(1.1)] * 8)
+
+
+def test_alignment_finds_what_was_stretched() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((20, 5)).astype(np.float32)
+    stretch = np.repeat(np.arange(20), rng.integers(1, 4, 20))
+    pairs = align(first, first[stretch])
+    assert (stretch[pairs[:, 1]] == pairs[:, 0]).all()
+    assert pairs[0].tolist() == [0, 0] and pairs[-1].tolist() == [19, len(stretch) - 1]
+    steps = np.diff(pairs, axis=0)
+    assert ((steps >= 0) & (steps <= 1)).all() and (steps.sum(1) > 0).all()
+    assert align(first[:1], first[:4]).tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
+
+
+def test_silence_around_speech_is_no_speech() -> None:
+    tone = np.sin(np.arange(4800) / 10).astype(np.float32)
+    quiet = np.full(2400, 1e-4, np.float32)
+    assert extent(np.concatenate([quiet, tone, quiet, quiet])) == slice(2400, 7200)
+    assert extent(quiet) == extent(tone[:0]) == slice(0, 0)

@@ -1,0 +1,224 @@
+"""The judge as a whole: against a small fake fleet over HTTP that knows every answer and speaks with the teacher's voice."""
+
+import io
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fleet.bench.errors import BenchError
+from fleet.core.errors import BadInput
+from fleet.pocket.corpus.smalltalk import DONT_KNOW
+from fleet.pocket.judge import speech_in
+from fleet.pocket.judge.ask import Advance, Asker, Question, Reply
+from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.plot import draw
+from fleet.pocket.judge.questions import distinct
+from fleet.pocket.judge.report import Figure, Report, read_json, write_json
+from fleet.pocket.judge.run import run
+from fleet.pocket.judge.show import show
+from fleet.pocket.shape import VOICES
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+
+SMALL = Options(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
+Samples = NDArray[np.float32]
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeFleet:
+    """Answers typed questions right (`forget`: but those of earlier turns wrong), spoken ones with ignorance."""
+
+    url: str = ""
+    forget: bool = False
+    status: int = 200
+    answers: dict[str, str] = field(default_factory=dict[str, str])
+    said: dict[tuple[str, str], Samples] = field(default_factory=dict[tuple[str, str], Samples])
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def learn(self, count: int, seed: int = 0) -> None:
+        for dialogue in distinct(count, seed):
+            self.answers[" / ".join(turn.text for turn in dialogue.turns[:-1])] = dialogue.turns[-1].text
+
+    def answer(self, messages: list[dict[str, Any]]) -> str:
+        if any(isinstance(message["content"], list) for message in messages) or (self.forget and len(messages) > 1):
+            return DONT_KNOW
+        return self.answers.get(" / ".join(message["content"] for message in messages), DONT_KNOW).capitalize() + "."
+
+    def speech(self, text: str, voice: str) -> Samples:
+        with self.lock:
+            if (text, voice) not in self.said:
+                self.said[text, voice] = Teacher().speak(text.lower().strip("."), VOICES[voice]).samples
+            return self.said[text, voice]
+
+    def reply(self, body: dict[str, Any]) -> bytes:
+        with self.lock:
+            self.bodies.append(body)
+        text = self.answer(body["messages"])
+        samples = self.speech(text, body["audio"]["voice"]) if "audio" in body else None
+        return _streamed(text, samples) if body["stream"] else _whole(text, samples)
+
+
+def _whole(text: str, samples: Samples | None) -> bytes:
+    message: dict[str, Any] = {"content": text}
+    if samples is not None:
+        file = io.BytesIO()
+        soundfile.write(file, samples, SAMPLE_RATE_HZ, format="WAV")
+        message["audio"] = {"data": b64encode(file.getvalue()).decode()}
+    return msgspec.json.encode({"choices": [{"message": message, "finish_reason": "stop"}]})
+
+
+def _streamed(text: str, samples: Samples | None) -> bytes:
+    pcm = (np.zeros(0) if samples is None else samples * 32767).astype("<i2").tobytes()
+    deltas: list[dict[str, Any]] = [{"content": text}]
+    deltas += [{"audio": {"data": b64encode(pcm[at : at + 12_000]).decode()}} for at in range(0, len(pcm), 12_000)]
+    events: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
+    events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens_details": {"text_tokens": 5}}})
+    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+
+
+@pytest.fixture
+def fleet() -> Iterator[FakeFleet]:
+    fake = FakeFleet()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(200, b'{"data":[{"id":"pocket"}]}')
+
+        def do_POST(self) -> None:
+            body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
+            good = fake.status == 200
+            self._send(fake.status, fake.reply(body) if good else b'{"error":{"message":"too busy"}}')
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _named(report: Report, name: str) -> Figure:
+    return next(figure for figure in report.figures if figure.name == name)
+
+
+def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_path: Path) -> None:
+    fleet.learn(400)
+    report = run(fleet.url, replace(SMALL, sounds=tmp_path / "sounds"))
+    assert list(report.took_s) == ["speed", "typed", "speech_out", "speech_in"]
+    assert _named(report, "right answers").value == 100
+    assert _named(report, "from memory").met and _named(report, "from memory").count == 5
+    assert _named(report, "answers that ran dry, 4 streams at once").met
+    assert _named(report, "first audio, median").met
+    assert len(report.speech_out) == 4 and len(list((tmp_path / "sounds").glob("*.wav"))) == 4
+    assert report.lacking == ("oink",)
+    assert _named(report, "right answers, clean") in report.missed
+
+    write_json(report, tmp_path / "report.json")
+    assert read_json(tmp_path / "report.json") == report
+    console = Console(record=True, width=120, file=io.StringIO())
+    show(report, console)
+    shown = console.export_text()
+    assert "right answers" in shown and "met" in shown and "missed" in shown and "<= 8 %" in shown
+    draw(report, tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_answers_are_counted_by_family(fleet: FakeFleet) -> None:
+    fleet.learn(400)
+    fleet.forget = True
+    report = run(fleet.url, Options(parts=("typed",), typed=130, memory=10, unknown=10))
+    assert (_named(report, "from memory").value or 0) < 50 and _named(report, "from memory").met is False
+    right = sum(each.right for each in report.typed[:130])
+    assert _named(report, "right answers").value == pytest.approx(100 * right / 130)
+    assert 0 < right < 130
+
+
+def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -> None:
+    for own_sampling in (False, True):
+        run(fleet.url, Options(parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3))
+    greedy = [body for body in fleet.bodies if "temperature" in body]
+    assert len(greedy) == len(fleet.bodies) / 2 and all(body["temperature"] == 0 for body in greedy)
+    assert {body["seed"] for body in fleet.bodies} == {3}
+
+
+def test_a_refusal_ends_the_evaluation_with_its_reason(fleet: FakeFleet) -> None:
+    fleet.status = 503
+    with pytest.raises(BenchError, match="too busy"):
+        run(fleet.url, Options(parts=("typed",), typed=3, memory=1, unknown=1))
+
+
+def test_nobody_there_is_one_line() -> None:
+    with pytest.raises(BenchError, match="nothing answers"):
+        run("http://127.0.0.1:9", Options(parts=("typed",)))
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [({"typed": 0}, "typed"), ({"parts": ("singing",)}, "parts"), ({"parts": ()}, "parts"), ({"workers": 0}, "workers")],
+)
+def test_a_mistake_names_its_field(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        Options(**given)
+    assert raised.value.param == field
+
+
+class Hears(Asker):
+    """Has the questions as sound, answers the dialogues in their order, and writes down all but the last."""
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+
+    def ask_all(self, questions: Any, concurrency: int, advance: Advance) -> list[Reply]:
+        self.questions += questions
+        dialogues = distinct(len(questions) // 2, 0)
+        texts = [dialogue.turns[-1].text for dialogue in dialogues]
+        texts[0] = "nonsense"
+        texts += [dialogue.turns[-2].text for dialogue in dialogues[:-1]] + [""]
+        return [Reply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32)) for text in texts]
+
+
+def test_spoken_questions_are_sound_and_noise_is_15_db_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One voice in both conditions: what differs is the noise."""
+    conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
+    monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
+    asker = Hears()
+    figures, answered, transcribed = speech_in.judge(asker, Options(speech_in=4))
+    values = {figure.name: figure.value for figure in figures}
+    assert values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
+    words = [len(each.text.split()) for each in transcribed[:4]]
+    assert values["WER of transcripts, clean"] == pytest.approx(100 * words[-1] / sum(words))
+    assert len(answered) == len(transcribed) == 8
+    clean, noisy = (_clip(asker.questions[index]) for index in (4, 12))
+    snr_db = 10 * np.log10(np.square(clean).mean() / np.square(noisy - clean).mean())
+    assert 11 < snr_db < 15.1, "pauses do not count, so the mean is a little less"
+
+
+def _clip(question: Question) -> Samples:
+    message = msgspec.to_builtins(question.messages[0])
+    assert message["content"][1] == {"type": "text", "text": "transcribe"}
+    samples, rate_hz = soundfile.read(io.BytesIO(b64decode(message["content"][0]["input_audio"]["data"])), dtype="float32")
+    assert rate_hz == 16_000
+    return np.asarray(samples, np.float32)

@@ -1,0 +1,58 @@
+"""A training that was killed goes on as if nothing had been."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fleet.pocket.train import loop
+from fleet.pocket.train.loop import Schedule, train
+
+SCHEDULE = Schedule(steps=120, learning_rate=0.1, warmup=4, evaluate_every=40)
+
+
+class Killed(Exception):
+    pass
+
+
+class Toy:
+    """Learns to sum four numbers."""
+
+    name = "toy"
+
+    def __init__(self, killed_at: int | None = None) -> None:
+        torch.manual_seed(0)
+        self.module = nn.Linear(4, 1)
+        self._killed_at = killed_at
+
+    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+        if step == self._killed_at:
+            raise Killed
+        given = torch.from_numpy(rng.standard_normal((8, 4)).astype(np.float32))
+        return (self.module(given) - given.sum(1, keepdim=True)).square().mean(), {}
+
+    def evaluate(self) -> Mapping[str, float]:
+        return {"sum": float(self.module.weight.detach().sum())}
+
+
+def test_a_killed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
+    whole = Toy()
+    train(whole, tmp_path / "whole", SCHEDULE, seed=1)
+    with pytest.raises(Killed):
+        train(Toy(killed_at=23), tmp_path / "killed", SCHEDULE, seed=1)
+    resumed = Toy()
+    file = train(resumed, tmp_path / "killed", SCHEDULE, seed=1)
+    assert torch.equal(resumed.module.weight, whole.module.weight)
+    assert torch.equal(resumed.module.bias, whole.module.bias)
+    assert file.is_file() and len(list(file.parent.glob("toy.*.safetensors"))) == 2
+
+
+def test_it_learns_and_its_rate_warms_up_and_ends_at_nothing(tmp_path: Path) -> None:
+    toy = Toy()
+    train(toy, tmp_path, SCHEDULE, seed=2)
+    assert toy.evaluate()["sum"] == pytest.approx(4, abs=0.5)
+    assert SCHEDULE.rate(0) == pytest.approx(0.025) and SCHEDULE.rate(4) == pytest.approx(0.1) and SCHEDULE.rate(120) < 1e-6

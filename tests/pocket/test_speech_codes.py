@@ -1,0 +1,69 @@
+"""Frames in codes and back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
+from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
+
+
+def frames(count: int, seed: int) -> NDArray[np.float16]:
+    """[count, 8, 51] on a plane of few dimensions, as speech is, and a little off it."""
+    rng, basis = np.random.default_rng(seed), np.random.default_rng(0).standard_normal((6, 8 * NUM_FEATURES))
+    flat = rng.standard_normal((count, 6)) @ basis + 0.05 * rng.standard_normal((count, 8 * NUM_FEATURES))
+    shaped = flat.reshape(count, 8, NUM_FEATURES)
+    shaped[..., NUM_MELS:] *= 6
+    return (shaped - 5).astype(np.float16)
+
+
+def cycles(count: int) -> NDArray[np.int16]:
+    return (np.arange(count) % 20).astype(np.int16)
+
+
+@pytest.fixture(scope="module")
+def book() -> Codebook:
+    torch.set_num_threads(1)
+    return fit(frames(400, seed=1), seed=3, codebook_size=16)
+
+
+def error(book: Codebook, groups: int) -> float:
+    """Of unseen frames, with the codes of the later groups left out."""
+    fresh = frames(300, seed=2)
+    cut = Codebook(mean=book.mean, axes=book.axes, centroids=book.centroids.clone())
+    cut.centroids[groups:] = 0
+    made = cut.decode(book.encode(fresh, cycles(300)))
+    return float(np.sqrt(((made - fresh.astype(np.float32))[..., :NUM_MELS] ** 2).mean()))
+
+
+def test_every_group_brings_unseen_frames_nearer(book: Codebook) -> None:
+    errors = [error(book, groups) for groups in range(NUM_SOUND_GROUPS + 1)]
+    assert all(after < before for before, after in zip(errors, errors[1:], strict=False)), errors
+    assert errors[-1] < 0.3 * errors[0]
+
+
+def test_codes_are_in_range_and_the_last_is_the_cycles(book: Codebook) -> None:
+    codes = book.encode(frames(300, seed=2), cycles(300))
+    assert codes.shape == (300, 8) and codes.dtype == np.int16
+    assert np.array_equal(codes[:, -1], cycles(300))
+    assert codes[:, :-1].min() == 0 and codes[:, :-1].max() < 16
+
+
+def test_no_centroid_is_idle(book: Codebook) -> None:
+    codes = book.encode(frames(400, seed=1), cycles(400))
+    assert all(len(np.unique(codes[:, group])) >= 15 for group in range(NUM_SOUND_GROUPS))
+
+
+def test_axes_are_orthonormal(book: Codebook) -> None:
+    assert (book.axes.T @ book.axes).numpy() == pytest.approx(np.eye(book.axes.shape[1]), abs=1e-4)
+
+
+def test_the_same_seed_is_the_same_codebook_also_from_disk(book: Codebook, tmp_path: Path) -> None:
+    again = fit(frames(400, seed=1), seed=3, codebook_size=16)
+    again.save(tmp_path / "book.safetensors")
+    kept = Codebook.load(tmp_path / "book.safetensors")
+    assert kept.fingerprint == again.fingerprint == book.fingerprint
+    assert fit(frames(400, seed=1), seed=4, codebook_size=16).fingerprint != book.fingerprint

@@ -1,0 +1,169 @@
+"""The Thinker's training: what a batch holds, that the lean forward pass is the model's own, and that it learns."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fleet.pocket import shape
+from fleet.pocket.corpus import Dialogue, Turn, decode, dialogues, encode
+from fleet.pocket.train import thinker as subject
+from fleet.pocket.train.thinker import (
+    Sample,
+    Thinker,
+    answer,
+    drawn,
+    garbled,
+    hidden_states,
+    is_answered,
+    losses,
+    pack,
+    prompt,
+    sample,
+    scores,
+)
+
+TALK = Dialogue(turns=(Turn(role="user", text="hi"), Turn(role="assistant", text="hello you")), family="greetings")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Thinker:
+    return Thinker(seed=1)
+
+
+def samples(count: int, seed: int = 1) -> list[Sample]:
+    return [sample(dialogue.turns) for dialogue in dialogues("train", count, seed)]
+
+
+def test_a_dialogue_is_laid_out_as_the_chat_template_does() -> None:
+    names = {index: name for name, index in shape.TOKEN_ID.items()}
+    made = sample(TALK.turns)
+    text = [names.get(index, ".") for index in made.ids]
+    opening = ["<|im_start|>", "<|user|>", "<|says|>"]
+    assert text[:6] == [*opening, ".", ".", "<|im_end|>"]
+    assert text[6:9] == ["<|im_start|>", "<|assistant|>", "<|says|>"] and text[-1] == "<|im_end|>"
+    assert prompt(TALK) == list(made.ids[:9])
+
+
+def test_the_loss_is_on_what_the_assistant_says_and_its_end() -> None:
+    weights = sample(TALK.turns).weights
+    assert [index for index, weight in enumerate(weights) if weight == 1.0] == list(range(9, 9 + len(encode("hello you")) + 1))
+    assert max(weights[:9]) == subject.USER_WEIGHT and weights[:3] == weights[6:9] == [0.0, 0.0, 0.0]
+
+
+def test_dialogues_of_one_row_are_blind_to_each_other() -> None:
+    short = samples(3)
+    batch = pack(iter(short), num_rows=1, row_len=400)
+    owner = np.repeat(np.arange(4), [*(len(each.ids) for each in short), 400 - sum(len(each.ids) for each in short)])
+    expected = (owner[:, None] == owner) & (np.arange(400)[:, None] >= np.arange(400))
+    assert np.array_equal(batch.mask[0, 0].numpy(), expected)
+    assert np.flatnonzero(batch.positions[0].numpy()[: sum(len(each.ids) for each in short)] == 0).size == 3
+
+
+def test_a_repeated_word_is_looked_for_wherever_it_was_said() -> None:
+    told = [Turn(role="user", text="i am leo"), Turn(role="assistant", text="hello leo"), Turn(role="user", text="who am i")]
+    made = sample([*told, Turn(role="assistant", text="you are leo")])
+    found = [(made.ids[source], source) for _, source in made.sources]
+    assert all(made.ids[asking + 1] == made.ids[source] and asking > source for asking, source in made.sources)
+    leo = encode("leo")
+    assert [index for index, _ in found] == [*leo, *leo, *leo], "once in the greeting, twice in the answer"
+
+
+def test_what_an_answer_repeats_is_never_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "GARBLED", 1.0)
+    clear = sample([Turn(role="user", text="who is leo"), Turn(role="assistant", text="leo is here")])
+    made = garbled(clear, np.random.default_rng(0))
+    assert made.ids[3:6] != clear.ids[3:6] and made.ids[6:] == clear.ids[6:]
+    assert made.weights[3:6] == [0.0] * 3 and made.weights[6:] == clear.weights[6:]
+    assert decode(made.ids[3:11]).endswith(" is leo")
+
+
+@torch.no_grad()
+def test_pointing_is_the_first_heads_own_attention(thinker: Thinker) -> None:
+    only = sample([*TALK.turns, Turn(role="user", text="say you"), Turn(role="assistant", text="you")])
+    alone = pack(iter([only]), num_rows=1, row_len=len(only.ids))
+    seen = _attention_of(thinker, alone.ids)[0, 0]
+    found = (seen * alone.sources[0]).sum(-1)[alone.sources[0].any(-1)]
+    torch.testing.assert_close(losses(thinker, alone)[1], -(found + 1e-6).log().mean(), atol=1e-4, rtol=1e-4)
+
+
+def _attention_of(thinker: Thinker, ids: Tensor) -> Tensor:
+    """Heads x from x to, of the layer that points, as the HF model computes it."""
+    thinker.model.set_attn_implementation("eager")
+    seen = thinker.model(input_ids=ids, use_cache=False, output_attentions=True).attentions[subject.POINTER_LAYER]
+    thinker.model.set_attn_implementation("sdpa")
+    return seen
+
+
+def test_hardly_a_position_is_padding() -> None:
+    batch = pack(drawn(np.random.default_rng(0)))
+    is_pad = batch.ids == shape.TOKEN_ID["<|endoftext|>"]
+    assert is_pad.float().mean() < 0.1 and not batch.weights[is_pad].any()
+
+
+def test_the_same_step_draws_the_same_batch() -> None:
+    first, again, other = (pack(drawn(np.random.default_rng(seed))).ids for seed in ((7, 3), (7, 3), (7, 4)))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_no_sample_is_longer_than_a_row() -> None:
+    too_long = Sample(ids=[0] * 11, weights=[1.0] * 11)
+    batch = pack(iter([too_long, Sample(ids=[1] * 10, weights=[1.0] * 10)]), num_rows=1, row_len=10)
+    assert batch.ids.tolist() == [[1] * 10]
+
+
+@torch.no_grad()
+def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: Thinker) -> None:
+    short = samples(4)
+    batch = pack(iter(short), num_rows=1, row_len=500)
+    lean = hidden_states(thinker, batch)[0]
+    at = 0
+    for each in short:
+        theirs = thinker.model(input_ids=torch.tensor([each.ids]), use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(lean[at : at + len(each.ids)], theirs, atol=1e-4, rtol=1e-4)
+        at += len(each.ids)
+
+
+def test_the_embedding_is_the_shared_table_and_stays(thinker: Thinker) -> None:
+    assert torch.equal(thinker.model.embed_tokens.weight, shape.text_table())
+    assert not thinker.model.embed_tokens.weight.requires_grad
+
+
+def test_an_answer_does_not_depend_on_what_is_asked_beside_it(thinker: Thinker) -> None:
+    prompts = [prompt(dialogue) for dialogue in islice(dialogues("held_out", 9, 1), 3)]
+    assert answer(thinker, prompts, max_len=12) == [answer(thinker, [each], max_len=12)[0] for each in prompts]
+
+
+def test_a_dialogue_is_learnt_by_heart() -> None:
+    learner = Thinker(seed=2)
+    optimizer = torch.optim.AdamW([each for each in learner.parameters() if each.requires_grad], lr=2e-3)
+    batch = pack(iter([sample(TALK.turns)]), num_rows=1, row_len=32)
+    for _ in range(30):
+        optimizer.zero_grad()
+        text, pointer = losses(learner, batch)
+        torch.add(text, pointer).backward()
+        optimizer.step()
+    said = answer(learner, [prompt(TALK)], max_len=20)
+    assert said == ["hello you"]
+    other = Dialogue(turns=(*TALK.turns[:-1], Turn(role="assistant", text="hello me")), family="itself")
+    assert is_answered(learner, [TALK, other]) == [True, False]
+    expected = {"right": 0.5, "right_greetings": 1.0, "right_itself": 0.0}
+    assert scores([TALK, other], said * 2) == expected
+
+
+def test_an_answer_that_holds_a_special_symbol_is_none() -> None:
+    until_end = subject._until_end  # pyright: ignore[reportPrivateUsage]
+    end, start = shape.TOKEN_ID["<|im_end|>"], shape.TOKEN_ID["<|im_start|>"]
+    assert until_end([*encode("one"), end, start]) == "one"
+    assert until_end([*encode("one"), start, end]) == ""
