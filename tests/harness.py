@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import redis
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
@@ -29,7 +30,7 @@ ARENA_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class ThreadFleet:
-    """What a test may look into. `stop()` ends every thread and fails the test if one does not end."""
+    """What a test may look into. `stop()` ends every thread, fails the test if one does not end, and closes what was opened."""
 
     config: FleetConfig
     url: str
@@ -37,10 +38,12 @@ class ThreadFleet:
     loops: list[WorkerLoop] = field(default_factory=list[WorkerLoop])
     stopping: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    clients: list[redis.Redis] = field(default_factory=list[redis.Redis])
 
     def add_worker(self, stage: StageName, built: BuiltStage, transfer: Transfer | None = None) -> WorkerLoop:
         worker = new_worker_id(stage, "test", len(self.loops))
         client = connect(self.url)
+        self.clients.append(client)
         transfer = transfer or open_transfer("redis", worker, ARENA_BYTES, ARENA_BYTES)
         fields = {"kind": "worker", "capacity": str(self.config.stage(stage).max_batch), "transfer": transfer.metadata()}
         run(client, scripts.register(worker, stage, LEASE_US, fields))
@@ -63,13 +66,16 @@ class ThreadFleet:
         for thread in self.threads:
             thread.join(timeout=10)
             assert not thread.is_alive(), "a fleet thread does not end"
+        for client in self.clients:
+            client.close()
 
 
 @contextmanager
 def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> Generator[ThreadFleet]:
     """One conductor and one worker per stage, on the fake engine unless `overrides` say otherwise."""
     config = load_config(None, ("engine=fake", "device=cpu", *overrides))
-    fleet = ThreadFleet(config=config, url=url, driver=Driver(config, connect(url), WorkerId("conductor@test")))
+    client = connect(url)
+    fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
     try:
         fleet.start_conductor()
         for stage in config.graph_declaration().stages:

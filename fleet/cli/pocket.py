@@ -17,6 +17,7 @@ def train(
     threads: Annotated[int, typer.Option(help="CPU threads of a training.")] = 1,
     workers: Annotated[int, typer.Option(help="Processes that speak and record.")] = 1,
     share: Annotated[float, typer.Option(help="Of every training's steps: 0.01 tries the recipe out.")] = 1.0,
+    start: Annotated[Path | None, typer.Option(help="A folder made before, whose weights the trainings begin with.")] = None,
 ) -> None:
     """Make Pocket from nothing: hours on two CPU cores. Stop it at any time: the same command goes on.
 
@@ -29,7 +30,7 @@ def train(
         from fleet.pocket import recipe
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    recipe.make(recipe.Work(folder=work, threads=threads, workers=workers, share=share), steps or [])
+    recipe.make(recipe.Work(folder=work, threads=threads, workers=workers, share=share, start=start), steps or [])
 
 
 @app.command(name="steps")

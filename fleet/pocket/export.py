@@ -86,6 +86,23 @@ def export(parts: Mapping[str, Path], out_dir: Path, *, answering: Answering | N
     return out_dir
 
 
+def part_of(folder: Path, part: str) -> dict[str, Tensor]:
+    """The weights of one part of an exported folder, in single precision and by the names of its training.
+
+    Raises: ConfigError if the folder holds no weights.
+    """
+    if not (folder / "model.safetensors").is_file():
+        raise ConfigError(f"{folder} holds no model.safetensors; name a folder that `fleet pocket train` wrote", param="start")
+    transformers: Any = import_module("transformers")  # its reading of the folder: the stored names are older than the model's
+    model = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    return {
+        begins + name.removeprefix(placed): value.contiguous()
+        for begins, placed in PLACES[part].items()
+        for name, value in model.state_dict().items()
+        if name.startswith(placed)
+    }
+
+
 def _drawn_model() -> Any:
     transformers: Any = import_module("transformers")  # seconds to import, and its types are incomplete
     config = transformers.Qwen3OmniMoeConfig.from_dict(shape.model_config())

@@ -21,9 +21,14 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Where and with what. `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it."""
+    """Where and with what.
+
+    `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it. `start`: an exported folder
+    whose weights the trainings begin with, of the same shape and, for codec and Talker, the same codebook.
+    """
 
     folder: Path = DEFAULT_FOLDER
+    start: Path | None = None
     threads: int = 1
     workers: int = 1
     share: float = 1.0
@@ -48,8 +53,14 @@ class Work:
     def weights(self, part: str) -> Path:
         return self.parts / f"{part}.safetensors"
 
+    def scaled(self, schedule: Schedule) -> Schedule:
+        return schedule.scaled(self.share)
+
     def train(self, part: Part, schedule: Schedule) -> None:
-        train(part, self.parts, schedule.scaled(self.share), seed=shape.SEED)
+        from fleet.pocket.export import PLACES, part_of
+
+        start = part_of(self.start, part.name) if self.start and part.name in PLACES else None
+        train(part, self.parts, schedule.warm() if start else schedule, seed=shape.SEED, start=start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +93,7 @@ def _recordings(work: Work) -> None:
 def _thinker(work: Work) -> None:
     from fleet.pocket.train import thinker
 
-    work.train(thinker.ThinkerPart(shape.SEED), thinker.schedule())
+    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.schedule()))
 
 
 def _codec(work: Work) -> None:
@@ -91,26 +102,26 @@ def _codec(work: Work) -> None:
     from fleet.pocket.train import codec
 
     book = Codebook.load(work.speech / CODEBOOK)
-    work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), codec.SCHEDULE)
+    work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), work.scaled(codec.SCHEDULE))
 
 
 def _talker(work: Work) -> None:
     from fleet.pocket.train import talker
 
-    schedule = talker.SCHEDULE.scaled(work.share)
-    train(talker.TalkerPart(work.speech, steps=schedule.steps), work.parts, schedule, seed=shape.SEED)
+    schedule = work.scaled(talker.SCHEDULE)
+    work.train(talker.TalkerPart(work.speech, steps=schedule.steps), schedule)
 
 
 def _hearing(work: Work) -> None:
     from fleet.pocket.train import hearing
 
-    work.train(hearing.HearingPart(work.recordings, shape.SEED), hearing.SCHEDULE)
+    work.train(hearing.HearingPart(work.recordings, shape.SEED), work.scaled(hearing.SCHEDULE))
 
 
 def _joint(work: Work) -> None:
     from fleet.pocket.train import joint
 
-    work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), joint.SCHEDULE)
+    work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE))
 
 
 def _export(work: Work) -> None:

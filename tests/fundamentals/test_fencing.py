@@ -1,5 +1,6 @@
 """Fencing: a write that needs a right is refused, in the same script, once a higher epoch has been granted."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,7 +56,7 @@ class Control:
 
 
 @pytest.fixture(params=["redis", "fakeredis"])
-def control(request: pytest.FixtureRequest) -> Control:
+def control(request: pytest.FixtureRequest) -> Iterator[Control]:
     """On the real server, and on the fake that unit tests of the control plane may use: both must answer alike."""
     if request.param == "fakeredis":
         client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
@@ -69,7 +70,8 @@ def control(request: pytest.FixtureRequest) -> Control:
     submit = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
     control = Control(client, leader)
     assert control.run(submit) == "ok"
-    return control
+    yield control
+    client.close()
 
 
 def test_a_grant_on_an_old_epoch_is_refused(control: Control) -> None:

@@ -203,3 +203,4 @@ def run_conductor(config: FleetConfig, redis_url: str) -> None:
     driver.run()
     if driver.leader:
         run(client, scripts.lead(driver.me, driver.leader, 1))
+    client.close()

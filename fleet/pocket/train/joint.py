@@ -182,14 +182,15 @@ class JointPart:
         return self._listener
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Cross-entropy per weighted symbol of text, and CTC of the sounds. `clips`: in the batch."""
+        """Cross-entropy per weighted symbol, of pointing where it is typed, and CTC of the sounds. `clips`: in the batch."""
         clips = Clips()
         batch = pack(self._draw.samples(rng, clips), NUM_ROWS)
         embedded = embed(self._listener, batch.ids, clips)
-        text = text_loss(self._listener, batch, embedded, self._block)
+        text, pointer = text_losses(self._listener, batch, embedded, self._block)
         ctc = sound_loss(embedded)
-        figures = {"text": float(text.detach()), "ctc": float(ctc.detach())}
-        return text + CTC_WEIGHT * ctc, figures | {"clips": sum(len(texts) for _, _, texts in embedded.heard)}
+        figures = {"text": float(text.detach()), "pointer": float(pointer.detach()), "ctc": float(ctc.detach())}
+        total = text + thinker.POINTER_WEIGHT * pointer + CTC_WEIGHT * ctc
+        return total, figures | {"clips": sum(len(texts) for _, _, texts in embedded.heard)}
 
     def evaluate(self) -> Mapping[str, float]:
         """On what is held out, by known voices and without noise."""
@@ -206,17 +207,15 @@ def load_parts(listener: Listener, parts: Path) -> None:
     listener.load_state_dict(weights)
 
 
-def text_loss(listener: Listener, batch: Batch, embedded: Embedded, block: Block) -> Tensor:
-    angles = batch.positions[:, None, :, None] * listener.model.rotary_emb.inv_freq
-    states, cos, sin = embedded.states, angles.cos(), angles.sin()
-    for layer in listener.model.layers:
-        states = block(layer, states, cos, sin, batch.mask)
+def text_losses(listener: Listener, batch: Batch, embedded: Embedded, block: Block) -> tuple[Tensor, Tensor]:
+    """Of the next symbol, and of pointing, as `thinker.losses` has them."""
+    states, pointing = thinker.through(listener, embedded.states, batch, block)
     weights = batch.weights[:, 1:]
     # Only where there is something to learn: most positions are sound.
     is_scored = weights > 0
-    logits = listener.lm_head(listener.model.norm(states[:, :-1][is_scored]))
+    logits = listener.lm_head(states[:, :-1][is_scored])
     each = functional.cross_entropy(logits, batch.ids[:, 1:][is_scored], reduction="none")
-    return (each * weights[is_scored]).sum() / weights.sum()
+    return (each * weights[is_scored]).sum() / weights.sum(), thinker.pointer_loss(listener, batch, pointing)
 
 
 def sound_loss(embedded: Embedded) -> Tensor:

@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fleet.core.errors import ConfigError
+
 SAVE_EVERY_S = 60.0
 
 
@@ -37,6 +39,10 @@ class Schedule:
     def scaled(self, share: float) -> "Schedule":
         """The same with a share of the steps."""
         return replace(self, steps=max(1, round(self.steps * share)))
+
+    def warm(self) -> "Schedule":
+        """The same from trained weights: half the rate, so that what is known is not lost."""
+        return replace(self, learning_rate=self.learning_rate / 2)
 
     def rate(self, step: int) -> float:
         """The learning rate at a step, from 0 up to `steps`."""
@@ -65,14 +71,15 @@ class Part(Protocol):
         ...
 
 
-def train(part: Part, folder: Path, schedule: Schedule, *, seed: int) -> Path:
+def train(part: Part, folder: Path, schedule: Schedule, *, seed: int, start: Mapping[str, Tensor] | None = None) -> Path:
     """Train to the schedule's end, going on from what `folder` holds, and return the file of the weights.
 
+    A run that has not begun begins with the weights in `start`; those it does not name stay as drawn.
     Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (where it is) and `NAME.log.jsonl` (curves).
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = _Run(part, folder, schedule)
-    step = run.resume()
+    step = run.resume(start or {})
     saved_s = time.monotonic()
     with tqdm(total=schedule.steps, initial=step, desc=part.name, unit="step", mininterval=5) as bar:
         while step < schedule.steps:
@@ -105,8 +112,11 @@ class _Run:
         self._begun_s = time.monotonic()
         self._spent_s = 0.0
 
-    def resume(self) -> int:
+    def resume(self, start: Mapping[str, Tensor]) -> int:
         if not self._progress.exists():
+            strange = self._part.module.load_state_dict(start, strict=False).unexpected_keys
+            if strange:
+                raise ConfigError(f"start: {self._part.name} has no {strange[0]}; start it from nothing", param="start")
             return 0
         progress = json.loads(self._progress.read_text())
         tag = str(progress["tag"])
