@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import redis
+from redis.exceptions import ResponseError
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
@@ -23,6 +24,7 @@ from fleet.transfer.factory import open_transfer
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import build_stage
+from tests.support import wait_until
 
 LEASE_US = 3_600_000_000
 ARENA_BYTES = 16 * 1024 * 1024
@@ -35,12 +37,18 @@ class ThreadFleet:
     config: FleetConfig
     url: str
     driver: Driver
+    checkpoint: Path = Path()
     loops: list[WorkerLoop] = field(default_factory=list[WorkerLoop])
     stopping: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
     clients: list[redis.Redis] = field(default_factory=list[redis.Redis])
+    killed: set[WorkerId] = field(default_factory=set[WorkerId])
+    fenced: set[WorkerId] = field(default_factory=set[WorkerId])
 
-    def add_worker(self, stage: StageName, built: BuiltStage, transfer: Transfer | None = None) -> WorkerLoop:
+    def add_worker(
+        self, stage: StageName, built: BuiltStage | None = None, transfer: Transfer | None = None
+    ) -> WorkerLoop:
+        built = built or build_stage(self.config, stage, self.checkpoint)
         worker = new_worker_id(stage, "test", len(self.loops))
         client = connect(self.url)
         self.clients.append(client)
@@ -49,8 +57,36 @@ class ThreadFleet:
         run(client, scripts.register(worker, stage, LEASE_US, fields))
         loop = WorkerLoop(self.config, worker, RoleName(stage), built, Link(client, worker, RoleName(stage)), transfer)
         self.loops.append(loop)
-        self._start(lambda: loop.run(self.stopping.is_set, lambda: None))
+        self._start(lambda: self._serve(loop))
         return loop
+
+    def _serve(self, loop: WorkerLoop) -> None:
+        """One incarnation. Once fenced it has no inbox any more, and the next read ends it."""
+        try:
+            loop.run(lambda: self.stopping.is_set() or loop.worker in self.killed, lambda: None)
+        except ResponseError:
+            if loop.worker not in self.fenced:
+                raise
+        self.killed.add(loop.worker)
+
+    def owner(self, request: RequestId, stage: StageName) -> WorkerLoop:
+        """Whoever runs the task now; a test fails if nobody takes it."""
+
+        def loop_of() -> WorkerLoop | None:
+            live = [loop for loop in self.loops if loop.worker not in self.killed and loop.stage == stage]
+            return next((loop for loop in live if request in loop.tasks), None)
+
+        return wait_until(loop_of, f"somebody to run {stage}")
+
+    def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
+        """Between two turns the worker is no more, with what it held; its lease is taken as lapsed."""
+        self.killed.add(loop.worker)
+        self.bury(loop, died=died)
+
+    def bury(self, loop: WorkerLoop, *, died: bool = True) -> None:
+        """Take a worker's right, though it may not know it yet."""
+        self.fenced.add(loop.worker)
+        run(self.clients[0], scripts.fence_worker("", loop.worker, died=died))
 
     def start_conductor(self) -> None:
         self._start(self.driver.run)
@@ -76,10 +112,11 @@ def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> G
     config = load_config(None, ("engine=fake", "device=cpu", *overrides))
     client = connect(url)
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
+    fleet.checkpoint = checkpoint or Path()
     try:
         fleet.start_conductor()
         for stage in config.graph_declaration().stages:
-            fleet.add_worker(stage.name, build_stage(config, stage.name, checkpoint or Path()))
+            fleet.add_worker(stage.name)
         yield fleet
     finally:
         fleet.stop()
@@ -129,5 +166,6 @@ async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:
-    """Requests any worker still holds something for."""
-    return {request for loop in fleet.loops for request in (*loop.tasks, *loop.lingering)}
+    """Requests any living worker still holds something for."""
+    living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
+    return {request for loop in living for request in (*loop.tasks, *loop.lingering)}

@@ -22,12 +22,13 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0."""
+    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0. `alone`: nothing runs beside it."""
 
     stage: StageName
     state: TaskState = TaskState.PENDING
     epoch: Epoch = Epoch(0)
     owner: WorkerId | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, Set
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
+MAX_DEATHS = 2
+"""Workers that may die over a task without progress before it runs alone: the cause may have been a batch mate."""
 Decision = tuple[ConductorState, tuple[Command, ...]]
 
 
@@ -47,7 +49,10 @@ def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
-    return _move(state, event.request, event.stage, event.epoch, Happened.GRANTED)
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    again = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
+    return _move(state, event.request, event.stage, event.epoch, Happened.REMADE if again else Happened.GRANTED)
 
 
 @_decide.register
@@ -70,8 +75,27 @@ def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
     if event.stage == CLIENT:
         return _end(state, event.request, "aborted", "aborted", "the gateway that held the client is gone")
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    if record is None or task is None or event.epoch < task.epoch:
+        return state, ()
     state, _ = _move(state, event.request, event.stage, event.epoch, Happened.LOST)
-    return _end(state, event.request, "failed", "worker_lost", f"the worker of stage {event.stage} died; try again")
+    if event.alone and event.deaths > MAX_DEATHS:
+        message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with nothing else to do"
+        return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
+    lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
+    record = state.requests[event.request].with_task(lost)
+    return state.with_request(record), () if record.ending else (_grant(record, lost),)
+
+
+@_decide.register
+def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
+    """A task that still runs makes them again by itself; one that has finished is granted anew."""
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    if record is None or task is None or record.ending or task.state is not TaskState.FINISHED or task.epoch != event.epoch:
+        return state, ()
+    return state, (_grant(record, task, remake=True),)
 
 
 @_decide.register
@@ -125,10 +149,12 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker),)
 
 
-def _grant(record: RequestRecord, task: TaskRecord) -> GrantTask:
+def _grant(record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
     """A role is a whole stage here; placement narrows it where walks or layer spans are served apart."""
     role = RoleName(task.stage)
-    return GrantTask(request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch)
+    return GrantTask(
+        request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake
+    )
 
 
 def _move(
@@ -156,10 +182,13 @@ def _settle(state: ConductorState, record: RequestRecord) -> Decision:
 
 
 def _end(
-    state: ConductorState, request: RequestId, how: str, code: str = "", message: str = "", param: str | None = None
-) -> Decision:
+    state: ConductorState, request: RequestId, how: str, code: str = "", message: str = "", param: str | None = None,
+    dead_stage: StageName | None = None,
+) -> Decision:  # fmt: skip
     record = state.requests.get(request)
     if record is None or record.ending:
         return state, ()
     state = state.with_request(replace(record, ending=True))
-    return state, (EndRequest(request=request, state=how, code=code, message=message, param=param),)
+    return state, (
+        EndRequest(request=request, state=how, code=code, message=message, param=param, dead_stage=dead_stage),
+    )

@@ -12,6 +12,8 @@ class Happened(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     LOST = "lost"
+    REMADE = "remade"
+    """Granted anew after its end, to make its tensors again."""
 
 
 H = Happened
@@ -35,6 +37,7 @@ TABLE: dict[tuple[S, Happened], S] = {
     (S.GRANTED, H.LOST): S.LOST,
     (S.RUNNING, H.LOST): S.LOST,
     (S.LOST, H.LOST): S.LOST,
+    (S.FINISHED, H.REMADE): S.GRANTED,
     # A fact that was overtaken by the task's end, told again after a change of leader, changes nothing.
     (S.FINISHED, H.GRANTED): S.FINISHED,
     (S.FINISHED, H.CLAIMED): S.FINISHED,

@@ -3,50 +3,76 @@
 from pathlib import Path
 from typing import cast
 
-import yaml
 from pydantic import ValidationError
 
+from fleet.config.check import first_broken_rule
+from fleet.config.explain import Problem, first_problem
+from fleet.config.names import dotted, shown
 from fleet.config.schema import FleetConfig
+from fleet.config.yaml_text import Malformed, parse_yaml
 from fleet.core.errors import ConfigError
 
 Tree = dict[str, object]
+MAX_FILE_BYTES = 1024 * 1024
 
 
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConfig:
     """Read `path` (None: all defaults), apply `KEY=VALUE` overrides, check the whole.
 
-    Raises: ConfigError with one line that names the file, the field and the fix.
+    Raises: ConfigError with one line that names the file or the override, the field and the fix.
     """
-    where = str(path) if path else "the defaults"
-    tree = _read(path) if path else {}
-    tree = apply_overrides(tree, overrides)
+    given = _read(path) if path else {}
+    tree = apply_overrides(given, overrides)
     try:
-        return FleetConfig.model_validate(tree)
+        config = FleetConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_first_problem(error)}", param=_first_field(error)) from error
+        raise _refusal(path, overrides, first_problem(error)) from error
+    problem = first_broken_rule(config)
+    if problem is not None:
+        raise _refusal(path, overrides, problem)
+    return config
 
 
 def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
-    """Set dotted keys, values parsed as YAML: `stages.NAME.max_batch=8`, `checkpoint=/models/x`."""
+    """Set dotted keys, values parsed as YAML: `stages.NAME.max_batch=8`, `checkpoint=/models/x`.
+
+    Raises: ConfigError naming the override.
+    """
     result = _copy(tree)
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {text!r}: write KEY=VALUE, such as --set web.port=8001", param="--set")
-        try:
-            parsed: object = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {key}: {value!r} is not a YAML value", param=key) from error
-        _set(result, key.strip().split("."), parsed, text)
+            raise ConfigError(f"--set {shown(text)}: write KEY=VALUE, such as --set web.port=8001", param="--set")
+        parts = _parts(key)
+        if not all(parts):
+            raise ConfigError(f"--set {shown(text)}: a part of the key is empty; write it as in web.port", param="--set")
+        _set(result, parts, _parse(parts, value), text)
     return result
+
+
+def _parts(key: str) -> list[str]:
+    return [part.strip() for part in key.split(".")]
+
+
+def _parse(parts: list[str], value: str) -> object:
+    if not value:
+        return ""
+    try:
+        return parse_yaml(value)
+    except Malformed as error:
+        at = dotted([*parts, error.field]) if error.field else dotted(parts)
+        raise ConfigError(f"--set {at}: {shown(value)} is not a YAML value: {error.problem}", param=at) from error
 
 
 def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
     node = tree
-    for part in path[:-1]:
-        child = node.setdefault(part, {})
+    for depth, part in enumerate(path[:-1], start=1):
+        child = node.get(part)
+        if child is None:
+            child = node[part] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"--set {text!r}: {part} is a value, not a section", param=part)
+            field = dotted(path[:depth])
+            raise ConfigError(f"--set {shown(text)}: {field} is a value, not a section; set {field} itself", param=field)
         node = cast(Tree, child)
     node[path[-1]] = value
 
@@ -56,31 +82,41 @@ def _copy(tree: Tree) -> Tree:
 
 
 def _read(path: Path) -> Tree:
+    text = _read_text(path)
     try:
-        tree = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such configuration file", param="--config") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", param="--config") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise ConfigError(f"{path}: not valid YAML{line}: {getattr(error, 'problem', error)}", param="--config") from error
+        tree = parse_yaml(text)
+    except Malformed as error:
+        raise ConfigError(f"{path}: {error.message}", param=error.field or "--config") from error
     if tree is None:
-        return {}
+        raise ConfigError(f"{path}: is empty; write {{}} into it to take every default", param="--config")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must be a mapping of keys to values, not {type(tree).__name__}", param="--config")
+        raise ConfigError(f"{path}: must be a mapping of keys to values, not {_noun(tree)}", param="--config")
     return cast(Tree, tree)
 
 
-def _first_field(error: ValidationError) -> str:
-    return ".".join(str(part) for part in error.errors()[0]["loc"])
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such configuration file", param="--config") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", param="--config") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}: is not UTF-8 (line {line}); save it as UTF-8", param="--config") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a deployment is a few hundred", param="--config")
+    return text
 
 
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors()[0]
-    field = _first_field(error)
-    if first["type"] == "extra_forbidden":
-        return f"{field}: unknown key; remove it or check its spelling"
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{field}: {message} (got {first['input']!r})" if field else message
+def _noun(tree: object) -> str:
+    return "a list" if isinstance(tree, list) else "a single value"
+
+
+def _refusal(path: Path | None, overrides: tuple[str, ...], problem: Problem) -> ConfigError:
+    """Names the override where the field came from one, else the file."""
+    keys = [tuple(_parts(text.partition("=")[0])) for text in overrides]
+    where = "--set " if any(key == problem.path[: len(key)] for key in keys) else f"{path or 'the defaults'}: "
+    return ConfigError(f"{where}{problem.field}: {problem.message}", param=problem.field)

@@ -1,16 +1,26 @@
-"""The shape of a deployment file. Defaults are what a laptop wants; unknown keys are refused."""
+"""The shape of a deployment file. Defaults are what a laptop wants; unknown keys are refused.
+
+What one value may be is said here; what several must be together, in `check.py`.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from fleet.config import values
+from fleet.config.values import Number, Whole
 from fleet.core.ids import EdgeName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
-Positive = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
+Text = Annotated[str, BeforeValidator(values.text)]
+Folder = Annotated[Path, BeforeValidator(values.folder)]
+Device = Annotated[str, BeforeValidator(values.device)]
+Host = Annotated[str, BeforeValidator(values.host)]
+Port = Annotated[int, BeforeValidator(values.port)]
+Switch = Annotated[bool, BeforeValidator(values.switch)]
+Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
+"""Counts of tokens, frames, chunks: beyond a million nobody means it."""
 
 MAX_ACK_STRIDE = 16
 
@@ -23,92 +33,110 @@ class PolicyConfig(Strict):
     """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats."""
 
     kind: Literal["each", "ramp", "all"]
-    ramp: tuple[Positive, ...] = ()
+    ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
 
-    @model_validator(mode="after")
-    def _ramp_given(self) -> "PolicyConfig":
-        if self.kind == "ramp" and not self.ramp:
-            raise ValueError("ramp: give the chunk sizes, such as [2, 4, 8, 16, 25]")
-        return self
+    @field_validator("ramp")
+    @classmethod
+    def _ramp_given(cls, ramp: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        if info.data.get("kind") == "ramp" and not ramp:
+            raise ValueError("kind ramp needs the chunk sizes, such as [2, 4, 8, 16, 25]")
+        return ramp
 
 
 class EdgeConfig(Strict):
-    credits: Positive | None = None
+    credits: Items | None = None
     policy: PolicyConfig | None = None
 
 
-class StageConfig(Strict):
-    """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores."""
+class SamplingDefaults(Strict):
+    """What `stages.NAME.sampling` may hold: the ranges that the API holds requests to. A seed and stops are a request's own."""
 
-    replicas: Annotated[int, Field(ge=0)] = 1
-    max_batch: Positive = 16
-    prefill_chunk_tokens: Positive = 256
-    kv_pages: Positive = 1024
-    page_size_tokens: Positive = 16
-    threads: Positive = 1
-    device: str | None = None
+    temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
+    top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
+    top_k: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 0
+    repetition_penalty: Annotated[float, BeforeValidator(Number(0, 10, above=True))] = 1.0
+    frequency_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
+    presence_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
+    max_tokens: Items = 256
+
+
+class StageConfig(Strict):
+    """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores.
+
+    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `sampling` holds fields of `SamplingDefaults`.
+    """
+
+    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
+    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
+    prefill_chunk_tokens: Items = 256
+    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 1024
+    page_size_tokens: Annotated[int, BeforeValidator(Whole(1, 1024))] = 16
+    threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
+    device: Device | None = None
     transition_source: Literal["producer", "conductor"] | None = None
-    sampling: dict[str, float | int] = {}
-    extra: dict[str, str | int | float | bool] = {}
+    sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
+    extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
 
 class Limits(Strict):
     """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429."""
 
-    max_requests: Positive = 64
-    max_body_bytes: Positive = 32 * 1024 * 1024
-    max_prompt_tokens: Positive = 8192
-    max_audio_s: PositiveFloat = 120.0
-    max_answer_tokens: Positive = 4096
-    max_messages: Positive = 256
+    max_requests: Items = 64
+    max_body_bytes: Annotated[int, BeforeValidator(Whole(1, 2**32))] = 32 * 1024 * 1024
+    max_prompt_tokens: Items = 8192
+    max_audio_s: Annotated[float, BeforeValidator(Number(0, 86_400, above=True))] = 120.0
+    max_answer_tokens: Items = 4096
+    max_messages: Items = 256
 
 
 class WebConfig(Strict):
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    model_name: str | None = None
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    model_name: Text | None = None
 
 
 class RedisConfig(Strict):
     """The embedded server, used only where REDIS_URL is not set. `data_dir` null is `redis` under the deployment's own."""
 
-    data_dir: Path | None = None
-    port: Annotated[int, Field(ge=0, le=65535)] = 6399
+    data_dir: Folder | None = None
+    port: Port = 6399
 
 
 class LeaseConfig(Strict):
     """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
     `no_worker_s` fails its request, so that nobody waits for ever.
+
+    Leases are renewed three times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
     """
 
-    worker_s: PositiveFloat = 3.0
-    conductor_s: PositiveFloat = 3.0
-    unclaimed_s: PositiveFloat = 2.0
-    no_worker_s: PositiveFloat = 30.0
+    worker_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 3.0
+    conductor_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 3.0
+    unclaimed_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
+    no_worker_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
 
 
 class TransferConfig(Strict):
     """`auto` is NIXL where it is installed, else inline through Redis with a warning."""
 
     kind: Literal["auto", "nixl", "redis"] = "auto"
-    arena_mib: Positive = 64
-    request_cap_mib: Positive = 32
-    deadline_s: PositiveFloat = 5.0
+    arena_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 64
+    request_cap_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 32
+    deadline_s: Annotated[float, BeforeValidator(Number(0.01, 3600))] = 5.0
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" makes a tiny random one on first start."""
+    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one made on first start."""
 
-    graph: str = DEFAULT_GRAPH
-    checkpoint: str = "auto"
+    graph: Text = DEFAULT_GRAPH
+    checkpoint: Text = "auto"
     engine: Literal["torch", "fake"] = "torch"
-    device: str = "auto"
+    device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     numerics: Literal["fast", "invariant"] = "fast"
-    async_chunk: bool = True
+    async_chunk: Switch = True
     transition_source: Literal["producer", "conductor"] = "producer"
-    retention_s: Positive = 600
-    data_dir: Path = Path(".fleet")
+    retention_s: Annotated[int, BeforeValidator(Whole(1, 31_536_000))] = 600
+    data_dir: Folder = Path(".fleet")
     stages: dict[str, StageConfig] = {}
     edges: dict[str, EdgeConfig] = {}
     limits: Limits = Limits()
@@ -116,18 +144,6 @@ class FleetConfig(Strict):
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()
-
-    @model_validator(mode="after")
-    def _names_exist(self) -> "FleetConfig":
-        graph = get_graph(self.graph)
-        stages, edges = {s.name for s in graph.stages}, {e.name for e in graph.edges}
-        for name in self.stages:
-            if name not in stages:
-                raise ValueError(f"stages.{name}: graph {graph.name} has no such stage; it has {', '.join(sorted(stages))}")
-        for name in self.edges:
-            if name not in edges:
-                raise ValueError(f"edges.{name}: graph {graph.name} has no such edge; it has {', '.join(sorted(edges))}")
-        return self
 
     @property
     def redis_data_dir(self) -> Path:

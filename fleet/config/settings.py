@@ -1,10 +1,17 @@
 """The environment: where things are, and secrets; nothing else is read from it."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from fleet.config.values import MAX_PORT
 from fleet.core.errors import ConfigError
+
+_SERVER_SCHEMES = ("redis", "rediss")
+_PORT = re.compile(r"[0-9]{1,5}")
+_DATABASE = re.compile(r"/?[0-9]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +25,43 @@ class Settings:
 
 
 def read_settings(env: dict[str, str] | None = None) -> Settings:
-    """Raises: ConfigError if FLEET_PORT is not a port."""
+    """Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL not an address."""
     env = dict(os.environ) if env is None else env
     port = env.get("FLEET_PORT") or None
-    if port is not None and not (port.isdigit() and int(port) <= 65535):
-        raise ConfigError(f"FLEET_PORT: {port!r} is not a port; use a number from 0 to 65535", param="FLEET_PORT")
+    if port is not None and not (_PORT.fullmatch(port) and int(port) <= MAX_PORT):
+        fix = f"use a number from 1 to {MAX_PORT}, or 0 for a free one"
+        raise ConfigError(f"FLEET_PORT: {port!r} is not a port; {fix}", param="FLEET_PORT")
     config = env.get("FLEET_CONFIG")
     return Settings(
-        redis_url=env.get("REDIS_URL") or None,
+        redis_url=_redis_url(env.get("REDIS_URL")),
         config_path=Path(config) if config else None,
         api_key=env.get("FLEET_API_KEY") or None,
         port=int(port) if port else None,
     )
+
+
+def _redis_url(url: str | None) -> str | None:
+    """The address as given; never shown, since it may bear a password."""
+    if not url:
+        return None
+    wrong = _wrong_with(url)
+    if wrong:
+        raise ConfigError(f"REDIS_URL: not a Redis address ({wrong}); write redis://HOST:PORT", param="REDIS_URL")
+    return url
+
+
+def _wrong_with(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return f"its port is not a number from 1 to {MAX_PORT}"
+    if parts.scheme == "unix":
+        return None if parts.path else "it names no socket"
+    if parts.scheme not in _SERVER_SCHEMES:
+        return "it begins with neither redis:// nor rediss:// nor unix://"
+    if not parts.hostname:
+        return "it names no host"
+    if port == 0:
+        return f"its port is not a number from 1 to {MAX_PORT}"
+    return None if _DATABASE.fullmatch(parts.path) else "what follows the port is not the number of a database"

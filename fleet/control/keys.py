@@ -14,6 +14,7 @@ LIVE = PREFIX + "live"
 EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
 CONFIG = PREFIX + "config"
+DEAD = PREFIX + "dead"
 
 
 def worker(worker_id: WorkerId) -> str:
@@ -83,6 +84,7 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
+    Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
     Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
     Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
 )

@@ -41,7 +41,17 @@ class WalkNotice:
     walk: Walk
 
 
-Notice = ChunkNotice | CreditNotice | EndNotice | WalkNotice
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelocationNotice:
+    """The tensors of a chunk were made again: where they are now."""
+
+    request: RequestId
+    edge: EdgeName
+    index: int
+    location: Location
+
+
+Notice = RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
 
 
 def parse_notice(fields: dict[str, bytes]) -> Notice | None:
@@ -56,6 +66,9 @@ def parse_notice(fields: dict[str, bytes]) -> Notice | None:
     if kind == "x":
         state, code, message, param = (text(fields[name]) for name in ("s", "c", "m", "p"))
         return EndNotice(request=request, state=state, code=code, message=message, param=param)
+    if kind == "l":
+        edge, location = EdgeName(text(fields["e"])), decode_location(fields["l"])
+        return RelocationNotice(request=request, edge=edge, index=int(fields["i"]), location=location)
     if kind == "w":
         edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
         return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)

@@ -41,7 +41,7 @@ def sha(name: str) -> str:
 
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
-    "fence_worker", "lead",
+    "fence_worker", "lead", "relocate", "lose_tensors",
 )  # fmt: skip
 
 
@@ -64,6 +64,19 @@ class Append:
     event: ChunkAppended | None
     finish: bool
     num_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relocation:
+    """The remote tensors of an appended chunk were made again by its producing task, and lie at `location` now."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    edge: EdgeName
+    consumer: StageName
+    index: int
+    location: Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +114,11 @@ def submit(
     )  # fmt: skip
 
 
-def grant(leader: str, request: RequestId, stage: StageName, role: RoleName, expected: Epoch) -> Call:
-    return Call("grant", (leader, request, stage, role, expected))
+def grant(
+    leader: str, request: RequestId, stage: StageName, role: RoleName, expected: Epoch,
+    *, alone: bool = False, remake: bool = False,
+) -> Call:  # fmt: skip
+    return Call("grant", (leader, request, stage, role, expected, "1" if alone else "", "1" if remake else ""))
 
 
 def claim(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
@@ -129,6 +145,18 @@ def ack(acks: Sequence[Ack]) -> Call:
     return Call("ack", tuple(args))
 
 
+def relocate(moved: Relocation) -> Call:
+    return Call(
+        "relocate",
+        (moved.request, moved.stage, moved.epoch, moved.edge, moved.consumer, moved.index, encode_location(moved.location)),
+    )
+
+
+def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
+    """`stage` cannot pull what `producer` published: its holder is gone."""
+    return Call("lose_tensors", (request, stage, epoch, producer))
+
+
 def fail(event: TaskFailed) -> Call:
     told = (event.code, event.message, event.param or "")
     return Call("fail", (event.request, event.stage, event.epoch, encode_event(event), *told))
@@ -139,9 +167,12 @@ def set_walk(leader: str, request: RequestId, stage: StageName, edge: EdgeName, 
 
 
 def end_request(
-    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep: Retention
-) -> Call:
-    return Call("end_request", (leader, request, state, code, message, param or "", keep.request_s, keep.client_edge_s))
+    leader: str, request: RequestId, state: str, code: str, message: str, param: str | None, keep: Retention,
+    *, dead_stage: StageName | None = None,
+) -> Call:  # fmt: skip
+    """`dead_stage`: the stage whose workers the request killed; it goes to the dead letters."""
+    ends = (leader, request, state, code, message, param or "", keep.request_s, keep.client_edge_s)
+    return Call("end_request", (*ends, dead_stage or ""))
 
 
 def abort(request: RequestId, right: str | Epoch, reason: str, keep: Retention) -> Call:
@@ -163,9 +194,9 @@ def renew(worker: WorkerId, lease_us: int, vitals: dict[str, int]) -> Call:
     return Call("renew", (worker, lease_us, *pairs))
 
 
-def fence_worker(leader: str, worker: WorkerId) -> Call:
-    """`leader` "" is the worker saying goodbye itself."""
-    return Call("fence_worker", (leader, worker, encode_event(WorkerLeft(worker=worker))))
+def fence_worker(leader: str, worker: WorkerId, *, died: bool = False) -> Call:
+    """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end."""
+    return Call("fence_worker", (leader, worker, encode_event(WorkerLeft(worker=worker)), "1" if died or leader else ""))
 
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:

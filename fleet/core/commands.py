@@ -10,12 +10,17 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class GrantTask(Command, frozen=True, kw_only=True):
-    """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`."""
+    """Offer the task to a role. Refused unless the task's epoch is still `expected_epoch`.
+
+    `alone`: to a worker that runs nothing beside it. `remake`: it has finished, and is to make its tensors again.
+    """
 
     request: RequestId
     stage: StageName
     role: RoleName
     expected_epoch: Epoch
+    alone: bool = False
+    remake: bool = False
 
 
 class SetWalk(Command, frozen=True, kw_only=True):
@@ -29,13 +34,17 @@ class SetWalk(Command, frozen=True, kw_only=True):
 
 
 class EndRequest(Command, frozen=True, kw_only=True):
-    """Close the request: `state` is finished, failed or aborted; every task's epoch is raised."""
+    """Close the request: `state` is finished, failed or aborted; every task's epoch is raised.
+
+    `dead_stage`: the stage whose workers it killed; the request becomes a dead letter.
+    """
 
     request: RequestId
     state: str
     code: str = ""
     message: str = ""
     param: str | None = None
+    dead_stage: StageName | None = None
 
 
 class FenceWorker(Command, frozen=True, kw_only=True):

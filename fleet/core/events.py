@@ -58,7 +58,20 @@ class TaskFailed(Event, frozen=True, kw_only=True):
 
 
 class TaskLost(Event, frozen=True, kw_only=True):
-    """The task's owner was fenced; its epoch has been raised."""
+    """The task's owner was fenced; its epoch has been raised.
+
+    `deaths`: how many workers have died over it since it last appended anything. `alone`: this one ran nothing else.
+    """
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    deaths: int = 0
+    alone: bool = False
+
+
+class TensorsLost(Event, frozen=True, kw_only=True):
+    """What the task at this epoch had published is gone with its worker, and its consumer waits for it."""
 
     request: RequestId
     stage: StageName
@@ -111,8 +124,8 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | AnswerDelivered
-    | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
+    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | TensorsLost
+    | AnswerDelivered | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
 )
 
 _encoder = msgspec.json.Encoder()

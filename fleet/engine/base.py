@@ -20,11 +20,16 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One request's settings. `params` are free-form strings that only the model behind the engine reads (a voice, say)."""
+    """One request's settings. `params` are free-form strings that only the model behind the engine reads (a voice, say).
+
+    `history` is what an earlier owner's engine drew for this request, from the first on and joined along axis 0: it is not drawn
+    again but returned again, and what follows continues it. Empty for a request that begins.
+    """
 
     request_id: RequestId
     sampling: Sampling
     params: Mapping[str, str] = field(default_factory=dict[str, str])
+    history: Arrays = field(default_factory=dict[str, np.ndarray])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

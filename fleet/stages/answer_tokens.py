@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.ids import EdgeName, Walk
-from fleet.engine.base import EngineOutput
-from fleet.stages.base import Item
+from fleet.engine.base import Arrays, EngineOutput
+from fleet.engine.torch.answer import TOKEN
+from fleet.stages.base import Item, Made
 from fleet.stages.stop_strings import StopWatch
 
 DECODE = Walk("decode")
@@ -23,6 +24,12 @@ class AnswerTokens:
     @property
     def stopped(self) -> bool:
         return self._watch.met
+
+    def history(self, made: Made) -> Arrays:
+        """The tokens that either edge's log holds, as the engine's history; the longer log knows more."""
+        edges = [edge for edge in (self._client, self._spoken) if edge is not None]
+        logs = [made[edge, DECODE]["ids"] for edge in edges if (edge, DECODE) in made]
+        return {TOKEN: max(logs, key=len)} if logs else {}
 
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[Item]:
         """`ids` int32 [1], the token that the output holds."""

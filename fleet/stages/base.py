@@ -1,8 +1,9 @@
 """The contract of a stage's adapter, and what a stage builder returns. It knows no Redis and no transport."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -25,11 +26,16 @@ class Item:
     final: bool = False
 
 
+Made = Mapping[tuple[EdgeName, Walk], Arrays]
+"""What a task has appended so far, by edge and by the walk in which it was made, joined along axis 0; without remote tensors."""
+NOTHING_MADE: Made = MappingProxyType({})
+
+
 class TaskAdapter(Protocol):
     """One request's work in one stage."""
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """What to submit, and the inputs that come from the request itself."""
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """What to submit, and the inputs that come from the request itself. `made` becomes the engine's history."""
         ...
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:

@@ -1,4 +1,7 @@
-"""Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights."""
+"""Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights.
+
+No history either: equal inputs give equal rows, so what was made before is simply made again.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +12,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import FakeEngine
 from fleet.graphs import Edge, Graph
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 
 SAMPLES_PER_ROW = 1920
 
@@ -23,7 +26,7 @@ class FakeTask:
         self._is_source = not graph.edges_to(options.stage)
         self._prefilled = False
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
         request = EngineRequest(request_id=self._spec.id, sampling=sampling)
         if not self._is_source:

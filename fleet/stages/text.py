@@ -12,7 +12,7 @@ from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 from fleet.stages.lm_setup import read_end_ids, set_up
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopWatch, tokenizer_of
@@ -46,10 +46,11 @@ class TextAdapter:
         self._spec = spec
         self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch)
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = sampling_of(self._spec, TEXT, LM)
         params = {NUM_POSITIONS: str(len(self._spec.prompt_ids) + sampling.max_tokens)}
-        request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params)
+        history = self._tokens.history(made)
+        request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history)
         ids = np.array(self._spec.prompt_ids, dtype=np.int32)
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 

@@ -26,6 +26,11 @@ class InboundEdge:
         if chunk.index >= self.consumed and chunk.index not in self._held:
             self._held[chunk.index] = (chunk, location)
 
+    def relocate(self, index: int, location: Location) -> None:
+        """The tensors of a chunk that waits here have been made again, elsewhere."""
+        if index in self._held:
+            self._held[index] = (self._held[index][0], location)
+
     def assign(self, from_index: int, walk: Walk) -> None:
         """The conductor's word: from this index on the consumer is in `walk`. The first word for an index stands."""
         self._walks.setdefault(from_index, walk)

@@ -3,7 +3,8 @@
 Grants and notices come by one blocking read, since the inbox and the role's stream share a group name.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,12 +22,13 @@ MAX_NOTICES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An offer read from the role's stream."""
+    """An offer read from the role's stream. `alone`: for a worker that holds no other task, and takes none beside it."""
 
     entry: str
     request: RequestId
     stage: StageName
     epoch: Epoch
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,19 @@ class Mail:
     notices: list[Notice]
     grants: list[Grant]
     still_live: list[bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logs:
+    """What is known of a task when it is claimed: its inputs from index 0, and of its own edges what the log holds already.
+
+    `consumed` counts, by own edge, the chunks its consumer has taken (without bound once the consumer has ended).
+    """
+
+    inputs: dict[EdgeName, list[tuple[Chunk, Location]]]
+    made: dict[EdgeName, list[Chunk]]
+    consumed: dict[EdgeName, int]
+    blob: bytes | None
 
 
 class Link:
@@ -89,26 +104,39 @@ class Link:
                     grants.append(_grant(text(entry), fields))
         return notices, grants
 
-    def read_logs(
-        self, request: RequestId, edges: Sequence[EdgeName]
-    ) -> tuple[dict[EdgeName, list[tuple[Chunk, Location]]], bytes | None]:
-        """Every chunk of these edges from index 0, with locations, and the request's blob."""
+    def read_logs(self, request: RequestId, inputs: Sequence[EdgeName], made: Mapping[EdgeName, StageName]) -> Logs:
+        """The logs of the input edges, and of those own edges (edge -> its consumer) that an earlier owner wrote."""
         commands: list[Sequence[Arg]] = [("GET", keys.blob(request))]
-        for edge in edges:
+        for edge in inputs:
             commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
             commands.append(("HGETALL", keys.loc(request, edge)))
-        replies = exchange(self._client, (), *commands)
-        logs: dict[EdgeName, list[tuple[Chunk, Location]]] = {}
-        for position, edge in enumerate(edges):
-            entries = cast("list[tuple[bytes, object]]", replies[1 + 2 * position])
-            where = pairs(replies[2 + 2 * position])
-            chunks = [decode_chunk(pairs(raw)["h"]) for _, raw in entries]
-            logs[edge] = [(c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks]
-        return logs, cast("bytes | None", replies[0])
+        for edge, consumer in made.items():
+            commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
+            commands.append(("HMGET", keys.task(request, consumer), "state", f"consumed:{edge}"))
+        blob, *replies = exchange(self._client, (), *commands)
+        answers = dict(zip((*inputs, *made), zip(replies[::2], replies[1::2], strict=True), strict=True))
+        consumers = {edge: cast("list[bytes | None]", answers[edge][1]) for edge in made}
+        return Logs(
+            inputs={edge: _located(_chunks(answers[edge][0]), pairs(answers[edge][1])) for edge in inputs},
+            made={edge: _chunks(answers[edge][0]) for edge in made},
+            consumed={
+                edge: sys.maxsize if text(state) == "finished" else int(consumed or 0)
+                for edge, (state, consumed) in consumers.items()
+            },
+            blob=cast("bytes | None", blob),
+        )
 
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
         """What a peer's transfer needs to be pulled from; None if the peer is gone."""
         return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
+
+
+def _chunks(entries: Reply) -> list[Chunk]:
+    return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
+
+
+def _located(chunks: Sequence[Chunk], where: Mapping[str, bytes]) -> list[tuple[Chunk, Location]]:
+    return [(c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks]
 
 
 def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
@@ -117,6 +145,7 @@ def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
         request=RequestId(text(fields["r"])),
         stage=StageName(text(fields["s"])),
         epoch=Epoch(int(fields["e"])),
+        alone=b"1" == fields.get("a"),
     )
 
 

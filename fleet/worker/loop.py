@@ -11,7 +11,7 @@ from typing import cast
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, pairs, text
-from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, Notice, WalkNotice
+from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, Notice, RelocationNotice, WalkNotice
 from fleet.core.errors import ChunkOrderError, EngineError, FleetError
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -22,7 +22,7 @@ from fleet.transfer.base import Transfer
 from fleet.worker.link import Grant, Link
 from fleet.worker.receive import Receiver
 from fleet.worker.send import Sender
-from fleet.worker.task import Task, open_task
+from fleet.worker.task import Task, made_before, open_task
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class WorkerLoop:
         self.sender = Sender(transfer, worker)
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
         self.failures: list[TaskFailed] = []
+        self.reserved: list[Grant] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int] = {}
         self.draining = False
@@ -81,16 +82,18 @@ class WorkerLoop:
 
     def _exchange(self) -> None:
         """The turn's one round trip: appends, acks and failures out; answers, notices and grants in."""
-        appends = self.sender.collect(list(self.tasks.values()))
+        appends, relocations = self.sender.collect(list(self.tasks.values()))
         acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
         calls = [scripts.ack(acks)] if acks else []
         calls += [scripts.append(appends)] if appends else []
         calls += [scripts.fail(event) for event in self.failures]
+        calls += [scripts.relocate(relocation) for relocation in relocations]
+        calls += [scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[e]) for task, e in self.receiver.lost]
         ask = self._poll_due()
         mail = self.link.exchange(
             calls, free_slots=self._free_slots(), block_ms=self._block_ms(bool(self.failures)), ask_live=ask
         )
-        self.failures = []
+        self.failures, self.receiver.lost = [], []
         if appends:
             self._settle_appends(appends, cast("list[bytes]", mail.replies[1 if acks else 0]))
         for notice in mail.notices:
@@ -98,8 +101,7 @@ class WorkerLoop:
         for request, live in zip(ask, mail.still_live, strict=True):
             if not live:
                 self._drop(request)
-        if mail.grants:
-            self._claim(mail.grants)
+        self._take(mail.grants)
 
     def _block_ms(self, hurry: bool) -> int:
         if hurry or self.engine.ready() or self.receiver.can_advance(self.tasks.values()):
@@ -107,7 +109,17 @@ class WorkerLoop:
         return PULL_BLOCK_MS if self.receiver.pulling() else IDLE_BLOCK_MS
 
     def _free_slots(self) -> int:
-        return 0 if self.draining else max(0, self.capacity - len(self.tasks))
+        closed = self.draining or self.reserved or any(task.alone for task in self.tasks.values())
+        return 0 if closed else max(0, self.capacity - len(self.tasks))
+
+    def _take(self, grants: Sequence[Grant]) -> None:
+        """Claim what came; a task that is to run alone waits until nothing else runs here, and nothing new is taken meanwhile."""
+        self.reserved += [grant for grant in grants if grant.alone]
+        due = [grant for grant in grants if not grant.alone]
+        if self.reserved and not self.tasks and not due:
+            due.append(self.reserved.pop(0))
+        if due:
+            self._claim(due)
 
     def _poll_due(self) -> list[RequestId]:
         """The slow poll that covers a lost notice: is what we hold still live?"""
@@ -150,6 +162,10 @@ class WorkerLoop:
                 task = self.tasks.get(request)
                 if task is not None and edge in task.outbound:
                     task.outbound[edge].credit(consumed)
+            case RelocationNotice(request=request, edge=edge, index=index, location=location):
+                task = self.tasks.get(request)
+                if task is not None and edge in task.inbound:
+                    task.inbound[edge].relocate(index, location)
             case WalkNotice(request=request, edge=edge, from_index=index, walk=walk):
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
@@ -170,18 +186,21 @@ class WorkerLoop:
             self._deliver(notice)
 
     def _open(self, grant: Grant, raw_spec: bytes, fields: dict[str, bytes]) -> None:
-        """Begin a claimed task: claim first, then the logs, then the inbox; the index removes repeats."""
+        """Begin a claimed task, or go on where an earlier owner's log ends: claim first, then the logs, then the inbox; the index
+        removes repeats.
+        """
         spec = decode_request(raw_spec)
-        inputs = [edge.name for edge in self.config.graph_declaration().edges_to(grant.stage)]
-        logs, blob = self.link.read_logs(grant.request, inputs)
+        graph = self.config.graph_declaration()
+        made = {edge.name: edge.target for edge in graph.edges_from(grant.stage) if f"produced:{edge.name}" in fields}
+        logs = self.link.read_logs(grant.request, [edge.name for edge in graph.edges_to(grant.stage)], made)
         try:
-            adapter = self.built.adapter(spec, blob)
-            task = open_task(spec, grant.stage, grant.epoch, adapter, self.config)
-            for edge, arrived in logs.items():
+            adapter = self.built.adapter(spec, logs.blob)
+            task = open_task(spec, grant.stage, grant.epoch, adapter, self.config, logs=logs, alone=grant.alone)
+            for edge, arrived in logs.inputs.items():
                 for chunk, location in arrived:
                     task.inbound[edge].put(chunk, location)
             _assign_walks(task, fields)
-            request, first = adapter.open()
+            request, first = adapter.open(made_before(logs))
             self.engine.submit(request)
             self.tasks[grant.request] = task
             for piece in first:

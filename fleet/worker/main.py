@@ -95,6 +95,7 @@ class WorkerProcess:
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
+        self.last: WorkerId | None = None
 
     def run(self) -> None:
         while not self.stop.is_set():
@@ -117,6 +118,10 @@ class WorkerProcess:
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
         client, lease_client = connect(self.redis_url), connect(self.redis_url)
+        if self.last is not None:
+            # Nobody need wait for the lease of an incarnation that we know to be over.
+            run(client, scripts.fence_worker("", self.last))
+        self.last = worker
         from fleet.transfer.factory import open_transfer
         settings = self.config.transfer
         transfer = open_transfer(

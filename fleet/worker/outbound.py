@@ -1,9 +1,15 @@
-"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts credits. Pure."""
+"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts credits. Pure.
 
-from dataclasses import dataclass
+A new owner makes again what the log holds: those rows are not released a second time, and the log's next index is the next.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from fleet.core.errors import ChunkOrderError
 from fleet.core.ids import Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
@@ -12,7 +18,10 @@ from fleet.stages.base import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A chunk to be: its index, its joined arrays, and what its header will say. `ordinal` counts items of `producer_walk`."""
+    """A chunk to be: its index, its joined arrays, and what its header will say. `ordinal` counts items of `producer_walk`.
+
+    `again`: the log holds this chunk; only where its remote tensors lie is new.
+    """
 
     index: int
     arrays: Arrays
@@ -22,6 +31,26 @@ class Draft:
     walk: Walk | None
     final: bool
     num_items: int
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What the log of an edge holds: the rows of each chunk, and whether the last one is final. `consumed`: chunks taken."""
+
+    rows: Sequence[int] = ()
+    final: bool = False
+    consumed: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """Logged chunks that are still to be made again, the first in part: `items` are `num_rows` of its rows."""
+
+    rows: deque[int]
+    index: int = 0
+    items: list[Arrays] = field(default_factory=list[Arrays])
+    num_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +69,16 @@ class OutboundEdge:
     `marks` is whether this side writes the transition markers (`transition_source: producer`).
     """
 
-    def __init__(self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool) -> None:
+    def __init__(
+        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: Logged | None = None
+    ) -> None:
         self.edge, self._policy, self._credits, self._marks = edge, policy, credits, marks
-        self.produced = 0
-        self.acked = 0
+        logged = logged or Logged()
+        self.produced = len(logged.rows)
+        self.acked = logged.consumed
         self.ended = False
-        self._policy_index = 0
+        self._logged_final = logged.final
+        self._replay = _Replay(rows=deque(logged.rows))
         self._ordinals: dict[Walk, int] = {}
         self._last_walk: Walk | None = None
         self._group: _Group | None = None
@@ -54,17 +87,71 @@ class OutboundEdge:
     def offer(self, item: Item) -> list[Draft]:
         """Take one item; returns the chunks it releases, in order."""
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
-        drafts: list[Draft] = []
-        if item.arrays:
+        drafts, rest = self._replayed(item) if self._replay.rows else ([], item.arrays)
+        if self._logged_final:
+            self.ended = item.final
+            return [*drafts, self._end_again()] if item.final else drafts
+        if rest:
             drafts += self._enter_group(item)
-            self._items.append(item.arrays)
-            size = self._policy.size(self._policy_index)
+            self._items.append(rest)
+            size = self._policy.size(self.produced)
             if size is not None and len(self._items) >= size:
                 drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
         self.ended = item.final
         return drafts
+
+    def _replayed(self, item: Item) -> tuple[list[Draft], Arrays]:
+        """Lay the item's rows against the log; returns chunks whose remote tensors are new, and the rows that are not logged."""
+        drafts: list[Draft] = []
+        rest, replay = item.arrays, self._replay
+        if rest:
+            self._enter_group(item)
+        while rest and replay.rows:
+            part, rest = self._split(rest, replay.rows[0] - replay.num_rows)
+            replay.items.append(part)
+            replay.num_rows += self.num_rows(part)
+            if replay.num_rows == replay.rows[0]:
+                drafts += self._made_again(_join(replay.items))
+        if rest:
+            # The rest begins a chunk, and so its own group; the count of items goes on.
+            self._ordinals[item.walk] -= 1
+        return drafts, rest
+
+    def _made_again(self, arrays: Arrays) -> list[Draft]:
+        replay = self._replay
+        index = replay.index
+        replay.rows.popleft()
+        replay.index, replay.items, replay.num_rows = index + 1, [], 0
+        while replay.rows and replay.rows[0] == 0:  # an empty final chunk
+            replay.rows.popleft()
+        remote = {name: array for name, array in arrays.items() if name in self.edge.remote}
+        if not remote:
+            return []
+        return [
+            Draft(index=index, arrays=remote, producer_walk=Walk(""), ordinal=0, boundary=False, walk=None, final=False,
+                  num_items=0, again=True)
+        ]  # fmt: skip
+
+    def _end_again(self) -> Draft:
+        """The final chunk, which the log holds: it can end the task all the same."""
+        return Draft(
+            index=self.produced - 1, arrays={}, producer_walk=Walk(""), ordinal=0, boundary=False, walk=None, final=True,
+            num_items=0,
+        )  # fmt: skip
+
+    def num_rows(self, arrays: Arrays) -> int:
+        """Rows of the edge's first tensor, by which the log is counted."""
+        first = next((name for name in self.edge.tensors if name in arrays), None)
+        return len(arrays[first]) if first is not None else 0
+
+    def _split(self, arrays: Arrays, num_rows: int) -> tuple[Arrays, Arrays]:
+        if self.num_rows(arrays) <= num_rows:
+            return arrays, {}
+        if len(arrays) > 1:
+            raise ChunkOrderError(f"edge {self.edge.name}: it was cut otherwise before; do all workers have one version?")
+        return {k: v[:num_rows] for k, v in arrays.items()}, {k: v[num_rows:] for k, v in arrays.items()}
 
     def _enter_group(self, item: Item) -> list[Draft]:
         """Start a new group where the consumer's walk changes, releasing what the old one held."""
@@ -93,7 +180,6 @@ class OutboundEdge:
         )
         self._items = []
         self.produced += 1
-        self._policy_index += 1
         return draft
 
     def credit(self, consumed: int) -> None:

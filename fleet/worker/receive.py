@@ -1,11 +1,13 @@
 """From chunks in an inbound edge to arrays for the adapter: inline tensors at once, remote ones pulled first. Knows no engine."""
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.core.chunk import Chunk, Location, WireTensor
+from fleet.core.chunk import Location, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
 from fleet.engine.base import Arrays
@@ -14,8 +16,11 @@ from fleet.worker.inbound import InboundEdge
 from fleet.worker.link import Link
 from fleet.worker.task import Task
 
-PULL_TRIES = 2
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
 Received = tuple[EdgeName, Walk, Arrays, bool]
+_Key = tuple[RequestId, EdgeName]
 
 
 @dataclass(slots=True)
@@ -24,54 +29,95 @@ class _Pulling:
 
     pulls: dict[str, Pull]
     done: dict[str, bytes]
-    tries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    """Reads from a peer that is still listed: since when they fail, and when the next one may be tried."""
+
+    since_s: float
+    again_s: float
+
+
+class _PeerGone(TransferError):
+    """The worker that holds the tensors is no longer listed: they must be made again."""
 
 
 class Receiver:
-    """Pulls are polled, never waited for; a chunk is handed on whole, in index order."""
+    """Pulls are polled, never waited for; a chunk is handed on whole, in index order.
+
+    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported; each waits until it is told where
+    its tensors are now. A read of a peer that may only be slow, or not yet found dead, is tried again for two deadlines.
+    """
 
     def __init__(self, transfer: Transfer, link: Link, deadline_s: float) -> None:
         self._transfer, self._link, self._deadline_s = transfer, link, deadline_s
-        self._pulling: dict[tuple[RequestId, EdgeName], _Pulling] = {}
+        self._pulling: dict[_Key, _Pulling] = {}
+        self._failing: dict[_Key, _Failing] = {}
+        self._gone: dict[_Key, Location] = {}
         self._metadata: dict[WorkerId, bytes] = {}
+        self.lost: list[tuple[Task, EdgeName]] = []
 
     def advance(self, task: Task) -> Iterator[Received]:
-        """Every chunk that is complete, in order per edge. Raises: TransferError once the tries are spent."""
+        """Every chunk that is complete, in order per edge. Raises: TransferError once a read has failed for too long."""
         for name, edge in task.inbound.items():
             while (arrived := edge.peek()) is not None:
-                remote = self._remote(task.request, name, *arrived)
+                remote = self._remote(task, name, arrived[1])
                 if remote is None:
                     break
                 chunk, _, walk = edge.take()
                 arrays = {key: _array(tensor, remote.get(key)) for key, tensor in chunk.tensors.items()}
                 yield name, walk, arrays, chunk.final
 
-    def _remote(self, request: RequestId, edge: EdgeName, chunk: Chunk, location: Location) -> dict[str, bytes] | None:
-        """The pulled bytes by tensor name; None while a read is under way."""
+    def _remote(self, task: Task, edge: EdgeName, location: Location) -> dict[str, bytes] | None:
+        """The pulled bytes by tensor name; None while a read is under way, or has to wait."""
         if not location:
             return {}
-        key = (request, edge)
+        key = (task.request, edge)
+        if self._gone.get(key) == location or self._must_wait(key):
+            return None
+        try:
+            return self._poll(key, location)
+        except _PeerGone as error:
+            log.warning("request %s, edge %s: %s; they must be made again", task.request, edge, error.message)
+            self._gone[key] = location
+            self._failing.pop(key, None)
+            self.lost.append((task, edge))
+        except TransferError:
+            if not self._may_try_later(key, location):
+                raise
+        return None
+
+    def _poll(self, key: _Key, location: Location) -> dict[str, bytes] | None:
         state = self._pulling.get(key)
         if state is None:
             state = self._pulling[key] = _Pulling(self._begin(location), {})
-        try:
-            for name, pull in list(state.pulls.items()):
-                data = pull.poll()
-                if data is not None:
-                    state.done[name] = data
-                    del state.pulls[name]
-        except TransferError:
-            self._cancel(self._pulling.pop(key))
-            if state.tries >= PULL_TRIES:
-                raise
-            for ref in location.values():
-                self._metadata.pop(ref.agent, None)
-            self._pulling[key] = _Pulling(self._begin(location), {}, state.tries + 1)
-            return None
+        for name, pull in list(state.pulls.items()):
+            data = pull.poll()
+            if data is not None:
+                state.done[name] = data
+                del state.pulls[name]
         if state.pulls:
             return None
-        del self._pulling[key]
+        self._forget_key(key)
         return state.done
+
+    def _must_wait(self, key: _Key) -> bool:
+        failing = self._failing.get(key)
+        return failing is not None and time.monotonic() < failing.again_s
+
+    def _may_try_later(self, key: _Key, location: Location) -> bool:
+        """Arrange another try, unless the reads have failed for two deadlines."""
+        now = time.monotonic()
+        since = self._failing[key].since_s if key in self._failing else now
+        if now - since > 2 * self._deadline_s:
+            return False
+        if key in self._pulling:
+            self._cancel(self._pulling.pop(key))
+        for ref in location.values():
+            self._metadata.pop(ref.agent, None)
+        self._failing[key] = _Failing(since, now + RETRY_S)
+        return True
 
     def _begin(self, location: Location) -> dict[str, Pull]:
         return {
@@ -83,7 +129,7 @@ class Receiver:
             metadata = self._link.peer_metadata(worker)
             if metadata is None:
                 self._transfer.forget_peer(worker)
-                raise TransferError(f"worker {worker}, which holds the tensors, is gone")
+                raise _PeerGone(f"worker {worker}, which holds the tensors, is gone")
             self._metadata[worker] = metadata
         return self._metadata[worker]
 
@@ -95,8 +141,15 @@ class Receiver:
         return bool(self._pulling)
 
     def forget(self, request: RequestId) -> None:
-        for key in [key for key in self._pulling if key[0] == request]:
+        for key in {key for known in (self._pulling, self._failing, self._gone) for key in known if key[0] == request}:
+            self._forget_key(key)
+        self.lost = [(task, edge) for task, edge in self.lost if task.request != request]
+
+    def _forget_key(self, key: _Key) -> None:
+        if key in self._pulling:
             self._cancel(self._pulling.pop(key))
+        self._failing.pop(key, None)
+        self._gone.pop(key, None)
 
     def _cancel(self, pulling: _Pulling) -> None:
         for pull in pulling.pulls.values():

@@ -1,11 +1,11 @@
 """From released drafts to chunks on the wire: tensors inline when small, published for pulling when remote. Knows no engine."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fleet.control.scripts import Append
+from fleet.control.scripts import Append, Relocation
 from fleet.core.chunk import Chunk, Location, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
@@ -32,12 +32,29 @@ class Sender:
         self._transfer, self._worker = transfer, worker
         self._published: set[RequestId] = set()
 
-    def collect(self, tasks: Iterable[Task]) -> list[Append]:
-        """Every chunk that was released and not yet sent."""
-        return [append for task in tasks for append in self._collect_one(task)]
+    def collect(self, tasks: Iterable[Task]) -> tuple[list[Append], list[Relocation]]:
+        """Every chunk that was released and not yet sent; and where tensors of logged chunks are now, made again."""
+        appends: list[Append] = []
+        relocations: list[Relocation] = []
+        for task in tasks:
+            unsent, task.unsent = task.unsent, []
+            appends += self._appends(task, [(edge, draft) for edge, draft in unsent if not draft.again])
+            relocations += [self._relocation(task, edge, draft) for edge, draft in unsent if draft.again]
+        return appends, [relocation for relocation in relocations if relocation.location]
 
-    def _collect_one(self, task: Task) -> list[Append]:
-        unsent, task.unsent = task.unsent, []
+    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
+        _, location = self._tensors(task, edge, draft)
+        return Relocation(
+            request=task.request,
+            stage=task.stage,
+            epoch=task.epoch,
+            edge=edge.edge.name,
+            consumer=edge.edge.target,
+            index=draft.index,
+            location=location,
+        )
+
+    def _appends(self, task: Task, unsent: Sequence[tuple[OutboundEdge, Draft]]) -> list[Append]:
         appends: list[Append] = []
         for position, (edge, draft) in enumerate(unsent):
             tensors, location = self._tensors(task, edge, draft)

@@ -2,15 +2,18 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fleet.config import FleetConfig
 from fleet.control.scripts import Ack
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
-from fleet.stages.base import TaskAdapter
+from fleet.stages.base import Made, TaskAdapter
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, OutboundEdge
+from fleet.worker.link import Logs
+from fleet.worker.outbound import Draft, Logged, OutboundEdge
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +21,7 @@ class Task:
     """Invariant: everything written for it bears `epoch`; once refused as stale, the task is dropped at once.
 
     `unsent` are chunks released and not yet appended, in order over all edges. `paused` mirrors what the engine was told.
+    `alone`: no other task may run beside it.
     """
 
     spec: RequestSpec
@@ -31,6 +35,7 @@ class Task:
     unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     paused: bool = False
+    alone: bool = False
 
     @property
     def request(self) -> RequestId:
@@ -65,9 +70,10 @@ class Task:
 
 
 def open_task(
-    spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig
-) -> Task:
-    """Lay out a task's edges as the graph and the configuration say."""
+    spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig,
+    *, logs: Logs, alone: bool = False,
+) -> Task:  # fmt: skip
+    """Lay out a task's edges as the graph and the configuration say, the outgoing ones where their logs end."""
     graph = config.graph_declaration()
     running = graph.edges_for(spec.outputs)
     first_walk = graph.stage(stage).walks[0]
@@ -79,14 +85,34 @@ def open_task(
         epoch=epoch,
         adapter=adapter,
         inbound={edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs},
-        outbound={edge.name: _outbound(edge, config) for edge in running if edge.source == stage},
+        outbound={edge.name: _outbound(edge, config, logs) for edge in running if edge.source == stage},
         producers={edge.name: edge.source for edge in inputs},
         strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
+        alone=alone,
     )
 
 
-def _outbound(edge: Edge, config: FleetConfig) -> OutboundEdge:
+def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
     marks = config.transition_source_of(edge.target) == "producer"
-    return OutboundEdge(edge, config.policy_of(edge), config.credits_of(edge), marks=marks)
+    chunks = logs.made.get(edge.name, [])
+    first = next(iter(edge.tensors))
+    logged = Logged(
+        rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
+        final=bool(chunks) and chunks[-1].final,
+        consumed=logs.consumed.get(edge.name, 0),
+    )
+    return OutboundEdge(edge, config.policy_of(edge), config.credits_of(edge), marks=marks, logged=logged)
+
+
+def made_before(logs: Logs) -> Made:
+    """What the logs of the own edges hold, as the adapter takes it."""
+    parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
+    for edge, chunks in logs.made.items():
+        for chunk in chunks:
+            of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
+            for name, tensor in chunk.tensors.items():
+                if tensor.data is not None:
+                    of_walk.setdefault(name, []).append(np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape))
+    return {key: {name: np.concatenate(arrays) for name, arrays in found.items()} for key, found in parts.items() if found}
 
 

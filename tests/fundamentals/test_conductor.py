@@ -11,7 +11,7 @@ from fleet.conductor.transitions import TABLE, Happened, next_state
 from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, Walk, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.graphs import get_graph
 
 R = RequestId("r")
@@ -82,11 +82,49 @@ def test_a_failed_task_fails_the_request_with_its_error() -> None:
     assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
 
 
-def test_a_lost_gateway_aborts_and_a_lost_worker_fails_the_request() -> None:
+def test_a_lost_gateway_aborts_the_request() -> None:
     _, gone = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
     assert [c.state for c in gone if isinstance(c, EndRequest)] == ["aborted"]
-    _, died = play([submitted(), *life_of(STAGES[1], 5)[:2], ev.TaskLost(request=R, stage=STAGES[1], epoch=Epoch(9))])
-    assert [(c.state, c.code) for c in died if isinstance(c, EndRequest)] == [("failed", "worker_lost")]
+
+
+def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
+    return ev.TaskLost(request=R, stage=STAGES[1], epoch=Epoch(epoch), deaths=deaths, alone=alone)
+
+
+def test_a_lost_task_is_granted_again() -> None:
+    state, commands = play([submitted(), *life_of(STAGES[1], 5)[:2], lost(9, deaths=1)])
+    granted = [c for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9]
+    assert [(c.stage, c.alone, c.remake) for c in granted] == [(STAGES[1], False, False)]
+    after, late = step(state, lost(4, deaths=1))
+    assert after == state and late == ()
+
+
+def test_a_task_over_which_two_workers_died_runs_alone_and_only_a_death_alone_condemns_it() -> None:
+    stage = STAGES[1]
+    state, commands = play([submitted(), *life_of(stage, 5)[:2], lost(9, deaths=2)])
+    assert [c.alone for c in commands if isinstance(c, GrantTask) and c.expected_epoch == 9] == [True]
+    offered = ev.TaskGranted(request=R, stage=stage, epoch=Epoch(11))
+    again, overdue = play([offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state)
+    assert [c.alone for c in overdue if isinstance(c, GrantTask)] == [True]
+    running = ev.TaskClaimed(request=R, stage=stage, epoch=Epoch(11), owner=WorkerId("w"))
+    _, spared = play([running, lost(20, deaths=3)], again)
+    assert not [c for c in spared if isinstance(c, EndRequest)]
+    _, condemned = play([running, lost(20, deaths=3, alone=True)], again)
+    assert [(c.state, c.code, c.dead_stage) for c in condemned if isinstance(c, EndRequest)] == [("failed", "worker_lost", stage)]
+
+
+def test_a_finished_task_whose_tensors_are_gone_is_granted_to_make_them_again() -> None:
+    stage = STAGES[0]
+    gone = ev.TensorsLost(request=R, stage=stage, epoch=Epoch(5))
+    state, commands = play([submitted(), *life_of(stage, 5), gone])
+    assert [c for c in commands if isinstance(c, GrantTask) and c.remake] == [
+        GrantTask(request=R, stage=stage, role=RoleName(stage), expected_epoch=Epoch(5), remake=True)
+    ]
+    remade, _ = play(life_of(stage, 8), state)
+    assert remade.requests[R].tasks[stage].state is TaskState.FINISHED
+    assert step(remade, gone)[1] == ()
+    running, _ = play([submitted(), *life_of(stage, 5)[:2]])
+    assert step(running, gone)[1] == ()
 
 
 def test_an_overdue_grant_is_granted_again_unless_claimed_since() -> None:

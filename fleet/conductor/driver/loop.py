@@ -144,13 +144,13 @@ class Driver:
 
     def _call(self, command: Command) -> scripts.Call:
         match command:
-            case GrantTask(request=request, stage=stage, role=role, expected_epoch=expected):
-                return scripts.grant(self.leader, request, stage, role, expected)
+            case GrantTask(request=request, stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
+                return scripts.grant(self.leader, request, stage, role, at, alone=alone, remake=remake)
             case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
                 return scripts.set_walk(self.leader, request, stage, edge, index, walk)
-            case EndRequest(request=request, state=state, code=code, message=message, param=param):
+            case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
                 keep = scripts.Retention(request_s=self.config.retention_s)
-                return scripts.end_request(self.leader, request, state, code, message, param, keep)
+                return scripts.end_request(self.leader, request, state, code, message, param, keep, dead_stage=dead)
             case FenceWorker(worker=worker):
                 return scripts.fence_worker(self.leader, worker)
             case _:

@@ -39,12 +39,15 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
     for stage in (*record.tasks, CLIENT):
         fields = cast(
             "list[bytes | None]",
-            client.hmget(keys.task(record.id, stage), ["state", "epoch", "code", "message", "param"]),
+            client.hmget(
+                keys.task(record.id, stage), ["state", "epoch", "code", "message", "param", "deaths", "died_alone"]
+            ),
         )
-        state, epoch, code, message, param = (text(field) for field in fields)
+        state, epoch, code, message, param, deaths, died_alone = (text(field) for field in fields)
         at = Epoch(int(epoch or 0))
         if state == TaskState.LOST:
-            facts.append(TaskLost(request=record.id, stage=stage, epoch=at))
+            alone = died_alone == "1"
+            facts.append(TaskLost(request=record.id, stage=stage, epoch=at, deaths=int(deaths or 0), alone=alone))
         elif state == TaskState.FAILED:
             facts.append(
                 TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None)
@@ -70,13 +73,15 @@ def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkApp
 
 
 def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> TaskRecord:
-    fields = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["state", "epoch", "owner"]))
-    state, epoch, owner = (text(field) for field in fields)
+    names = ["state", "epoch", "owner", "alone"]
+    fields = cast("list[bytes | None]", client.hmget(keys.task(request, stage), names))
+    state, epoch, owner, alone = (text(field) for field in fields)
     return TaskRecord(
         stage=stage,
         state=TaskState(state or "pending"),
         epoch=Epoch(int(epoch or 0)),
         owner=WorkerId(owner) if owner else None,
+        alone=alone == "1",
     )
 
 

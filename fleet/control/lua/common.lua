@@ -1,7 +1,7 @@
 -- Prepended to every script. P is the key prefix; all times are Redis's own, in microseconds.
 local P = 'fleet:'
 local call = redis.call
-local MAX_EVENTS, MAX_INBOX = 20000, 200000
+local MAX_EVENTS, MAX_INBOX, MAX_DEAD = 20000, 200000, 1000
 local ENDLESS = '9000000000000000'
 
 local function now_us()

@@ -1,5 +1,10 @@
--- end_request: compares the leader's term; closes the request as finished, failed or aborted.
--- ARGV: leader, request, state, code, message, param, retention s, client edge retention s
-local leader, r, state, code, message, param, retention, client = unpack(ARGV)
+-- end_request: compares the leader's term; closes the request as finished, failed or aborted. One that killed the workers of a
+-- stage goes to the dead letters as well, with all that is needed to send it again.
+-- ARGV: leader, request, state, code, message, param, retention s, client edge retention s, dead stage
+local leader, r, state, code, message, param, retention, client, dead = unpack(ARGV)
 if not leads(leader) then return 'not_leader' end
+if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
+  call('XADD', P .. 'dead', 'MAXLEN', '~', MAX_DEAD, '*', 'r', r, 's', dead, 'why', message,
+    'spec', call('HGET', P .. 'req:' .. r, 'spec'), 'blob', call('GET', P .. 'req:' .. r .. ':blob') or '')
+end
 return close(r, state, code, message, param, retention, client) == 1 and 'ok' or 'ended'

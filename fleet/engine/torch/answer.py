@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import EngineError
@@ -18,12 +19,25 @@ TOKEN = "token"
 
 
 class Answer:
-    """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only."""
+    """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only.
+
+    `again` are the outputs of the request's history, to be returned once the prompt's rows are computed.
+    """
 
     def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
         self._request, self._end_ids, self._salt = request, end_ids, salt
         self._counts = TokenCounts(prompt_ids)
         self._num_drawn = 0
+        self.ended = False
+        self.again: list[EngineOutput] = []
+        for token in history_of(request).tolist():
+            self.again.append(self.drawn(token))
+            if self.ended:
+                break
+
+    def take_again(self) -> Sequence[EngineOutput]:
+        again, self.again = self.again, []
+        return again
 
     def next_draw(self) -> Draw:
         sampling = self._request.sampling
@@ -38,9 +52,14 @@ class Answer:
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
         self._num_drawn += 1
-        final = token in self._end_ids or self._num_drawn >= request.sampling.max_tokens
+        self.ended = final = token in self._end_ids or self._num_drawn >= request.sampling.max_tokens
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
+
+
+def history_of(request: EngineRequest) -> NDArray[np.int32]:
+    """The tokens that an earlier owner drew, [n]."""
+    return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
 class AnsweringTask(Protocol):

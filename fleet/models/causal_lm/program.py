@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import Answer, draw_answers
+from fleet.engine.torch.answer import Answer, draw_answers, history_of
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.program import Forwarded
@@ -40,12 +40,12 @@ class CausalTask:
 
     @property
     def wants_draw(self) -> bool:
-        return self.answer is not None
+        return self.answer is not None and not self.answer.ended
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` int32 [N]."""
         ids = np.asarray(piece.arrays["ids"], np.int64)
-        self._rows.extend(self._program.embed(ids))
+        self._rows.extend(self._program.embed(np.concatenate([ids, history_of(self._request)])))
         self.answer = Answer(self._request, ids.tolist(), self._program.end_ids, SALT)
         return ()
 
@@ -53,7 +53,7 @@ class CausalTask:
         return self._rows.cut(start, stop)
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        return ()
+        return self.answer.take_again() if self.answer is not None else ()
 
     def grow(self, row_1H: Tensor) -> None:
         self._rows.extend(row_1H)

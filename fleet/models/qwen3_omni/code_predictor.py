@@ -99,6 +99,13 @@ class CodePredictor:
             sum_SH = sum_SH + row_SH
         return torch.stack(codes, 1), sum_SH
 
+    def embed(self, first_SH: Tensor, residual_SR: Tensor) -> Tensor:
+        """The sum of whole frames' code embeddings, [S, H], added in the order of `predict`."""
+        sum_SH = first_SH
+        for step in range(self._num_residual):
+            sum_SH = sum_SH + F.embedding(residual_SR[:, step], self._embeddings[step])
+        return sum_SH
+
     def _layout_for(self, num_frames: int) -> _FrameLayout:
         if num_frames not in self._layouts:
             self._layouts[num_frames] = _FrameLayout(self._decoder, num_frames, self._num_residual + 1, self._heads)

@@ -33,6 +33,8 @@ from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, load_decoder
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 
 DECODE = Walk("decode")
+CODES = "codes"
+"""The array of a frame's output: int32 [1, Q]."""
 VOICE = "voice"
 """Request parameter: the speaker's name."""
 SALT = zlib.crc32(b"talker")
@@ -73,6 +75,8 @@ class TalkerTask:
         self._drawn = False
         self.counts = TokenCounts()
         self.num_frames = 0
+        # Frames that an earlier owner drew, not yet taken up: [1, Q] each.
+        self._history = deque(np.split(codes, len(codes)) if len(codes := history_of(request)) else ())
 
     @property
     def num_rows(self) -> int:
@@ -103,10 +107,18 @@ class TalkerTask:
         nothing_to_say = self._text_ended and not self._begun
         if nothing_to_say or (self._begun and self.max_frames == 0):
             return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
-        if self._frame_row is not None and (text := self._next_text()) is not None:
+        again: list[EngineOutput] = []
+        while self._begun:
+            if self._frame_row is None and self._history:
+                codes = self._history.popleft()
+                again.append(self._take_frame(codes, self._program.embed_frame(codes)))
+                if again[-1].final:
+                    break
+            if self._frame_row is None or (text := self._next_text()) is None:
+                break
             self._rows.extend(self._frame_row + text)
             self._frame_row, self._drawn = None, False
-        return ()
+        return again
 
     def _next_text(self) -> Tensor | None:
         if self._text:
@@ -140,13 +152,22 @@ class TalkerTask:
 
     def framed(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
         """A frame was made: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
+        output = self._take_frame(codes, row_1H)
+        if not output.final:
+            self._advance()
+        return (output,)
+
+    def _take_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> EngineOutput:
         self.counts.add(int(codes[0, 0]))
         self.num_frames += 1
         self._drawn, self._frame_row = True, row_1H
         final = self.num_frames >= self.max_frames
-        if not final:
-            self._advance()
-        return (EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={"codes": codes}, final=final),)
+        return EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={CODES: codes}, final=final)
+
+
+def history_of(request: EngineRequest) -> NDArray[np.int32]:
+    """The frames that an earlier owner drew, [n, Q]."""
+    return np.asarray(request.history.get(CODES, np.zeros((0, 1))), np.int32)
 
 
 class Talker:
@@ -211,6 +232,11 @@ class Talker:
         ids = torch.tensor([*self._lead_ids, speaker_id, *self._tail_ids], device=text_9H.device)
         text_9H[HEADER_LEN:] += F.embedding(ids, self._codec_table)
         return text_9H
+
+    def embed_frame(self, codes: NDArray[np.int32]) -> Tensor:
+        """The sum of a frame's code embeddings: [1, Q] -> [1, H]."""
+        codes_1Q = torch.from_numpy(codes).long().to(self._codec_table.device)
+        return self._predictor.embed(F.embedding(codes_1Q[:, 0], self._codec_table), codes_1Q[:, 1:])
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TalkerTask]) -> Forwarded:
         return Forwarded(last_NH=self._decoder.forward(rows_NH, layout)[0])

@@ -16,7 +16,7 @@ from torch import Tensor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import Answer, draw_answers
+from fleet.engine.torch.answer import Answer, draw_answers, history_of
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
@@ -49,12 +49,15 @@ class ThinkerTask:
 
     @property
     def wants_draw(self) -> bool:
-        return self.answer is not None
+        return self.answer is not None and not self.answer.ended
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]."""
         self._ids = np.asarray(piece.arrays["ids"], np.int32)
         self._rows.extend(self._program.embed_prompt(self._ids, piece))
+        history = history_of(self._request)
+        if len(history):
+            self._rows.extend(self._program.embed_tokens(history))
         self._multimodal_N = np.isin(self._ids, self._program.multimodal_ids)
         self.answer = Answer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
         return ()
@@ -63,7 +66,11 @@ class ThinkerTask:
         return self._rows.cut(start, stop)
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        stop = min(stop, len(self._ids))
+        """Accept-layer rows of the prompt's positions among them; and, after the prompt's last, what was drawn before."""
+        again = self.answer.take_again() if self.answer is not None and stop >= len(self._ids) else ()
+        return [*self._prefilled(start, min(stop, len(self._ids)), tapped_NH), *again]
+
+    def _prefilled(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         if start >= stop or WITH_ROWS not in self._request.params:
             return ()
         assert tapped_NH is not None
@@ -124,6 +131,10 @@ class Thinker:
         if len(at_audio):
             rows_NH[torch.from_numpy(at_audio).to(rows_NH.device)] = audio_rows.to(rows_NH.dtype)
         return rows_NH
+
+    def embed_tokens(self, ids: NDArray[np.int32]) -> Tensor:
+        """Rows of an answer's tokens: [n] -> [n, H]."""
+        return F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
 
     def _encode(self, piece: EngineInput) -> Tensor:
         device = self._table.device

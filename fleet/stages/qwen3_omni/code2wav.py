@@ -12,7 +12,7 @@ from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineR
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 
 AUDIO = EdgeName("audio")
 _PCM_PEAK = 32767
@@ -44,7 +44,8 @@ class Code2WavTask:
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Sound is decoded again from the first frame: a decoder draws nothing, and its state is made of the frames."""
         return self._request, ()
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:

@@ -14,7 +14,7 @@ from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, spoken_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 from fleet.stages.lm_setup import set_up
 from fleet.stages.sampling import sampling_of
 
@@ -45,14 +45,15 @@ class TalkerAdapter:
         self._at = 0
         self._answering = False
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: BadInput if the prompt does not end in an assistant turn to speak."""
         if self._prompt.header_at is None:
             raise BadInput("messages: the prompt has no assistant header, so nothing can be spoken", param="messages")
         sampling = sampling_of(self._spec, QWEN3_OMNI, TALKER)
         num_positions = int(self._prompt.kept.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
         params = {**self._spec.params, NUM_POSITIONS: str(num_positions)}
-        return EngineRequest(request_id=self._spec.id, sampling=sampling, params=params), ()
+        history = made.get((CODES, DECODE), {})
+        return EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history), ()
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         if walk == PREFILL and len(arrays.get("ids", ())):

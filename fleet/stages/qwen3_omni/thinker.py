@@ -17,7 +17,7 @@ from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 from fleet.stages.lm_setup import read_end_ids, set_up
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopWatch, tokenizer_of
@@ -58,7 +58,7 @@ class ThinkerAdapter:
         self._tokens = AnswerTokens(client=TEXT, spoken=THOUGHT if self._speaks else None, watch=watch)
         self._gives_text = TEXT in running
 
-    def open(self) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: BadInput where clips and blob do not agree."""
         spec = self._spec
         sampling = sampling_of(spec, QWEN3_OMNI, THINKER)
@@ -68,7 +68,8 @@ class ThinkerAdapter:
         arrays: dict[str, np.ndarray] = {"ids": np.array(spec.prompt_ids, dtype=np.int32)}
         if spec.audio:
             arrays |= self._features(cut_clips(spec, self._blob))
-        request = EngineRequest(request_id=spec.id, sampling=sampling, params=params)
+        history = self._tokens.history(made)
+        request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:

@@ -1,0 +1,164 @@
+"""What the values of a deployment must be together, checked before anything starts. One function a rule; knows no process."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from fleet.config.explain import Problem, first_problem
+from fleet.config.names import meant, shown
+from fleet.config.schema import FleetConfig, SamplingDefaults
+from fleet.graphs import GRAPHS, Stage
+
+Rule = Callable[[FleetConfig], Iterator[Problem]]
+_MADE_FOR_IT = ("auto", "tiny")
+
+
+def first_broken_rule(config: FleetConfig) -> Problem | None:
+    """The first mistake that shows only in the whole. A rule may rely on those before it."""
+    return next((problem for rule in RULES for problem in rule(config)), None)
+
+
+def graph_is_known(config: FleetConfig) -> Iterator[Problem]:
+    if config.graph not in GRAPHS:
+        known = sorted(GRAPHS)
+        yield Problem(("graph",), f"unknown graph {shown(config.graph)}; use one of {', '.join(known)}{meant(config.graph, known)}")
+
+
+def stages_and_edges_are_the_graphs(config: FleetConfig) -> Iterator[Problem]:
+    graph = config.graph_declaration()
+    yield from _strangers("stage", config.stages, [stage.name for stage in graph.stages], config.graph)
+    yield from _strangers("edge", config.edges, [edge.name for edge in graph.edges], config.graph)
+
+
+def _strangers(noun: str, given: Iterable[str], known: list[str], graph: str) -> Iterator[Problem]:
+    for name in given:
+        if name not in known:
+            message = f"graph {graph} has no such {noun}; it has {', '.join(known)}{meant(name, known)}"
+            yield Problem((f"{noun}s", name), message)
+
+
+def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
+    """The ramp of an edge whose items are windows counts even where the edge is told to send them otherwise."""
+    for edge in config.graph_declaration().edges:
+        given = config.edges[edge.name].policy if edge.name in config.edges else None
+        if given and given.ramp and given.kind != "ramp" and edge.policy.kind != "ramp":
+            yield Problem(("edges", edge.name, "policy", "ramp"), f"kind {given.kind} does not use it; write kind: ramp, or leave it out")
+
+
+def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
+    for stage in config.graph_declaration().stages:
+        here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
+        if given and not stage.default_sampling:
+            yield Problem(here, f"{stage.name} draws nothing, so nothing in it would have an effect; leave it out")
+            continue
+        try:
+            SamplingDefaults.model_validate(given)
+        except ValidationError as error:
+            yield first_problem(error, SamplingDefaults, here)
+
+
+def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
+    limit = config.limits.max_answer_tokens
+    for stage in config.graph_declaration().stages:
+        wanted = config.stage(stage.name).sampling.get("max_tokens", 0)
+        if stage.main and wanted > limit:
+            message = f"{wanted} is beyond limits.max_answer_tokens, which is {limit}; lower it, or raise the limit"
+            yield Problem(("stages", stage.name, "sampling", "max_tokens"), message)
+
+
+def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
+    """A request that the limits let in must have a worker that can hold it, alone at least."""
+    if config.engine == "fake":
+        return
+    for stage in config.graph_declaration().stages:
+        mine = config.stage(stage.name)
+        positions = mine.kv_pages * mine.page_size_tokens
+        for needed, of in _needed_positions(config, stage):
+            if stage.default_sampling and needed > positions:
+                pages = -(-needed // mine.page_size_tokens)
+                message = (
+                    f"{mine.kv_pages} pages of {mine.page_size_tokens} (page_size_tokens) hold {positions} positions, and {of} "
+                    f"needs {needed}; give at least {pages}, or lower that"
+                )
+                yield Problem(("stages", stage.name, "kv_pages"), message)
+
+
+def _needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
+    """(positions, what needs them): a prompt and one answer token, or one prompt token and an answer."""
+    if stage.main:
+        yield config.limits.max_prompt_tokens + 1, f"a prompt of limits.max_prompt_tokens ({config.limits.max_prompt_tokens})"
+    answer = config.stage(stage.name).sampling.get("max_tokens")
+    if answer is not None:
+        yield int(answer) + 1, f"an answer of sampling.max_tokens ({answer})"
+
+
+def ports_differ(config: FleetConfig) -> Iterator[Problem]:
+    if config.redis.port == config.web.port != 0:
+        yield Problem(("redis", "port"), f"{config.redis.port} is web.port too; give one of them another")
+
+
+def leases_agree(config: FleetConfig) -> Iterator[Problem]:
+    lease = config.lease
+    if lease.no_worker_s < lease.unclaimed_s:
+        message = (
+            f"{lease.no_worker_s:g} is shorter than lease.unclaimed_s, which is {lease.unclaimed_s:g}: a request would fail "
+            "before its task was offered again; raise it, or lower lease.unclaimed_s"
+        )
+        yield Problem(("lease", "no_worker_s"), message)
+
+
+def a_request_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
+    transfer = config.transfer
+    if transfer.request_cap_mib > transfer.arena_mib:
+        message = (
+            f"one request may hold {transfer.request_cap_mib}, and transfer.arena_mib is {transfer.arena_mib}; "
+            "lower it, or raise transfer.arena_mib"
+        )
+        yield Problem(("transfer", "request_cap_mib"), message)
+
+
+def invariant_numerics_have_their_device(config: FleetConfig) -> Iterator[Problem]:
+    """"auto" is left to the worker, which knows its machine."""
+    if config.numerics != "invariant":
+        return
+    if config.dtype not in ("auto", "float32"):
+        yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; write float32 or auto")
+    places = {("stages", name, "device"): mine.device for name, mine in config.stages.items()}
+    for path, device in {("device",): config.device, **places}.items():
+        if device not in (None, "auto", "cpu"):
+            yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; write cpu, or numerics: fast")
+
+
+def folders_are_no_files(config: FleetConfig) -> Iterator[Problem]:
+    """A folder that is not there may be made, or lie on another machine; one that is a file never serves."""
+    if config.checkpoint not in _MADE_FOR_IT:
+        given = os.path.expanduser(config.checkpoint)
+        if given.startswith("~"):
+            yield Problem(("checkpoint",), f"there is no home folder {given.split('/')[0]}; write the whole path")
+        if os.path.isfile(given):
+            yield Problem(("checkpoint",), f"{given} is a file; give the folder it lies in, with config.json and the weights")
+    for path, folder in (("data_dir",), config.data_dir), (("redis", "data_dir"), config.redis.data_dir):
+        file = next((str(one) for one in _with_parents(folder) if os.path.isfile(one)), None)
+        if file is not None:
+            yield Problem(path, f"{file} is a file; give a folder")
+
+
+def _with_parents(folder: Path | None) -> tuple[Path, ...]:
+    return (folder, *folder.parents) if folder else ()
+
+
+RULES: tuple[Rule, ...] = (
+    graph_is_known,
+    stages_and_edges_are_the_graphs,
+    ramps_are_used,
+    sampling_is_meant,
+    answers_are_within_the_limits,
+    requests_fit_the_kv_pool,
+    ports_differ,
+    leases_agree,
+    a_request_fits_the_arena,
+    invariant_numerics_have_their_device,
+    folders_are_no_files,
+)

@@ -1,0 +1,43 @@
+"""How a refusal shows fields and values, and which known name a misspelt one was meant to be. Knows no field by name."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+_CUTOFF = 0.6
+_SHOWN_CHARS = 60
+_HUGE_BITS = 256
+_YAML_WORDS = {None: "null", True: "true", False: "false"}
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """`("stages", "talker", "replicas")` as the user would write it; a part that is no plain word is quoted."""
+    return ".".join(_plain(str(part)) for part in path)
+
+
+def _plain(part: str) -> str:
+    return part if part and part.isprintable() and " " not in part and len(part) <= _SHOWN_CHARS else repr(part)[:_SHOWN_CHARS]
+
+
+def shown(value: object) -> str:
+    """A value in one short line."""
+    if value is None or isinstance(value, bool):
+        return _YAML_WORDS[value]
+    if isinstance(value, int) and value.bit_length() > _HUGE_BITS:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, dict | list | tuple | set):
+        return f"a list of {len(value)}" if not isinstance(value, dict) else f"a section of {len(value)} keys"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that a misspelt one resembles most, whatever its case; None where none does."""
+    by_lower = {one.lower(): one for one in known}
+    near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=_CUTOFF)
+    return by_lower[near[0]] if near else None
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""

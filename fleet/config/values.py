@@ -1,0 +1,117 @@
+"""What one value of a deployment file may be: its type, its range, its form. A refusal says what to write instead.
+
+Each is called by pydantic before its own reading, so that `true`, "8" and 8.0 are no counts. Knows no field by name.
+"""
+
+import ipaddress
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard
+
+MAX_PORT = 65535
+_MAX_HOST_LEN = 253
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_NUMERIC_HOST = re.compile(r"[0-9.]+")
+_DEVICE = re.compile(r"auto|cpu|cuda(?::(?:0|[1-9][0-9]{0,2}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+    def __call__(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+            raise ValueError(f"must be a whole number from {self.low} to {self.high}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number from `low` to `high`; with `above`, `low` itself is left out."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __call__(self, value: object) -> float:
+        if not is_number(value) or not self.low <= value <= self.high or (self.above and value == self.low):
+            span = f"above {self.low:g} and at most {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
+            raise ValueError(f"must be a number {span}")
+        return float(value)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it can be reckoned with: no boolean, no NaN, no infinity."""
+    return isinstance(value, int) and not isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
+
+
+def number(value: object) -> int | float:
+    if not is_number(value):
+        raise ValueError("must be a number")
+    return value
+
+
+def scalar(value: object) -> str | int | float | bool:
+    if not isinstance(value, str | bool) and not is_number(value):
+        raise ValueError("must be text, a number, or true or false")
+    return value
+
+
+def port(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_PORT:
+        raise ValueError(f"must be a port from 1 to {MAX_PORT}, or 0 for a free one")
+    return value
+
+
+def switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def text(value: object) -> str:
+    """Not empty, of printable characters, without blanks around it."""
+    if not isinstance(value, str):
+        raise ValueError("must be text; put it in quotes")
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if value != value.strip() or not value.isprintable():
+        raise ValueError("has blanks around it or characters that cannot be printed; take them out")
+    return value
+
+
+def folder(value: object) -> Path:
+    """A path as text. `~` would make a folder of that name."""
+    path = value if isinstance(value, Path) else Path(text(value))
+    if path.parts and path.parts[0].startswith("~"):
+        raise ValueError("must be a whole path; ~ is not expanded here")
+    return path
+
+
+def host(value: object) -> str:
+    """A name or an address to listen on; the port is a field of its own."""
+    name = text(value)
+    if not _is_host(name):
+        raise ValueError("must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost")
+    return name
+
+
+def _is_host(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return len(name) <= _MAX_HOST_LEN and not _NUMERIC_HOST.fullmatch(name) and _HOST.fullmatch(name) is not None
+    return True
+
+
+def device(value: object) -> str:
+    name = text(value)
+    if not _DEVICE.fullmatch(name):
+        raise ValueError("must be auto, cpu, cuda or cuda:N, such as cuda:0")
+    return name

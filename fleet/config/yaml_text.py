@@ -1,0 +1,119 @@
+"""YAML text to plain values, refusing what YAML allows and nobody means: a key given twice, aliases without end. Knows no field."""
+
+import yaml
+from yaml.reader import ReaderError
+
+from fleet.config.names import dotted
+
+MAX_VALUES = 10_000
+"""More than any deployment has; a chain of aliases reaches it in a few lines."""
+_TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+
+
+class Malformed(Exception):
+    """The text is no deployment. `field` is the dotted key at fault, empty where the text could not be read at all."""
+
+    def __init__(self, problem: str, *, field: str = "", line: int | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.field, self.line = problem, field, line
+
+    @property
+    def message(self) -> str:
+        where = f" (line {self.line})" if self.line else ""
+        return f"{self.field}: {self.problem}{where}" if self.field else f"not valid YAML{where}: {self.problem}"
+
+
+def parse_yaml(text: str) -> object:
+    """The one document in `text`; None where there is none.
+
+    Raises: Malformed, in one line.
+    """
+    try:
+        loader = _Loader(text)
+    except ReaderError as error:
+        raise Malformed(f"the character {chr(error.character)!r} is not allowed; take it out") from error
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _Audit().check(node)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        raise Malformed(_problem(error), line=error.problem_mark.line + 1 if error.problem_mark else None) from error
+    except RecursionError as error:
+        raise Malformed("it is nested too deeply; a deployment has four levels") from error
+    finally:
+        loader.dispose()
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    problem = " ".join(str(error.problem or error.context).split())
+    if "'\\t'" in problem:
+        return "a tab; indent with spaces"
+    if error.context and "document" in error.context:
+        return f"{error.context}, {problem}; keep one"
+    return problem
+
+
+class _Loader(yaml.SafeLoader):
+    """Names the line of a value that has the form of a date or a number and is none."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:
+            raise Malformed(f"{node.value!r:.60} cannot be read; put it in quotes", line=_line(node)) from error
+
+
+class _Audit:
+    """Walks the nodes before anything is made of them, each once, however often aliases name it."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}
+        self._open: set[int] = set()
+
+    def check(self, root: yaml.Node) -> None:
+        if self._size(root, ()) > MAX_VALUES:
+            raise Malformed(f"its aliases stand for more than {MAX_VALUES} values; write out what is meant")
+
+    def _size(self, node: yaml.Node, path: tuple[str, ...]) -> int:
+        """How many values the node stands for with every alias written out."""
+        known = self._sizes.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in self._open:
+            raise Malformed("an alias inside what it names; write out what is meant", line=_line(node))
+        self._open.add(id(node))
+        size = 1 + sum(self._size(child, place) for child, place in _children(node, path))
+        self._open.discard(id(node))
+        self._sizes[id(node)] = size
+        return size
+
+
+def _children(node: yaml.Node, path: tuple[str, ...]) -> list[tuple[yaml.Node, tuple[str, ...]]]:
+    if isinstance(node, yaml.SequenceNode):
+        return [(item, (*path, str(number))) for number, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        name = _name(key)
+        if name in lines:
+            raise Malformed(_twice(lines[name], _line(key)), field=dotted((*path, name)))
+        lines[name] = _line(key)
+    return [(value, (*path, str(key.value))) for key, value in node.value]
+
+
+def _name(key: yaml.Node) -> str:
+    if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT, _MERGE):
+        shown = repr(key.value)[:60] if isinstance(key, yaml.ScalarNode) else "a list or a section"
+        raise Malformed(f"{shown} as a key is not text; put it in quotes", line=_line(key))
+    return str(key.value)
+
+
+def _twice(first: int, second: int) -> str:
+    return f"given twice (lines {first} and {second}); keep one" if first != second else "given twice; keep one"
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
