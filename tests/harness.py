@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
 from fleet.core.request import RequestSpec, Sampling
+from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
@@ -38,6 +39,7 @@ class ThreadFleet:
     url: str
     driver: Driver
     checkpoint: Path = Path()
+    transfer: str = "redis"
     loops: list[WorkerLoop] = field(default_factory=list[WorkerLoop])
     stopping: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
@@ -52,7 +54,7 @@ class ThreadFleet:
         worker = new_worker_id(stage, "test", len(self.loops))
         client = connect(self.url)
         self.clients.append(client)
-        transfer = transfer or open_transfer("redis", worker, ARENA_BYTES, ARENA_BYTES)
+        transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
         fields = {"kind": "worker", "capacity": str(self.config.stage(stage).max_batch), "transfer": transfer.metadata()}
         run(client, scripts.register(worker, stage, LEASE_US, fields))
         loop = WorkerLoop(self.config, worker, RoleName(stage), built, Link(client, worker, RoleName(stage)), transfer)
@@ -102,17 +104,21 @@ class ThreadFleet:
         for thread in self.threads:
             thread.join(timeout=10)
             assert not thread.is_alive(), "a fleet thread does not end"
+        for loop in self.loops:
+            loop.transfer.close()
         for client in self.clients:
             client.close()
 
 
 @contextmanager
-def thread_fleet(url: str, *overrides: str, checkpoint: Path | None = None) -> Generator[ThreadFleet]:
+def thread_fleet(
+    url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis"
+) -> Generator[ThreadFleet]:
     """One conductor and one worker per stage, on the fake engine unless `overrides` say otherwise."""
     config = load_config(None, ("engine=fake", "device=cpu", *overrides))
     client = connect(url)
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
-    fleet.checkpoint = checkpoint or Path()
+    fleet.checkpoint, fleet.transfer = checkpoint or Path(), transfer
     try:
         fleet.start_conductor()
         for stage in config.graph_declaration().stages:
@@ -163,6 +169,33 @@ async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -
             assert tensor.data is not None
             parts[chunk.edge].append(np.frombuffer(tensor.data, tensor.dtype))
     return {edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()}
+
+
+Heard = Mapping[EdgeName, np.ndarray]
+
+
+async def heard(
+    client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]
+) -> Heard:
+    """The answer, chunk by chunk; after each, `disturb` is called, on a thread, with its edge and index."""
+    parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
+    async for chunk in await client.submit(spec, blob):
+        assert chunk.index == len(parts[chunk.edge]), "a chunk came twice, or one is missing"
+        arrays = [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
+        parts[chunk.edge].append(np.concatenate(arrays) if arrays else np.empty(0, np.int16))
+        await asyncio.to_thread(disturb, chunk.edge, chunk.index)
+    return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
+
+
+def assert_same(got: Heard, expected: Heard) -> None:
+    assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
+    for edge, array in got.items():
+        np.testing.assert_array_equal(array, expected[edge], err_msg=str(edge))
+
+
+def in_step(graph: Graph) -> tuple[str, ...]:
+    """So few credits that no stage runs ahead of the listener: each is still at work when it is killed."""
+    return (f"graph={graph.name}", *(f"edges.{edge.name}.credits=2" for edge in graph.edges))
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:

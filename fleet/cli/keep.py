@@ -4,89 +4,195 @@ Under honcho the end of one process ends all of them; a kept process rides throu
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+import psutil
 
 CANNOT_START_S = 60.0
-MAX_DEATHS = 5
-DEATHS_WINDOW_S = 300.0
+WELL_S = 60.0
 FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 30.0
+LAST_LINES = 5
 LINGER_S = 3.0
 LINGER_POLL_S = 0.05
+STOP_PATIENCE_S = 10.0
+READER_PATIENCE_S = 1.0
 PR_SET_PDEATHSIG = 1
+NOT_STARTED = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class RestartPolicy:
     """When a command that ended is started again. Units: seconds on one monotonic clock.
 
-    An exit with an error soon after the first start means that it cannot start; being killed never does. Too many deaths
-    in a window end the trying either way.
+    An exit with an error soon after the first start means that it cannot start; being killed never does. Later deaths are
+    ridden through for ever, with pauses that double up to a bound and begin anew once it has run well for `WELL_S`.
     """
 
     first_started_s: float
-    deaths: list[float] = field(default_factory=list[float])
+    deaths: int = 0
 
-    def pause_s(self, exit_status: int, now_s: float) -> float | None:
+    def pause_s(self, exit_status: int, started_s: float, now_s: float) -> float | None:
         """Seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
-        failed_at_once = exit_status > 0 and not self.deaths and now_s - self.first_started_s < CANNOT_START_S
-        self.deaths = [death for death in self.deaths if now_s - death < DEATHS_WINDOW_S] + [now_s]
-        if failed_at_once or len(self.deaths) > MAX_DEATHS:
+        failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
+        if failed_at_once:
             return None
-        return FIRST_PAUSE_S * 2 ** (len(self.deaths) - 1)
+        self.deaths = 1 if now_s - started_s >= WELL_S else self.deaths + 1
+        return min(FIRST_PAUSE_S * 2.0 ** min(self.deaths - 1, 32), MAX_PAUSE_S)
 
 
-async def keep(arguments: list[str], alone: Callable[[], Awaitable[bool]] | None = None) -> int:
-    """Run `fleet ARGUMENTS` until a stop signal; returns the exit status to end with.
+class Output(Protocol):
+    """Where a kept command's lines go, and what is told of it. `line` is called from a thread of its own."""
 
-    With `alone` given, a stop signal is passed on only once it is true, or after a bounded wait: Redis leaves last, so that
-    the others can say goodbye.
+    def line(self, line: bytes) -> None: ...
+    def say(self, text: str, *, error: bool = False) -> None: ...
+    def started(self, pid: int) -> None: ...
+
+
+class Terminal:
+    """This process's own standard output."""
+
+    def line(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+    def say(self, text: str, *, error: bool = False) -> None:
+        print(f"fleet: {text}", file=sys.stderr if error else sys.stdout, flush=True)
+
+    def started(self, pid: int) -> None:
+        return
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeper:
+    """Runs `fleet ARGUMENTS` again and again until `stop` is set.
+
+    `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
+    goodbye. `when_dead` is told the pid of each command that died, before the next one starts.
     """
-    loop = asyncio.get_running_loop()
+
+    arguments: list[str]
+    stop: asyncio.Event
+    output: Output = field(default_factory=Terminal)
+    env: Mapping[str, str] | None = None
+    alone: Callable[[], Awaitable[bool]] | None = None
+    when_dead: Callable[[int], Awaitable[None]] | None = None
+    _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
+
+    @property
+    def name(self) -> str:
+        return " ".join(word for word in self.arguments[:2] if not word.startswith("-"))
+
+    async def run(self) -> int:
+        """The exit status to end with."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        policy = RestartPolicy(first_started_s=started_s)
+        while True:
+            pid, status = await self._run_once()
+            if self.stop.is_set():
+                return max(status, 0) if status != -signal.SIGTERM else 0
+            if status == 0:
+                self.output.say(f"{self.name} left; start another with `fleet {self.name}`")
+                await self.stop.wait()
+                return 0
+            pause_s = policy.pause_s(status, started_s, loop.time())
+            if pause_s is None:
+                self._tell(f"{_how(status)} and is not started again", error=True)
+                return status
+            self._tell(f"{_how(status)}; starting it again in {pause_s:.1f} s")
+            if self.when_dead:
+                await self.when_dead(pid)
+            if await _set_within(self.stop, pause_s):
+                return 0
+            started_s = loop.time()
+
+    def _tell(self, what: str, *, error: bool = False) -> None:
+        """One message a death, whole: between the lines of the others nobody finds this one's last words."""
+        last = [f"  {line.decode('utf-8', 'replace').rstrip()}" for line in self._last_lines]
+        said = f"; it said last:\n{chr(10).join(last)}" if last else ""
+        self.output.say(f"{self.name} {what}{said}", error=error)
+
+    async def _run_once(self) -> tuple[int, int]:
+        """(pid, exit status). In a session of its own, so that a signal to our group reaches the command once, and from us."""
+        self._last_lines.clear()
+        read_end, write_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "fleet.cli", *self.arguments, stdout=write_end, stderr=write_end, env=self.env,
+                start_new_session=True, preexec_fn=_die_with_parent(os.getpid()),
+            )  # fmt: skip
+        except OSError as error:
+            # A machine without memory or processes to spare: one more death, to be tried again later.
+            os.close(read_end)
+            self._last_lines.append(str(error).encode())
+            return 0, NOT_STARTED
+        finally:
+            os.close(write_end)
+        # A pipe and a thread of our own: what the command forked may hold the pipe open after its death, and must not hide it.
+        reader = threading.Thread(target=self._pass_on, args=(os.fdopen(read_end, "rb"),), daemon=True)
+        reader.start()
+        self.output.started(process.pid)
+        status = await self._until_ended(process)
+        await asyncio.to_thread(reader.join, READER_PATIENCE_S)
+        return process.pid, status
+
+    def _pass_on(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                self._last_lines.append(line)
+                # Nobody may be reading us any more; the command must not stop on a full pipe for that.
+                with contextlib.suppress(OSError):
+                    self.output.line(line)
+
+    async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
+        ended = asyncio.create_task(process.wait())
+        asked = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if not ended.done():
+            if self.alone:
+                await _linger(self.alone)
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await asyncio.wait({ended}, timeout=STOP_PATIENCE_S)
+        if not ended.done():
+            kill_all(process.pid)
+        return await ended
+
+
+async def keep(
+    arguments: list[str],
+    alone: Callable[[], Awaitable[bool]] | None = None,
+    when_dead: Callable[[int], Awaitable[None]] | None = None,
+) -> int:
+    """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop.set)
-    policy = RestartPolicy(first_started_s=loop.time())
-    name = " ".join(word for word in arguments[:2] if not word.startswith("-"))
-    while True:
-        status = await _run_once(arguments, stop, alone)
-        if stop.is_set():
-            return max(status, 0) if status != -signal.SIGTERM else 0
-        if status == 0:
-            print(f"fleet: {name} left; start another with `fleet {name}`", flush=True)
-            await stop.wait()
-            return 0
-        pause_s = policy.pause_s(status, loop.time())
-        if pause_s is None:
-            print(f"fleet: {name} {_how(status)} and is not started again", file=sys.stderr, flush=True)
-            return status if status > 0 else 1
-        print(f"fleet: {name} {_how(status)}; starting it again", flush=True)
-        if await _set_within(stop, pause_s):
-            return 0
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead).run()
+
+
+def kill_all(pid: int) -> None:
+    """SIGKILL a process and all below it, whatever sessions they made for themselves."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
 
 
 def _how(status: int) -> str:
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-
-
-async def _run_once(arguments: list[str], stop: asyncio.Event, alone: Callable[[], Awaitable[bool]] | None) -> int:
-    """In a session of its own, so that a signal to our group reaches the command once, from us, and in our order."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "fleet.cli", *arguments, start_new_session=True, preexec_fn=_die_with_parent(os.getpid())
-    )
-    ended = asyncio.create_task(process.wait())
-    asked = asyncio.create_task(stop.wait())
-    await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if not ended.done():
-        if alone:
-            await _linger(alone)
-        process.terminate()
-    return await ended
 
 
 async def _linger(alone: Callable[[], Awaitable[bool]]) -> None:

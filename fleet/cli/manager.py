@@ -1,15 +1,34 @@
-"""honcho's process manager, safe to stop at any moment and able to name the process whose end ended the others.
+"""honcho's process manager over kept processes: safe to stop at any moment, and nothing of it outlives it.
 
 It builds on the internals of honcho 2 (`_start`, `_processes`), which `pyproject.toml` pins to that major version.
+
+How the processes learn that `fleet up` is gone: each keeper (a fork of `fleet up` that starts and restarts one command) watches a
+pipe whose other end only `fleet up` holds, and nothing is ever written to it. It closes when `fleet up` stops its fleet, and just
+so when `fleet up` is killed; either way the keepers stop their commands in order: workers say goodbye, Redis leaves last, what
+does not end in time is killed, frozen or not. A pipe does this on every system. Linux's parent-death signal alone would not: it
+is SIGKILL for all at once, and Redis, not being ours, could not watch a pipe itself. It stands behind this for a killed keeper.
 """
 
+import asyncio
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from honcho.manager import Manager
 from honcho.printer import Printer
+from honcho.process import Process
+
+from fleet.cli.keep import Keeper, kill_all
+from fleet.cli.supervise import alone_at, fence_at
+
+ALONE = "redis"
+"""The command that is stopped only once nobody else is connected to Redis."""
+REGISTERED = ("worker", "web")
+"""The commands that register themselves in Redis, and so are fenced when they die."""
 
 
 class OpenEndedPrinter(Printer):
@@ -28,6 +47,66 @@ class OpenEndedPrinter(Printer):
             self._when_unread()
 
 
+class KeptProcess(Process):
+    """One keeper: `run` is the whole life of the forked process. Its lines, starts and end are messages to the manager."""
+
+    def __init__(self, arguments: list[str], *, redis_url: str, watched: int, held: int, **options: Any) -> None:
+        super().__init__(arguments, **options)
+        self._redis_url, self._watched, self._held = redis_url, watched, held
+        self.predecessor: int | None = None
+
+    def run(self, events: Any = None, ignore_signals: bool = False) -> None:
+        # Our copy of the end that must close when `fleet up` does.
+        os.close(self._held)
+        self._events = events
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            # A handler that does nothing, not SIG_IGN: that one the command would inherit.
+            signal.signal(signum, lambda _signum, _frame: None)
+        status = asyncio.run(self._keep())
+        # Whom would it be told to? The queue's thread would wait for ever for somebody to read it.
+        if os.getppid() != self._manager_pid:
+            events.cancel_join_thread()
+        self._send_message({"returncode": status}, type="stop")
+
+    @property
+    def _manager_pid(self) -> int:
+        parent = multiprocessing.parent_process()
+        assert parent is not None and parent.pid is not None, "a keeper is a fork of the manager"
+        return parent.pid
+
+    async def _keep(self) -> int:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def closed() -> None:
+            loop.remove_reader(self._watched)
+            stop.set()
+
+        loop.add_reader(self._watched, closed)
+        fence = fence_at(self._redis_url) if self.cmd[0] in REGISTERED else None
+        if self.predecessor is not None:
+            # Where there is no parent-death signal, the command of a lost keeper goes on.
+            kill_all(self.predecessor)
+            if fence:
+                await fence(self.predecessor)
+        return await Keeper(
+            arguments=self.cmd,
+            stop=stop,
+            output=self,
+            env=self.env,
+            alone=alone_at(self._redis_url) if self.cmd[0] == ALONE else None,
+            when_dead=fence,
+        ).run()
+
+    def line(self, line: bytes) -> None:
+        self._send_message(line)
+
+    def say(self, text: str, *, error: bool = False) -> None:
+        self._send_message(f"fleet: {text}\n".encode())
+
+    def started(self, pid: int) -> None:
+        self._send_message({"pid": pid}, type="start")
+
+
 class FleetManager(Manager):
     """`culprit` is the first process that ended by itself; None when a signal ended them all.
 
@@ -36,14 +115,22 @@ class FleetManager(Manager):
 
     _processes: dict[str, dict[str, Any]]
 
-    def __init__(self, when_started: Callable[[], None]) -> None:
+    def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
         super().__init__(OpenEndedPrinter(self.terminate))
         self.culprit: str | None = None
         self._when_started = when_started
         self._stop_when_started = False
+        watched, held = os.pipe()
+        self._held: int | None = held
+        self._process_ctor = partial(KeptProcess, redis_url=redis_url, watched=watched, held=held)
+
+    def keep(self, name: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        """Run `fleet ARGUMENTS` as process `name` once `loop` runs."""
+        self.add_process(name, arguments, env=dict(env))
 
     def _start(self) -> None:
-        super()._start()
+        for name in self._processes:
+            self._fork(name)
         while not self._all_started():
             message = self.events.get()
             if message.type == "start":
@@ -57,6 +144,42 @@ class FleetManager(Manager):
         # Only now: a thread started earlier could hold a lock while this process forks.
         self._when_started()
 
+    def _fork(self, name: str) -> None:
+        kept = self._processes[name]
+        kept["process"] = multiprocessing.get_context("fork").Process(name=name, target=kept["obj"].run, args=(self.events, True))
+        kept["process"].start()
+
+    def _any_stopped(self) -> bool:
+        """Asked at every turn of honcho's loop; a keeper that was killed did not say so itself."""
+        for name, kept in self._processes.items():
+            if "returncode" not in kept and not self._terminating and not kept["process"].is_alive():
+                self._replace(name, kept)
+        return super()._any_stopped()
+
+    def _replace(self, name: str, kept: dict[str, Any]) -> None:
+        status = kept["process"].exitcode
+        if status == 0:
+            # It ended in order; its last message is on its way.
+            return
+        if status > 0:
+            kept["returncode"] = status
+            return
+        self._system_print(f"the keeper of {name} was lost (killed by {signal.Signals(-status).name}); starting both again\n")
+        kept["obj"].predecessor = kept["pid"]
+        self._fork(name)
+
+    def _all_stopped(self) -> bool:
+        return all("returncode" in kept or not kept["process"].is_alive() for kept in self._processes.values())
+
+    def _killall(self, force: bool = False) -> None:
+        """Asking is closing the pipe; see the top of this file. Honcho asks once and forces until all have ended."""
+        if self._held is not None:
+            self._system_print("stopping the fleet\n")
+            os.close(self._held)
+            self._held = None
+        if force:
+            super()._killall(force=True)
+
     def terminate(self) -> None:
         if not self._all_started():
             self._stop_when_started = True
@@ -64,3 +187,4 @@ class FleetManager(Manager):
         if not self._terminating:
             self.culprit = next((name for name, process in self._processes.items() if "returncode" in process), None)
         super().terminate()
+

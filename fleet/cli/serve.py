@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
@@ -27,7 +26,9 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     """
     deployment = open_deployment(config, set_)
     if kept:
-        alone = _alone_at(deployment.redis_url) if deployment.embedded_redis else None
+        from fleet.cli.supervise import alone_at
+
+        alone = alone_at(deployment.redis_url) if deployment.embedded_redis else None
         raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], alone)))
     if not deployment.embedded_redis:
         _idle("redis: REDIS_URL names a server; there is nothing to run here")
@@ -70,7 +71,7 @@ def worker(
     deployment = open_deployment(config, set_)
     require_role(deployment.config, role)
     if kept:
-        raise typer.Exit(asyncio.run(keep(["worker", role, *passed_on(config, set_)])))
+        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment))
     _await_redis(deployment)
     fake = deployment.config.engine == "fake"
     checkpoint = None if fake else resolve_checkpoint(deployment.config)
@@ -90,9 +91,9 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -
 
     Example: fleet web --set web.port=8001
     """
-    if kept:
-        raise typer.Exit(asyncio.run(keep(["web", *passed_on(config, set_)])))
     deployment = open_deployment(config, set_)
+    if kept:
+        raise typer.Exit(_keep_fenced(["web", *passed_on(config, set_)], deployment))
     from fleet.control.server import require_free_port
 
     require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
@@ -103,29 +104,18 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -
     run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
 
 
+def _keep_fenced(arguments: list[str], deployment: Deployment) -> int:
+    """Keep a command that registers itself: what it held is freed when it is seen to die, not when its lease lapses."""
+    from fleet.cli.supervise import fence_at
+
+    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url)))
+
+
 def _await_redis(deployment: Deployment) -> None:
     """Redis may be starting at the same moment. Raises: RedisUnreachable after about ten seconds."""
     from fleet.control.connect import connect
 
     connect(deployment.redis_url).close()
-
-
-def _alone_at(redis_url: str) -> Callable[[], Awaitable[bool]]:
-    """Whether the one who asks is the server's only client; a server that does not answer has none."""
-    from redis.exceptions import RedisError
-
-    from fleet.control.connect import connect_async
-
-    async def alone() -> bool:
-        client = connect_async(redis_url)
-        try:
-            return int((await client.info("clients"))["connected_clients"]) <= 1
-        except RedisError:
-            return True
-        finally:
-            await client.aclose()
-
-    return alone
 
 
 def _idle(line: str) -> None:

@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import shlex
 import sys
 import threading
 from pathlib import Path
@@ -22,7 +21,8 @@ READY_POLL_S = 0.25
 def up(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
 
-    Prints one line with the address once requests are served. A process that dies is started again; Ctrl-C stops them all.
+    Prints one line with the address once requests are served. A process that dies is started again, after a pause that grows
+    while it keeps dying; one that cannot even start ends them all. Ctrl-C stops them all, and so does the death of this command.
     Redis is left out where REDIS_URL names one.
 
     Examples:
@@ -38,9 +38,10 @@ def up(config: ConfigFile = None, set_: Overrides = None) -> None:
     resolved = _resolve(deployment)
     env = _environment(_store(resolved))
     url = f"http://{_reachable(resolved.web.host)}:{resolved.web.port}"
-    manager = FleetManager(when_started=lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
+    redis_url = f"redis://127.0.0.1:{resolved.redis.port}" if deployment.embedded_redis else deployment.redis_url
+    manager = FleetManager(redis_url, lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
     for name, arguments in _processes(deployment, resolved):
-        manager.add_process(name, shlex.join(["exec", sys.executable, "-m", "fleet.cli", *arguments, "--keep"]), env=env)
+        manager.keep(name, arguments, env)
     manager.loop()
     if manager.culprit:
         print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
