@@ -16,6 +16,7 @@ from fleet.config import FleetConfig, load_config
 from fleet.control import scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run
+from fleet.control.stream import ClientStream
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
@@ -162,7 +163,11 @@ async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = No
 
 
 async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> dict[EdgeName, np.ndarray]:
-    stream = await client.submit(spec, blob)
+    return await collected(await client.submit(spec, blob), spec)
+
+
+async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
+    """The rest of an answer."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in stream:
         for tensor in chunk.tensors.values():

@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from fleet.core.chunk import Chunk
-from fleet.core.errors import FleetError
+from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
@@ -40,6 +40,47 @@ class AudioPiece:
 
 
 Piece = TextPiece | AudioPiece
+
+
+@dataclass(slots=True)
+class Position:
+    """How much of an answer was sent: Unicode characters of text, bytes of sound. Written `CHARS.BYTES`."""
+
+    chars: int = 0
+    sound_bytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.chars}.{self.sound_bytes}"
+
+    @staticmethod
+    def parse(text: str) -> "Position":
+        """Raises: BadInput."""
+        chars, dot, sound_bytes = text.partition(".")
+        if not (dot and chars.isdecimal() and sound_bytes.isdecimal()) or int(sound_bytes) % BYTES_PER_SAMPLE:
+            raise BadInput(f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream", param="Last-Event-ID")
+        return Position(int(chars), int(sound_bytes))
+
+    def take(self, piece: Piece) -> None:
+        if isinstance(piece, TextPiece):
+            self.chars += len(piece.text)
+        else:
+            self.sound_bytes += len(piece.pcm)
+
+
+async def rest_of(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
+    """What an answer has beyond what was sent of it."""
+    skip = Position(sent.chars, sent.sound_bytes)
+    async for piece in pieces:
+        if isinstance(piece, TextPiece):
+            skipped = min(skip.chars, len(piece.text))
+            skip.chars -= skipped
+            if skipped < len(piece.text):
+                yield TextPiece(piece.text[skipped:])
+        else:
+            skipped = min(skip.sound_bytes, len(piece.pcm))
+            skip.sound_bytes -= skipped
+            if skipped < len(piece.pcm):
+                yield AudioPiece(piece.pcm[skipped:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from web.fleet_routes import FleetRoutes
 from web.gateway import Gateway
 from web.middleware import Guard, RequestContext
 from web.ports import FleetPort
+from web.resume import ResumeEndpoint
 
 STATIC = Path(__file__).parent / "static"
 
@@ -42,6 +43,7 @@ def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
         Route("/v1/models/{model:path}", fleet.model),
         Route("/v1/fleet/workers", fleet.workers),
         Route("/v1/fleet/requests/{request_id}", fleet.story),
+        Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),
         Route("/v1/fleet/requests/{request_id}", fleet.abort, methods=["DELETE"]),
         Route("/health", fleet.health),
         Route("/ready", fleet.ready),

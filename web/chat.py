@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -13,11 +12,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError
-from web.answer import Answer, AudioPiece, TextPiece
+from fleet.core.request import RequestSpec
+from web.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
 from web.audio_file import encode_audio
 from web.connection import read_body, send_stream, until_disconnect
 from web.errors import UnsupportedValue, envelope_of
-from web.gateway import Gateway, Opened
+from web.gateway import MIRROR, USAGE, Gateway, Opened
 from web.middleware import request_id_of
 from web.schema import AudioFormat, ChatBody, parse_chat
 from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
@@ -48,6 +48,21 @@ class Reply:
         return event(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage))
 
 
+    @staticmethod
+    def of(spec: RequestSpec, model: str) -> "Reply":
+        """From the request itself, so that every gateway gives the same."""
+        tail = spec.id.removeprefix("req-")
+        return Reply(
+            id=f"chatcmpl-{tail}",
+            audio_id=f"audio_{tail}",
+            created=spec.created_us // 1_000_000,
+            model=model,
+            mirror=MIRROR in spec.reply,
+            spoken=len(spec.outputs) > 1,
+            usage=USAGE in spec.reply,
+        )
+
+
 class ChatEndpoint:
     """An ASGI app and not a function: work stops the moment the client leaves, before or within the answer."""
 
@@ -65,49 +80,13 @@ class ChatEndpoint:
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
         opened = await self._gateway.open(body, request_id_of(scope))
         async with opened.answer as answer:
-            reply = self._reply(body, opened)
+            reply = Reply.of(answer.spec, self._gateway.model)
             headers = _headers(body, opened)
             if body.stream:
-                await send_stream(send, headers, self._lines(reply, answer))
+                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position()))
             else:
                 response = await self._whole(reply, answer, _format(body, "wav"), headers)
                 await response(scope, receive, send)
-
-    def _reply(self, body: ChatBody, opened: Opened) -> Reply:
-        tail = opened.answer.spec.id.removeprefix("req-")
-        return Reply(
-            id=f"chatcmpl-{tail}",
-            audio_id=f"audio_{tail}",
-            created=int(time.time()),
-            model=self._gateway.model,
-            mirror="text" in body.wants,
-            spoken=opened.spoken,
-            usage=bool(body.stream_options and body.stream_options.include_usage),
-        )
-
-    async def _lines(self, reply: Reply, answer: Answer) -> AsyncIterator[bytes]:
-        """The stream's events. A failure becomes an error event, and no [DONE] follows."""
-        transcript: list[str] = []
-        yield reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
-        try:
-            async for piece in answer.pieces():
-                if isinstance(piece, TextPiece):
-                    transcript.append(piece.text)
-                    yield reply.chunk(_text_delta(reply, piece))
-                else:
-                    data = base64.b64encode(piece.pcm).decode("ascii")
-                    yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, data=data)))
-            if reply.spoken:
-                expires_at = await self._gateway.keep_transcript(reply.audio_id, "".join(transcript))
-                yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
-        except FleetError as error:
-            yield event(envelope_of(error))
-            return
-        yield reply.chunk(Delta(), finish_reason=answer.finish_reason)
-        if reply.usage:
-            usage = answer.usage()
-            yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=usage))
-        yield b"data: [DONE]\n\n"
 
     async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:
         text: list[str] = []
@@ -138,6 +117,41 @@ class ChatEndpoint:
             usage=answer.usage(),
         )
         return Response(_encode(completion), media_type="application/json", headers=headers)
+
+
+async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position) -> AsyncIterator[bytes]:
+    """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
+
+    The id of a piece's event is the position after it, from which any gateway can go on.
+    """
+    transcript: list[str] = []
+    if sent == Position():
+        yield reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+    try:
+        async for piece in rest_of(_noted(answer.pieces(), transcript), sent):
+            sent.take(piece)
+            if isinstance(piece, TextPiece):
+                delta = _text_delta(reply, piece)
+            else:
+                delta = Delta(audio=AudioDelta(id=reply.audio_id, data=base64.b64encode(piece.pcm).decode("ascii")))
+            yield b"id: " + str(sent).encode() + b"\n" + reply.chunk(delta)
+        if reply.spoken:
+            expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
+            yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
+    except FleetError as error:
+        yield event(envelope_of(error))
+        return
+    yield reply.chunk(Delta(), finish_reason=answer.finish_reason)
+    if reply.usage:
+        yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=answer.usage()))
+    yield b"data: [DONE]\n\n"
+
+
+async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIterator[Piece]:
+    async for piece in pieces:
+        if isinstance(piece, TextPiece):
+            transcript.append(piece.text)
+        yield piece
 
 
 def event(value: msgspec.Struct) -> bytes:

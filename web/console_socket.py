@@ -5,23 +5,31 @@ The body of an `ask` is that of POST /v1/chat/completions, checked by the same c
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId, new_request_id
-from web.answer import Answer, AudioPiece
-from web.errors import ErrorBody, envelope_of
+from web.answer import BYTES_PER_SAMPLE, Answer, AudioPiece, Position, rest_of
+from web.errors import ErrorBody, NotFound, envelope_of
 from web.gateway import Gateway
-from web.schema import ChatBody, parse_chat
+from web.schema import parse_chat
 
 log = logging.getLogger("fleet.web")
 
 
 class Ask(msgspec.Struct, frozen=True, tag_field="type", tag="ask"):
     body: msgspec.Raw
+
+
+class Resume(msgspec.Struct, frozen=True, tag_field="type", tag="resume"):
+    """Go on with an answer that another socket began: what the page has of it already."""
+
+    request_id: str
+    chars: int
+    samples: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag_field="type", tag="stop"):
@@ -61,7 +69,7 @@ class Failed(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
     error: ErrorBody
 
 
-FromPage = Ask | Stop | Played
+FromPage = Ask | Resume | Stop | Played
 ToPage = Started | Text | End | Stopped | Failed
 _decoder = msgspec.json.Decoder(FromPage)
 _encode = msgspec.json.Encoder().encode
@@ -94,7 +102,10 @@ class ConsoleSocket:
             return
         if isinstance(message, Ask):
             await self._stop()
-            self._turn = asyncio.create_task(self._answer_guarded(bytes(message.body)))
+            self._turn = asyncio.create_task(self._guarded(self._answer(bytes(message.body))))
+        elif isinstance(message, Resume):
+            await self._stop()
+            self._turn = asyncio.create_task(self._guarded(self._resume(message)))
         elif isinstance(message, Stop):
             await self._stop()
             await self._send(Stopped())
@@ -107,9 +118,9 @@ class ConsoleSocket:
             turn.cancel()
             await asyncio.wait({turn})
 
-    async def _answer_guarded(self, raw: bytes) -> None:
+    async def _guarded(self, turn: Coroutine[None, None, None]) -> None:
         try:
-            await self._answer(parse_chat(raw))
+            await turn
         except FleetError as error:
             await self._send(Failed(envelope_of(error).error))
         except WebSocketDisconnect:
@@ -119,16 +130,24 @@ class ConsoleSocket:
             log.exception("a console answer failed")
             await self._send(Failed(ErrorBody(message="the server failed; its log tells why", type="server_error")))
 
-    async def _answer(self, body: ChatBody) -> None:
-        opened = await self._gateway.open(body, new_request_id())
+    async def _resume(self, resume: Resume) -> None:
+        answer = await self._gateway.resume(RequestId(resume.request_id))
+        if answer is None:
+            raise NotFound(f"no request {resume.request_id!r}; ask again", param="request_id")
+        async with answer:
+            self._on_started(answer.spec.id)
+            await self._deliver(answer, Position(max(0, resume.chars), max(0, resume.samples) * BYTES_PER_SAMPLE))
+
+    async def _answer(self, raw: bytes) -> None:
+        opened = await self._gateway.open(parse_chat(raw), new_request_id())
         async with opened.answer as answer:
             request_id = answer.spec.id
             self._on_started(request_id)
             await self._send(Started(request_id=request_id, seed=opened.seed, voice=opened.voice))
-            await self._deliver(answer)
+            await self._deliver(answer, Position())
 
-    async def _deliver(self, answer: Answer) -> None:
-        async for piece in answer.pieces():
+    async def _deliver(self, answer: Answer, sent: Position) -> None:
+        async for piece in rest_of(answer.pieces(), sent):
             if isinstance(piece, AudioPiece):
                 await self._websocket.send_bytes(piece.pcm)
             else:

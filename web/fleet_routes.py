@@ -134,9 +134,11 @@ class FleetRoutes:
         metrics = self._gateway.metrics
         try:
             workers = await self._gateway.client.workers()
+            roles = await self._gateway.client.roles()
             metrics.live.set(await self._gateway.client.live_count())
         except FleetError:
-            workers = []
+            workers, roles = [], []
+        metrics.set_roles(roles)
         metrics.workers.clear()
         for view in workers:
             metrics.workers.labels(role=view.role or GATEWAY_ROLE).inc()

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from fleet.config.schema import FleetConfig
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge, ModelNotFound
@@ -72,8 +74,20 @@ class Gateway:
             created_us=now_us(),
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
+        spec = msgspec.structs.replace(spec, reply=reply_of(body))
         stream = await self._submit(spec, blob)
-        answer = Answer(
+        return Opened(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+
+    async def resume(self, request_id: RequestId) -> Answer | None:
+        """Go on with an answer that another gateway, or another connection, began; None if there is no such request.
+
+        Raises: RedisUnreachable.
+        """
+        found = await self.client.resume(request_id)
+        return self._answer(*found) if found is not None else None
+
+    def _answer(self, spec: RequestSpec, stream: ClientStream) -> Answer:
+        return Answer(
             spec=spec,
             main=self._sampling_of(spec, self._main),
             stream=stream,
@@ -81,7 +95,6 @@ class Gateway:
             frontend=self.frontend,
             metrics=self.metrics,
         )
-        return Opened(answer=answer, seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         submitting = asyncio.ensure_future(self.client.submit(spec, blob))
@@ -134,6 +147,15 @@ class Gateway:
     @staticmethod
     def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
         return spec.sampling.get(stage, Sampling())
+
+
+MIRROR, USAGE = "mirror", "usage"
+
+
+def reply_of(body: ChatBody) -> dict[str, str]:
+    """What a body says of its answer's shape, as the request keeps it: a key is there or not."""
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return {name: "yes" for name, wanted in ((MIRROR, "text" in body.wants), (USAGE, usage)) if wanted}
 
 
 def client_edges(graph: Graph) -> ClientEdges:

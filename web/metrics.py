@@ -1,9 +1,22 @@
 """The gateway's metrics: one catalogue, names with units, on by default. Knows no route."""
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from web.ports import RoleView
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
 RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
+
+ROLE_GAUGES = {
+    "queue_depth": "Tasks that wait in the role's stream for a worker to claim them.",
+    "queue_oldest_seconds": "Age of the oldest of them, since it was granted; 0 without one.",
+    "queue_lag": "Those of them that no worker has read yet.",
+    "running": "Tasks that the role's workers run.",
+    "capacity": "Tasks that its workers could run at once; draining workers count for nothing.",
+    "draining": "Workers that are leaving.",
+}
 
 
 class Metrics:
@@ -37,6 +50,21 @@ class Metrics:
         self.underruns = Counter("fleet_audio_underrun", "Playback underruns the console reported.", registry=registry)
         self.live = Gauge("fleet_requests_live", "Live requests in the whole fleet.", registry=registry)
         self.workers = Gauge("fleet_workers", "Live workers.", ("role",), registry=registry)
+        self._of_roles = {
+            name: Gauge(f"fleet_role_{name}", what, ("role",), registry=registry) for name, what in ROLE_GAUGES.items()
+        }
+
+    def set_roles(self, roles: Sequence[RoleView]) -> None:
+        """Replace what is said of roles; one that is not named any more is told no more."""
+        for gauge in self._of_roles.values():
+            gauge.clear()
+        for view in roles:
+            values = {
+                "queue_depth": view.queue_depth, "queue_oldest_seconds": view.oldest_s, "queue_lag": view.lag,
+                "running": view.running, "capacity": view.capacity, "draining": view.draining,
+            }  # fmt: skip
+            for name, value in values.items():
+                self._of_roles[name].labels(role=view.role).set(value)
 
     def first(self, medium: str, seconds: float) -> None:
         (self.first_text if medium == "text" else self.first_audio).observe(seconds)

@@ -1,6 +1,7 @@
 """The commands that look, or make a file: status, config, checkpoint. They start no process of the fleet."""
 
 import asyncio
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from fleet.core.clock import now_us
 from fleet.graphs import DEFAULT_GRAPH
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
     from fleet.control.client import FleetClient, WorkerView
+    from fleet.control.views import RoleView
 
 REFRESH_S = 1.0
 CONNECT_PATIENCE_S = 2.0
@@ -31,7 +34,10 @@ def status(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Show the fleet's workers, the roles nobody serves, and how many requests are live.
+    """Show what waits for each role and who serves it, the workers, the roles nobody serves, and how many requests are live.
+
+    Per role: tasks queued for a worker, how long the oldest has waited, how many of them no worker has read yet (lag), workers
+    that take tasks, tasks running of those that fit. A worker that is leaving counts as no capacity.
 
     On a terminal it is refreshed until Ctrl-C; elsewhere it is printed once.
 
@@ -60,12 +66,12 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
         if as_json:
             print(json.dumps(_as_json(seen)))
         elif once or not console.is_terminal:
-            console.print(_table(seen))
+            console.print(_shown(seen))
         else:
-            with Live(_table(seen), console=console, refresh_per_second=4) as live:
+            with Live(_shown(seen), console=console, refresh_per_second=4) as live:
                 while True:
                     await asyncio.sleep(REFRESH_S)
-                    live.update(_table(await _look(client)))
+                    live.update(_shown(await _look(client)))
     finally:
         await client.stop()
 
@@ -74,6 +80,7 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
 class Seen:
     """The fleet at one moment."""
 
+    roles: "tuple[RoleView, ...]"
     workers: "tuple[WorkerView, ...]"
     missing_roles: tuple[str, ...]
     num_live: int
@@ -81,6 +88,7 @@ class Seen:
 
 async def _look(client: "FleetClient") -> Seen:
     return Seen(
+        roles=tuple(await client.roles()),
         workers=tuple(sorted(await client.workers(), key=lambda worker: (worker.role, worker.id))),
         missing_roles=tuple(await client.missing_roles()),
         num_live=await client.live_count(),
@@ -98,17 +106,43 @@ def _as_json(seen: Seen) -> dict[str, object]:
             "lease_left_s": round(worker.lease_left_s, 3),
             "running": worker.running,
             "capacity": worker.capacity,
+            "draining": worker.draining,
         }
         for worker in seen.workers
     ]
-    return {"workers": workers, "missing_roles": list(seen.missing_roles), "live_requests": seen.num_live}
+    roles = [{**dataclasses.asdict(role), "oldest_s": round(role.oldest_s, 3)} for role in seen.roles]
+    return {"roles": roles, "workers": workers, "missing_roles": list(seen.missing_roles), "live_requests": seen.num_live}
 
 
-def _table(seen: Seen) -> "Table":
+def _shown(seen: Seen) -> "Group":
+    from rich.console import Group
+
+    return Group(_role_table(seen), _worker_table(seen))
+
+
+def _role_table(seen: Seen) -> "Table":
     from rich.table import Table
 
     missing = f"; nobody serves {', '.join(seen.missing_roles)}" if seen.missing_roles else ""
     table = Table(title=f"{seen.num_live} live requests{missing}", title_justify="left")
+    for heading in ("role", "queued", "oldest", "lag", "workers", "running"):
+        table.add_column(heading)
+    for role in seen.roles:
+        table.add_row(
+            role.role,
+            str(role.queue_depth),
+            f"{role.oldest_s:.1f} s" if role.queue_depth else "-",
+            str(role.lag),
+            f"{role.workers} + {role.draining} leaving" if role.draining else str(role.workers),
+            f"{role.running}/{role.capacity}",
+        )
+    return table
+
+
+def _worker_table(seen: Seen) -> "Table":
+    from rich.table import Table
+
+    table = Table()
     for heading in ("role", "worker", "host", "pid", "up", "lease left", "tasks"):
         table.add_column(heading, overflow="fold")
     for worker in seen.workers:
@@ -118,7 +152,7 @@ def _table(seen: Seen) -> "Table":
             worker.host,
             str(worker.pid),
             _duration((now_us() - worker.started_us) / 1e6),
-            f"{worker.lease_left_s:.1f} s",
+            "leaving" if worker.draining else f"{worker.lease_left_s:.1f} s",
             f"{worker.running}/{worker.capacity}",
         )
     return table

@@ -10,6 +10,7 @@ is SIGKILL for all at once, and Redis, not being ours, could not watch a pipe it
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import psutil
 from honcho.manager import Manager
 from honcho.printer import Printer
 from honcho.process import Process
@@ -29,6 +31,7 @@ ALONE = "redis"
 """The command that is stopped only once nobody else is connected to Redis."""
 REGISTERED = ("worker", "web")
 """The commands that register themselves in Redis, and so are fenced when they die."""
+END_PATIENCE_S = 5.0
 
 
 class OpenEndedPrinter(Printer):
@@ -84,8 +87,7 @@ class KeptProcess(Process):
         loop.add_reader(self._watched, closed)
         fence = fence_at(self._redis_url) if self.cmd[0] in REGISTERED else None
         if self.predecessor is not None:
-            # Where there is no parent-death signal, the command of a lost keeper goes on.
-            kill_all(self.predecessor)
+            await asyncio.to_thread(_end, self.predecessor)
             if fence:
                 await fence(self.predecessor)
         return await Keeper(
@@ -105,6 +107,14 @@ class KeptProcess(Process):
 
     def started(self, pid: int) -> None:
         self._send_message({"pid": pid}, type="start")
+
+
+def _end(pid: int) -> None:
+    """The command of a lost keeper: dead already where there is a parent-death signal, else still at work."""
+    if sys.platform != "linux":
+        kill_all(pid)
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        psutil.Process(pid).wait(timeout=END_PATIENCE_S)
 
 
 class FleetManager(Manager):

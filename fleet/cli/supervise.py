@@ -1,11 +1,11 @@
-"""What who supervises a process asks of Redis: to end the right of one that died, and whether anybody else is there. Starts none."""
+"""What a supervisor asks of Redis: to end the right of a process that died, and whether anybody else is there. Starts none."""
 
 import asyncio
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable
 
+import psutil
 from redis.exceptions import RedisError
 
 FENCE_TIMEOUT_S = 5.0
@@ -45,13 +45,11 @@ async def fence_process(redis_url: str, pid: int) -> None:
 
 
 def _is_running(pid: int) -> bool:
+    """A process that ended and was not collected yet is not running."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        return True
-    return True
 
 
 def alone_at(redis_url: str) -> Callable[[], Awaitable[bool]]:

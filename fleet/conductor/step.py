@@ -9,8 +9,8 @@ from functools import singledispatch
 from fleet.conductor.state import ENDED, ConductorState, RequestRecord, TaskRecord, TaskState
 from fleet.conductor.transitions import Happened, next_state
 from fleet.core import events as ev
-from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
@@ -73,8 +73,6 @@ def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
-    if event.stage == CLIENT:
-        return _end(state, event.request, "aborted", "aborted", "the gateway that held the client is gone")
     record = state.requests.get(event.request)
     task = record.tasks.get(event.stage) if record else None
     if record is None or task is None or event.epoch < task.epoch:
@@ -86,6 +84,13 @@ def _(event: ev.TaskLost, state: ConductorState) -> Decision:
     lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
     record = state.requests[event.request].with_task(lost)
     return state.with_request(record), () if record.ending else (_grant(record, lost),)
+
+
+@_decide.register
+def _(event: ev.ClientGone, state: ConductorState) -> Decision:
+    if event.request not in state.requests:
+        return state, ()
+    return state, (AbandonRequest(request=event.request, client_epoch=event.epoch),)
 
 
 @_decide.register

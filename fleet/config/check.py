@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fleet.config.explain import Problem, first_problem
+from fleet.config.explain import Problem, first_sampling_problem
 from fleet.config.names import meant, shown
 from fleet.config.schema import FleetConfig, SamplingDefaults
 from fleet.graphs import GRAPHS, Stage
@@ -22,8 +22,8 @@ def first_broken_rule(config: FleetConfig) -> Problem | None:
 
 def graph_is_known(config: FleetConfig) -> Iterator[Problem]:
     if config.graph not in GRAPHS:
-        known = sorted(GRAPHS)
-        yield Problem(("graph",), f"unknown graph {shown(config.graph)}; use one of {', '.join(known)}{meant(config.graph, known)}")
+        known = ", ".join(sorted(GRAPHS))
+        yield Problem(("graph",), f"unknown graph {shown(config.graph)}; use one of {known}{meant(config.graph, GRAPHS)}")
 
 
 def stages_and_edges_are_the_graphs(config: FleetConfig) -> Iterator[Problem]:
@@ -44,7 +44,8 @@ def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
     for edge in config.graph_declaration().edges:
         given = config.edges[edge.name].policy if edge.name in config.edges else None
         if given and given.ramp and given.kind != "ramp" and edge.policy.kind != "ramp":
-            yield Problem(("edges", edge.name, "policy", "ramp"), f"kind {given.kind} does not use it; write kind: ramp, or leave it out")
+            message = f"kind {given.kind} does not use it; write kind: ramp, or leave it out"
+            yield Problem(("edges", edge.name, "policy", "ramp"), message)
 
 
 def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
@@ -56,7 +57,7 @@ def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
         try:
             SamplingDefaults.model_validate(given)
         except ValidationError as error:
-            yield first_problem(error, SamplingDefaults, here)
+            yield first_sampling_problem(error, here)
 
 
 def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:

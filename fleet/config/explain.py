@@ -1,26 +1,32 @@
-"""One mistake as the user should read it: the field, what is wrong with it, what to write instead. Knows the schema's shape only."""
+"""One mistake as the user should read it: the field, what is wrong, what to write instead. Knows the schema's shape only."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from fleet.config.names import dotted, meant, nearest, shown
 from fleet.config.schema import FleetConfig, SamplingDefaults
 
-Path = tuple[str | int, ...]
+Place = tuple[str | int, ...]
 _NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
+_ELSEWHERE = "name a Redis that runs elsewhere by REDIS_URL in the environment"
+_HINTS: dict[Place, str] = {
+    ("redis", "url"): _ELSEWHERE,
+    ("redis", "host"): _ELSEWHERE,
+    ("sampling", "seed"): "a seed is each request's own",
+    ("sampling", "stop"): "stop strings are each request's own",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A mistake at `path`; `message` needs the field before it."""
 
-    path: Path
+    path: Place
     message: str
 
     @property
@@ -28,20 +34,34 @@ class Problem:
         return dotted(self.path)
 
 
-def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, prefix: Path = ()) -> Problem:
-    """The first mistake in declaration order, of a `root` that lies at `prefix`."""
+def first_problem(error: ValidationError) -> Problem:
+    """The first mistake in a deployment, in declaration order; unknown keys come last."""
     first = error.errors()[0]
-    return Problem((*prefix, *first["loc"]), _message(first, root, prefix))
+    return _problem(FleetConfig, (), first["loc"], first["type"], first["msg"], first["input"])
 
 
-def _message(first: ErrorDetails, root: type[BaseModel], prefix: Path) -> str:
-    kind, given = first["type"], first["input"]
+def first_sampling_problem(error: ValidationError, section: Place) -> Problem:
+    """The same in the `SamplingDefaults` that lie at `section`."""
+    first = error.errors()[0]
+    return _problem(SamplingDefaults, section, first["loc"], first["type"], first["msg"], first["input"])
+
+
+def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, said: str, given: object) -> Problem:
+    """`kind` and `said` are pydantic's name and sentence for what is wrong with `given`."""
+    path = (*prefix, *loc)
     if kind == "extra_forbidden":
-        return _unknown_key(first["loc"], root, prefix)
+        return Problem(path, _unknown_key(path, _model_at(root, loc[:-1])))
+    if path[-2:-1] == ("sampling",) and path[-1] not in SamplingDefaults.model_fields:
+        return Problem(path, _unknown_key(path, SamplingDefaults))
     if kind == "missing":
-        return f"is missing; give {dotted((*prefix, *first['loc']))} too"
+        choices = get_args(_model_at(root, loc[:-1]).model_fields[str(loc[-1])].annotation)
+        return Problem(path, f"is missing; give it as {one_of(choices)}")
+    return Problem(path, _wrong_value(kind, said, given))
+
+
+def _wrong_value(kind: str, said: str, given: object) -> str:
     if kind == "literal_error":
-        known = re.findall(r"'([^']*)'", str(first.get("ctx", {})["expected"]))
+        known = re.findall(r"'([^']*)'", said)
         return f"{shown(given)} is not known; use {one_of(known)}{meant(given, known)}"
     if kind in _NO_SECTION and given is None:
         return "is empty; give it keys, or remove it"
@@ -49,19 +69,22 @@ def _message(first: ErrorDetails, root: type[BaseModel], prefix: Path) -> str:
         return f"must be a section of keys and values (got {shown(given)})"
     if kind == "tuple_type":
         return f"must be a list, such as [2, 4, 8] (got {shown(given)})"
-    return f"{first['msg'].removeprefix('Value error, ')} (got {shown(given)})"
+    return f"{said.removeprefix('Value error, ')} (got {shown(given)})"
 
 
 def one_of(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _unknown_key(loc: Path, root: type[BaseModel], prefix: Path) -> str:
-    key = str(loc[-1])
-    here = tuple(_model_at(root, loc[:-1]).model_fields)
+def _unknown_key(path: Place, model: type[BaseModel]) -> str:
+    """What the last of `path`, which `model` does not have, was probably meant to be."""
+    key, here = str(path[-1]), tuple(model.model_fields)
+    hint = _HINTS.get(path[-2:])
+    if hint:
+        return f"unknown key; {hint}"
     near = nearest(key, here)
     if near:
-        return f"unknown key; did you mean {dotted((*prefix, *loc[:-1], near))}?"
+        return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
     if "." in key:
         return "unknown key; dots are for --set, in a file write each part as a section of its own"
     elsewhere = [name for name in _EVERY_KEY if name.split(".")[-1] == key]
@@ -79,7 +102,7 @@ def _keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield from _keys(section, f"{above}{name}.NAME." if named else f"{above}{name}.")
 
 
-def _model_at(root: type[BaseModel], path: Path) -> type[BaseModel]:
+def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
     model, parts = root, iter(path)
     for part in parts:
         section, named = _section(model.model_fields[str(part)])
@@ -96,7 +119,7 @@ def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
     named = get_origin(annotation) is dict
     for one in (annotation, *get_args(annotation)):
         if isinstance(one, type) and issubclass(one, BaseModel):
-            return cast(type[BaseModel], one), named
+            return one, named
     return None, named
 
 

@@ -10,7 +10,7 @@ _YAML_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`("stages", "talker", "replicas")` as the user would write it; a part that is no plain word is quoted."""
+    """`("web", "port")` as the user would write it; a part that is no plain word is quoted."""
     return ".".join(_plain(str(part)) for part in path)
 
 

@@ -63,7 +63,7 @@ class SamplingDefaults(Strict):
 class StageConfig(Strict):
     """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores.
 
-    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `sampling` holds fields of `SamplingDefaults`.
+    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `sampling` holds `SamplingDefaults` fields.
     """
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
@@ -104,7 +104,8 @@ class RedisConfig(Strict):
 
 class LeaseConfig(Strict):
     """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
-    `no_worker_s` fails its request, so that nobody waits for ever.
+    `no_worker_s` fails its request, so that nobody waits for ever. A request whose gateway is lost waits
+    `resume_s` for another.
 
     Leases are renewed three times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
     """
@@ -113,6 +114,7 @@ class LeaseConfig(Strict):
     conductor_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 3.0
     unclaimed_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
     no_worker_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
+    resume_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 60.0
 
 
 class TransferConfig(Strict):

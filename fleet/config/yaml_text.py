@@ -1,4 +1,4 @@
-"""YAML text to plain values, refusing what YAML allows and nobody means: a key given twice, aliases without end. Knows no field."""
+"""YAML text to plain values; refuses what YAML allows and nobody means: keys given twice, endless aliases. Knows no field."""
 
 import yaml
 from yaml.reader import ReaderError

@@ -17,10 +17,10 @@ from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, pairs, run_async, text
 from fleet.control.notices import ChunkNotice, EndNotice, Notice, parse_notice
 from fleet.control.stream import ClientStream
-from fleet.control.views import RequestView, WorkerView, read_request, read_workers
+from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
 from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id
-from fleet.core.request import RequestSpec
+from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,31 @@ class FleetClient:
         stream.epoch = Epoch(int(text(answer[1])))
         return stream
 
+    async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
+        """Take over the client edges of a request from whoever held them, to read from the first chunk on.
+
+        None if it is not known. One that has ended can still be read for as long as its client edges are kept.
+        Raises: RedisUnreachable.
+        """
+        raw = await self._ask(self._redis.hget(keys.request(request), "spec"))
+        if raw is None:
+            return None
+        spec = decode_request(cast(bytes, raw))
+        stream = ClientStream(spec, self.config, self._redis, self._keep)
+        self._streams[request] = stream
+        stream.on_close = lambda: self._streams.pop(request, None)
+        try:
+            answer = cast("list[object]", await self._ask(run_async(self._redis, scripts.attach(request, self.id))))
+            if text(answer[0]) == "ok":
+                stream.epoch = Epoch(int(text(answer[1])))
+            elif text(answer[0]) != "ended":
+                raise RedisUnreachable(f"the request could not be taken over ({text(answer[0])}); try again")
+            await self._ask(stream.catch_up())
+        except FleetError:
+            self._streams.pop(request, None)
+            raise
+        return spec, stream
+
     def _disown(self, request: RequestId) -> None:
         """The script may have run although its answer was lost; a request nobody reads would never end."""
         self._strays.add(request)
@@ -209,10 +234,15 @@ class FleetClient:
     async def workers(self) -> list[WorkerView]:
         return await self._ask(read_workers(self._redis))
 
+    async def roles(self) -> list[RoleView]:
+        """Queue and capacity of each stage of the graph, and of any other role that is served."""
+        stages = tuple(stage.name for stage in self.config.graph_declaration().stages)
+        return await self._ask(read_roles(self._redis, stages))
+
     async def missing_roles(self, stages: tuple[StageName, ...] | None = None) -> list[str]:
-        """Stages without a live worker; of the whole graph unless `stages` are given."""
+        """Stages without a live worker that takes tasks; of the whole graph unless `stages` are given."""
         wanted = stages or tuple(stage.name for stage in self.config.graph_declaration().stages)
-        served = {view.role for view in await self.workers() if view.lease_left_s > 0}
+        served = {view.role for view in await self.workers() if view.takes_tasks}
         return [stage for stage in wanted if stage not in served and stage != CLIENT]
 
     async def request_view(self, request: RequestId) -> RequestView | None:

@@ -4,16 +4,17 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import cast
+from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
-from fleet.core.errors import RedisUnreachable
+from fleet.core.errors import ConfigError, RedisUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ MAX_CONNECTIONS = 32
 def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
     """A connection whose server answered and holds our scripts.
 
-    Raises: RedisUnreachable after `patience_s`; LOADING is waited out.
+    Raises: RedisUnreachable after `patience_s`; LOADING is waited out. ConfigError at once if Redis answers and refuses us.
     """
     # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
     client = redis.Redis.from_url(
@@ -40,6 +41,9 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
             return client
         except BusyLoadingError:
             said = _say_once(said, f"waiting for redis at {_safe(url)} to load its data")
+        except (AuthenticationError, NoPermissionError) as error:
+            client.close()
+            raise ConfigError(_refused(url, error), param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
                 raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); start one with `fleet redis`") from error
@@ -70,6 +74,19 @@ def _safe(url: str) -> str:
     """The address without its password."""
     head, at, tail = url.rpartition("@")
     return f"{head.split('://')[0]}://***@{tail}" if at else url
+
+
+def _refused(url: str, error: RedisError) -> str:
+    """Redis is there and says no: which part of the address is wrong, and how it is written."""
+    given = urlsplit(url).password
+    write = "write REDIS_URL as redis://:PASSWORD@HOST:PORT, or redis://USER:PASSWORD@HOST:PORT"
+    if isinstance(error, NoPermissionError):
+        return f"Redis at {_safe(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
+    if not given:
+        return f"Redis at {_safe(url)} answers, but asks for a password and REDIS_URL has none; {write}"
+    if "without any password" in str(error):
+        return f"Redis at {_safe(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
+    return f"Redis at {_safe(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
 
 
 def load_scripts(client: redis.Redis) -> None:

@@ -41,7 +41,7 @@ def sha(name: str) -> str:
 
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
-    "fence_worker", "lead", "relocate", "lose_tensors",
+    "fence_worker", "lead", "relocate", "lose_tensors", "drain", "queues",
 )  # fmt: skip
 
 
@@ -197,6 +197,16 @@ def renew(worker: WorkerId, lease_us: int, vitals: dict[str, int]) -> Call:
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False) -> Call:
     """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end."""
     return Call("fence_worker", (leader, worker, encode_event(WorkerLeft(worker=worker)), "1" if died or leader else ""))
+
+
+def drain(worker: WorkerId) -> Call:
+    """The worker says that it is leaving, when it stops taking grants; its goodbye (`fence_worker`) follows once it is done."""
+    return Call("drain", (worker,))
+
+
+def queues(roles: Sequence[str]) -> Call:
+    """Reads only: what waits in each role's stream."""
+    return Call("queues", tuple(roles))
 
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:

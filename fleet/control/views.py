@@ -1,12 +1,13 @@
 """What the console, `fleet status` and the API show: typed snapshots read from Redis. Never written back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import redis.asyncio
 
-from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run_async, text
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -17,7 +18,7 @@ class WorkerView:
     """One live worker or gateway, its counts as of its last renewal.
 
     Units: `started_us` since 1970 on Redis's clock; `lease_left_s` may be negative just before its end; pages of its KV pool;
-    `slots_used` of its transfer arena.
+    `slots_used` of its transfer arena. `draining`: it is leaving, finishes what it has and takes nothing new.
     """
 
     id: WorkerId
@@ -31,6 +32,31 @@ class WorkerView:
     pages_used: int = 0
     pages_total: int = 0
     slots_used: int = 0
+    draining: bool = False
+
+    @property
+    def takes_tasks(self) -> bool:
+        """Whether it counts as capacity."""
+        return self.lease_left_s > 0 and not self.draining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleView:
+    """What waits for a role and who serves it.
+
+    Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the rest is being
+    claimed at this moment; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` counts those that
+    take tasks, `capacity` their slots, `draining` those that leave; `running` counts the tasks of both.
+    """
+
+    role: str
+    queue_depth: int
+    lag: int
+    oldest_s: float
+    workers: int
+    draining: int
+    running: int
+    capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +121,29 @@ def _worker(worker: str, deadline: float, now: int, fields: dict[str, bytes]) ->
         pages_used=number("pages_used"),
         pages_total=number("pages_total"),
         slots_used=number("slots_used"),
+        draining=number("draining") > 0,
+    )
+
+
+async def read_roles(client: redis.asyncio.Redis, stages: Sequence[StageName]) -> list[RoleView]:
+    """The given roles in their order, then any other that has a worker; gateways are none."""
+    workers = [worker for worker in await read_workers(client) if worker.role]
+    roles = list(dict.fromkeys([*stages, *sorted(worker.role for worker in workers)]))
+    queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
+    return [_role(role, queue, [w for w in workers if w.role == role]) for role, queue in zip(roles, queues, strict=True)]
+
+
+def _role(role: str, queue: list[object], workers: list[WorkerView]) -> RoleView:
+    depth, lag, oldest_us = (int(text(number)) for number in queue)
+    return RoleView(
+        role=role,
+        queue_depth=depth,
+        lag=lag,
+        oldest_s=oldest_us / 1e6,
+        workers=sum(worker.takes_tasks for worker in workers),
+        draining=sum(worker.draining for worker in workers),
+        running=sum(worker.running for worker in workers),
+        capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
     )
 
 

@@ -47,6 +47,13 @@ class EndRequest(Command, frozen=True, kw_only=True):
     dead_stage: StageName | None = None
 
 
+class AbandonRequest(Command, frozen=True, kw_only=True):
+    """Abort a request nobody listens to, unless a gateway has attached since `client_epoch`."""
+
+    request: RequestId
+    client_epoch: Epoch
+
+
 class FenceWorker(Command, frozen=True, kw_only=True):
     """Take the right of a worker whose lease has passed: raise the epoch of each of its tasks."""
 

@@ -84,6 +84,13 @@ class AnswerDelivered(Event, frozen=True, kw_only=True):
     request: RequestId
 
 
+class ClientGone(Event, frozen=True, kw_only=True):
+    """Made by the driver's clock, never stored: nobody has taken up the client edges since their gateway was lost."""
+
+    request: RequestId
+    epoch: Epoch
+
+
 class RequestEnded(Event, frozen=True, kw_only=True):
     """`state` is finished, failed or aborted."""
 
@@ -126,6 +133,7 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 AnyEvent = (
     RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | TensorsLost
     | AnswerDelivered | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
+    | ClientGone
 )
 
 _encoder = msgspec.json.Encoder()

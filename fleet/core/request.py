@@ -34,6 +34,8 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `prompt_ids` already holds one placeholder id per audio position. `outputs` are client edges wanted.
 
+    `reply` is what a gateway must know to go on with the answer of another; no worker reads it.
+
     Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
     """
 
@@ -44,6 +46,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[EdgeName, ...] = ()
     sampling: dict[StageName, Sampling] = {}
     params: dict[str, str] = {}
+    reply: dict[str, str] = {}
     created_us: int = 0
     version: int = 1
 

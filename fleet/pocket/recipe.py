@@ -16,7 +16,7 @@ from fleet.pocket import shape
 from fleet.pocket.train.loop import Part, Schedule, train
 
 DEFAULT_FOLDER: Final = Path(".fleet/pocket")
-SPEECH_SHARDS, RECORDING_SHARDS = 40, 20
+SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

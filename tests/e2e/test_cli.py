@@ -15,7 +15,7 @@ import redis
 from typer.testing import CliRunner
 
 from fleet.cli.main import app
-from fleet.control.server import free_port
+from fleet.control.server import ServerOptions, find_server, free_port, server_command
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, cli_env, redis_answers, run_cli, start_cli, wait_until
 
@@ -90,6 +90,37 @@ def test_an_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"no Redis answers at {NOWHERE}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def guarded_port(tmp_path: Path) -> Iterator[int]:
+    """A Redis that asks for the password "right"."""
+    port = free_port()
+    command = [*server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)), "--requirepass", "right"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        wait_until(lambda: redis_answers(f"redis://:right@127.0.0.1:{port}"), "Redis to answer")
+        yield port
+        server.terminate()
+
+
+@pytest.mark.parametrize(
+    ("user", "message"),
+    [(":wrong@", "refuses the password in REDIS_URL"), ("", "asks for a password and REDIS_URL has none")],
+)
+def test_a_wrong_redis_password_is_named_at_once(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
+    """`worker` waits ten seconds for a Redis that does not answer; one that says no is not waited for."""
+    for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
+        done = run_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert message in done.stderr and "redis://:PASSWORD@HOST:PORT" in done.stderr
+        assert "no Redis answers" not in done.stderr and "wrong" not in done.stderr
+
+
+def test_a_needless_redis_password_is_named(redis_url: str, tmp_path: Path) -> None:
+    done = run_cli("status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")})
+    assert done.returncode == 1
+    assert "has no password set and REDIS_URL gives one" in done.stderr and "needless" not in done.stderr
 
 
 def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
@@ -182,9 +213,13 @@ def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path
     env = {"REDIS_URL": redis_url}
     shown = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
+    idle = {"queue_depth": 0, "lag": 0, "oldest_s": 0.0, "workers": 0, "draining": 0, "running": 0, "capacity": 0}
+    assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0}
     table = run_cli("status", "--once", cwd=tmp_path, env=env).stdout
     assert "0 live requests; nobody serves " + ", ".join(roles) in table
+    assert all(heading in table for heading in ("queued", "oldest", "lag", "workers", "running"))
+    assert table.count("0/0") == len(roles), table
 
 
 def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fleet.conductor.state import ConductorState, RequestRecord, TaskRecord, Tas
 from fleet.conductor.step import resume, step
 from fleet.conductor.transitions import TABLE, Happened, next_state
 from fleet.core import events as ev
-from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.graphs import get_graph
@@ -82,9 +82,11 @@ def test_a_failed_task_fails_the_request_with_its_error() -> None:
     assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
 
 
-def test_a_lost_gateway_aborts_the_request() -> None:
-    _, gone = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
-    assert [c.state for c in gone if isinstance(c, EndRequest)] == ["aborted"]
+def test_a_request_whose_gateway_is_lost_waits_for_another_and_is_abandoned_if_none_comes() -> None:
+    state, waiting = play([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
+    assert not [c for c in waiting if not isinstance(c, GrantTask)]
+    _, gone = play([ev.ClientGone(request=R, epoch=Epoch(9))], state)
+    assert gone == [AbandonRequest(request=R, client_epoch=Epoch(9))]
 
 
 def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:

@@ -12,8 +12,8 @@ from fleet.core.errors import FleetError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
-from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, heard, held, in_step, thread_fleet
-from tests.support import wait_until
+from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, heard, held, in_step, thread_fleet
+from tests.support import await_until, wait_until
 
 NUM_TOKENS = 40
 OMNI, TEXT = get_graph("qwen3_omni"), get_graph("text")
@@ -104,3 +104,37 @@ def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], 
     for _ in range(num_new):
         fleet.add_worker(dying.stage)
     fleet.kill(dying)
+
+
+async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_nothing(redis_url: str) -> None:
+    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
+        async with gateway(fleet) as first, gateway(fleet) as second:
+            expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            held_by_first = await first.submit(spec, None)
+            async for chunk in held_by_first:
+                if chunk.index == 3:
+                    break
+            taken = await second.resume(spec.id)
+            assert taken is not None and taken[0] == spec
+            await held_by_first.abort("the client left")
+            assert_same(await collected(taken[1], spec), expected)
+            again = await first.resume(spec.id)
+            assert again is not None
+            assert_same(await collected(again[1], spec), expected)
+            assert await first.resume(RequestId("req-none")) is None
+
+
+async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -> None:
+    with thread_fleet(redis_url, "lease.resume_s=0.5", *in_step(OMNI)) as fleet:
+        async with gateway(fleet) as watching:
+            async with gateway(fleet) as client:
+                spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+                await client.submit(spec, None)
+
+            async def aborted() -> bool:
+                view = await watching.request_view(spec.id)
+                return view is not None and view.state == "aborted"
+
+            await await_until(aborted, "the request to be abandoned")
+        wait_until(lambda: not held(fleet), "workers to hold nothing")

@@ -33,6 +33,17 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    role: str
+    queue_depth: int = 0
+    lag: int = 0
+    oldest_s: float = 0.0
+    draining: int = 0
+    running: int = 0
+    capacity: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     stage: str
     state: str
@@ -122,6 +133,7 @@ class FakeClient:
     stories: dict[str, Story] = field(default_factory=dict[str, Story])
     transcripts: dict[str, str] = field(default_factory=dict[str, str])
     missing: list[str] = field(default_factory=list[str])
+    waiting: list[Role] = field(default_factory=list[Role])
     unreachable: FleetError | None = None
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
@@ -133,6 +145,17 @@ class FakeClient:
         self.stories[spec.id] = self._story(spec)
         self.streams[spec.id] = FakeStream(self, spec, self._chunks(spec), self.stories[spec.id])
         return self.streams[spec.id]
+
+    async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
+        """Whoever held it gets no more; the answer is told from its first chunk."""
+        self._reach()
+        held = self.streams.get(request)
+        if held is None:
+            return None
+        held.ended = True
+        spec = next(spec for spec, _ in self.submitted if spec.id == request)
+        self.streams[request] = FakeStream(self, spec, self._chunks(spec), self.stories[request])
+        return spec, self.streams[request]
 
     def _story(self, spec: RequestSpec) -> Story:
         edges = self.graph.edges_for(spec.outputs)
@@ -177,6 +200,10 @@ class FakeClient:
     def _worker(self, role: str) -> Worker:
         running = sum(1 for story in self.stories.values() if story.state == "running")
         return Worker(id=f"{role}@host:1:a", role=role, running=running)
+
+    async def roles(self) -> list[Role]:
+        self._reach()
+        return self.waiting
 
     async def missing_roles(self) -> list[str]:
         self._reach()

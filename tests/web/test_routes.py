@@ -13,7 +13,7 @@ from websockets.typing import Origin
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
-from tests.web.fake_client import Script
+from tests.web.fake_client import Role, Script
 from web.sampling import stage_defaults
 
 
@@ -113,6 +113,16 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
         assert line in text, line
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     assert get(gateway, "/metrics").status_code == 200
+
+
+def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
+    gateway.client.waiting = [Role(role="thinker", queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1)]
+    lines = get(gateway, "/metrics").text.splitlines()
+    expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
+    for name, value in expected.items():
+        assert f'fleet_role_{name}{{role="thinker"}} {float(value)}' in lines, name
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    assert 'role="thinker"' not in get(gateway, "/metrics").text, "what cannot be read must not look current"
 
 
 def test_the_key_is_asked_for_where_one_is_set(serve_with: Callable[[str | None], Gateway]) -> None:

@@ -30,6 +30,7 @@ class Talk {
       this.attempt = 0;
       this.stopping = 0;
       this.setLink("connected", "ok");
+      if (this.answer) this.resume();
       const queued = this.queued;
       this.queued = null;
       if (queued) this.send(...queued);
@@ -39,11 +40,18 @@ class Talk {
   }
 
   onClose() {
-    if (this.answer) this.fail("The connection to the gateway was lost during the answer. Ask again.");
+    if (this.answer && !this.answer.id) this.fail("The connection to the gateway was lost before the answer began. Ask again.");
+    if (this.answer) this.note("connection lost, going on as soon as a gateway is back");
     const wait = RECONNECT_MS[Math.min(this.attempt, RECONNECT_MS.length - 1)];
     this.attempt += 1;
     this.setLink("gateway away, trying again", "bad");
     setTimeout(() => this.connect(), wait);
+  }
+
+  // The answer goes on where this page has it, whichever gateway answers now.
+  resume() {
+    const { id, text, samples } = this.answer;
+    this.socket.send(JSON.stringify({ type: "resume", request_id: id, chars: [...text].length, samples }));
   }
 
   setLink(text, kind) {
@@ -66,7 +74,7 @@ class Talk {
     this.history.push({ role: "user", content: text });
     this.history = this.history.slice(-MAX_HISTORY);
     this.addTurn("user", text);
-    this.answer = { turn: this.addTurn("assistant", ""), text: "", askedAt: performance.now(), notes: [], begun: new Set() };
+    this.answer = { turn: this.addTurn("assistant", ""), text: "", id: null, samples: 0, askedAt: performance.now(), notes: [], begun: new Set() };
     this.setBusy(true);
     this.socket.send(JSON.stringify({ type: "ask", body: this.body(voice) }));
     const error = await this.opening;
@@ -96,6 +104,7 @@ class Talk {
     if (!this.answer) return;
     if (message.type === "started") {
       this.listening = true;
+      this.answer.id = message.request_id;
     } else if (message.type === "text" && this.listening) {
       this.noteFirst("text");
       this.answer.text += message.text;
@@ -109,6 +118,7 @@ class Talk {
   onSound(data) {
     if (!this.listening) return;
     this.noteFirst("sound");
+    this.answer.samples += data.byteLength / 2;
     this.player?.push(data);
   }
 

@@ -24,9 +24,9 @@ from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
-from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask, SetWalk
+from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import RequestId, StageName, WorkerId, new_worker_id, role_of
+from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id, role_of
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Driver:
         self.state = self._empty()
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.served_at: dict[str, float] = {}
+        self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
+        """Requests whose gateway is lost: since when, and at which epoch of the client edges."""
         self.spare_until = 0.0
         self.last_turn = time.monotonic()
         self.next_watch = 0.0
@@ -94,7 +96,7 @@ class Driver:
         self._spare()
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else "0-0"
-        self.state = self._empty()
+        self.state, self.orphans = self._empty(), {}
         records = read_live(self.client)
         log.info("leading, %d live requests", len(records))
         for record in records:
@@ -124,7 +126,12 @@ class Driver:
             self.granted_at[event.request, event.stage] = time.monotonic()
         elif isinstance(event, ev.TaskClaimed):
             self.granted_at.pop((event.request, event.stage), None)
+            if event.stage == CLIENT:
+                self.orphans.pop(event.request, None)
+        elif isinstance(event, ev.TaskLost) and event.stage == CLIENT:
+            self.orphans[event.request] = (time.monotonic(), event.epoch)
         elif isinstance(event, ev.RequestEnded):
+            self.orphans.pop(event.request, None)
             self.granted_at = {key: at for key, at in self.granted_at.items() if key[0] != event.request}
         try:
             self.state, commands = step(self.state, event)
@@ -151,6 +158,9 @@ class Driver:
             case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
                 keep = scripts.Retention(request_s=self.config.retention_s)
                 return scripts.end_request(self.leader, request, state, code, message, param, keep, dead_stage=dead)
+            case AbandonRequest(request=request, client_epoch=epoch):
+                keep = scripts.Retention(request_s=self.config.retention_s)
+                return scripts.abort(request, epoch, "the gateway that held the client is gone", keep)
             case FenceWorker(worker=worker):
                 return scripts.fence_worker(self.leader, worker)
             case _:
@@ -169,6 +179,10 @@ class Driver:
                 self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
         for worker in self.client.zrange(keys.WORKERS, 0, -1):
             self.served_at[role_of(WorkerId(text(worker)))] = now
+        for request, (since, epoch) in list(self.orphans.items()):
+            if now - since > self.config.lease.resume_s:
+                del self.orphans[request]
+                self._apply(ev.ClientGone(request=request, epoch=epoch))
         for (request, stage), at in list(self.granted_at.items()):
             if now - at > self.config.lease.unclaimed_s:
                 self.granted_at[request, stage] = now

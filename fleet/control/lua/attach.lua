@@ -8,4 +8,6 @@ disown(tk, r, 'client')
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'running', 'owner', gateway, 'holder', gateway)
 call('SADD', tasks_of(gateway), r .. '|client')
+event(cjson.encode({type = 'TaskClaimed', request = r, stage = 'client', epoch = 0, owner = gateway})
+  :gsub('"epoch":0', '"epoch":' .. epoch))
 return {'ok', epoch}

@@ -50,6 +50,11 @@ local function close(r, state, code, message, param, retention_s, client_s)
     local holder = call('HGET', tk, 'holder')
     disown(tk, r, s)
     raise(tk)
+    if was == 'granted' then
+      -- Nobody is to wait for it, nor be counted as waiting.
+      local waits = call('HMGET', tk, 'role', 'entry')
+      if waits[1] and waits[2] then call('XDEL', P .. 'role:' .. waits[1], waits[2]) end
+    end
     if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
     if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
     call('EXPIRE', tk, retention_s)

@@ -1,0 +1,110 @@
+"""A streamed answer to the byte: its text, its PCM, when each chunk came, and where it first differs from another. Pure."""
+
+from base64 import b64decode
+from collections.abc import Iterator
+
+import msgspec
+
+from fleet.bench.chat import Recording
+
+DATA, DONE = b"data: ", b"[DONE]"
+TEXT, AUDIO = "text", "audio"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listener was told. Units: `audio` is 16-bit little-endian mono PCM at 24 kHz; times are seconds since the request.
+
+    `chunks_s`: when each piece of audio came, or of text where the answer has no audio.
+    """
+
+    text: bytes
+    audio: bytes
+    chunks_s: tuple[float, ...]
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first byte at which two answers differ; where one is the beginning of the other, that one's length.
+
+    Units: bytes of UTF-8 in `text`, of 16-bit PCM in `audio`.
+    """
+
+    medium: str
+    offset: int
+    expected_bytes: int
+    got_bytes: int
+
+
+class Broken(Exception):
+    """A stream that is not a whole answer; its message says why."""
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    message: str
+
+
+class _Audio(msgspec.Struct, frozen=True):
+    data: str | None = None
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    audio: _Audio | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...] = ()
+    error: _Problem | None = None
+
+
+_event = msgspec.json.Decoder(_Event)
+
+
+def read_answer(recording: Recording) -> Answer:
+    """Decode a stream to its end. Raises: Broken if it carries an error or stops before its end."""
+    text, audio = bytearray(), bytearray()
+    text_s: list[float] = []
+    audio_s: list[float] = []
+    for at_s, event in _events(recording):
+        if event.error is not None:
+            raise Broken(event.error.message)
+        for choice in event.choices:
+            if choice.delta.content:
+                text += choice.delta.content.encode()
+                text_s.append(at_s)
+            if choice.delta.audio is not None and choice.delta.audio.data:
+                audio += b64decode(choice.delta.audio.data)
+                audio_s.append(at_s)
+    return Answer(text=bytes(text), audio=bytes(audio), chunks_s=tuple(audio_s or text_s))
+
+
+def _events(recording: Recording) -> Iterator[tuple[float, _Event]]:
+    """Server-sent events, each with the time at which its last byte came. Raises: Broken at an end without `[DONE]`."""
+    rest, count = b"", 0
+    for at_s, piece in recording.pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line == DATA + DONE:
+                return
+            if line.startswith(DATA):
+                count += 1
+                yield at_s, _event.decode(line.removeprefix(DATA))
+    raise Broken(f"the stream stopped before its end, after {count} events")
+
+
+def first_difference(expected: Answer, got: Answer) -> Difference | None:
+    """Text first: audio that follows another text differs for that reason."""
+    for medium, ours, theirs in ((TEXT, expected.text, got.text), (AUDIO, expected.audio, got.audio)):
+        if ours != theirs:
+            shorter = min(len(ours), len(theirs))
+            offset = next((at for at in range(shorter) if ours[at] != theirs[at]), shorter)
+            return Difference(medium=medium, offset=offset, expected_bytes=len(ours), got_bytes=len(theirs))
+    return None
+
+
+def longest_gap_s(chunks_s: tuple[float, ...]) -> float | None:
+    """Seconds between two chunks, at the most; None with fewer than two."""
+    return max((later - earlier for earlier, later in zip(chunks_s, chunks_s[1:], strict=False)), default=None)

@@ -1,0 +1,121 @@
+"""Listeners: the same requests again and again, so many at a time, each answer compared with the one first learnt. Strikes nobody.
+
+A thread a listener, as in the benchmark: what is measured is the fleet, not an event loop beside it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from fleet.bench.chat import ChatApi
+from fleet.bench.errors import BenchError
+from fleet.chaos.answer import Answer, Broken, Difference, first_difference, read_answer
+
+STALLED_S = 120.0
+"""Longer than a request waits for a role that nobody serves; who is told nothing for so long will be told nothing more."""
+POLL_S = 0.05
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as its listener met it. `lost` says why it was not answered whole, and is empty where it was.
+
+    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent.
+    """
+
+    request: int
+    sent_s: float
+    ended_s: float
+    chunks_s: tuple[float, ...] = ()
+    lost: str = ""
+    difference: Difference | None = None
+
+
+class Load:
+    """`concurrency` listeners. Each sends the next request as soon as its last was answered, in rounds over `bodies`.
+
+    Without `expected` the answers are learnt, not compared.
+    """
+
+    def __init__(self, api: ChatApi, bodies: Sequence[bytes], expected: Sequence[Answer] | None = None) -> None:
+        self._api, self._bodies, self._expected = api, bodies, expected
+        self.began_s = time.perf_counter()
+        self.outcomes: list[Outcome] = []
+        self.learnt: dict[int, Answer] = {}
+        self._advance: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._under_way: dict[int, float] = {}
+        self._last_end_s = 0.0
+        self._enough, self._cut_off = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self.began_s
+
+    def start(self, concurrency: int, advance: Callable[[], None]) -> None:
+        """`advance` is called after each answer, from the listeners' threads."""
+        self._advance = advance
+        # Daemons: a listener whose answer never ends must not keep the command from ending.
+        self._threads = [threading.Thread(target=self._listen, daemon=True) for _ in range(concurrency)]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> list[Outcome]:
+        """Send no more than each request once at least, wait for the answers under way, and return every outcome, as they ended.
+
+        A request is lost if nothing at all was answered for `STALLED_S`.
+        """
+        self._enough.set()
+        self._last_end_s = max(self._last_end_s, self.now_s())
+        pause = threading.Event()
+        while any(thread.is_alive() for thread in self._threads) and self.now_s() - self._last_end_s < STALLED_S:
+            pause.wait(POLL_S)
+        with self._lock:
+            self._cut_off.set()
+            now_s = self.now_s()
+            silent = [
+                Outcome(request=number % len(self._bodies), sent_s=sent_s, ended_s=now_s, lost="no end came")
+                for number, sent_s in self._under_way.items()
+            ]
+            return [*self.outcomes, *silent]
+
+    def abandon(self) -> None:
+        """Take no more answers; for a run that is broken off."""
+        self._enough.set()
+        self._cut_off.set()
+
+    def _listen(self) -> None:
+        while (number := self._next()) is not None:
+            outcome = self._ask(number, number % len(self._bodies))
+            with self._lock:
+                if self._cut_off.is_set():
+                    return
+                del self._under_way[number]
+                self.outcomes.append(outcome)
+                self._last_end_s = outcome.ended_s
+            self._advance()
+
+    def _next(self) -> int | None:
+        with self._lock:
+            if self._cut_off.is_set() or (self._enough.is_set() and self._sent >= len(self._bodies)):
+                return None
+            number, self._sent = self._sent, self._sent + 1
+            self._under_way[number] = self.now_s()
+            return number
+
+    def _ask(self, number: int, request: int) -> Outcome:
+        sent_s = self._under_way[number]
+        try:
+            recording = self._api.answer(request, self._bodies[request], self.began_s, self._cut_off.is_set)
+            ended_s = self.now_s()
+            answer = read_answer(recording)
+        except (BenchError, Broken, msgspec.DecodeError) as error:
+            return Outcome(request=request, sent_s=sent_s, ended_s=self.now_s(), lost=str(error))
+        difference = None
+        if self._expected is None:
+            self.learnt[request] = answer
+        else:
+            difference = first_difference(self._expected[request], answer)
+        return Outcome(request=request, sent_s=sent_s, ended_s=ended_s, chunks_s=answer.chunks_s, difference=difference)

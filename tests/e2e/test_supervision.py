@@ -1,0 +1,141 @@
+"""`fleet up` as a supervisor: what dies is told, fenced and started again; when it dies itself, nothing of it is left."""
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+import redis
+import yaml
+
+from fleet.cli.supervise import fence_process
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run, text
+from fleet.core.ids import WorkerId
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import Running, start_cli, wait_until
+
+ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
+SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0", "lease.worker_s=3600")
+"""A lease that no test sees the end of: what goes on before then goes on because a death was seen."""
+START_S = 90.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Running]:
+    with start_cli("up", *(word for setting in SETTINGS for word in ("--set", setting)), cwd=tmp_path) as running:
+        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
+        yield running
+
+
+@pytest.fixture
+def control(fleet: Running, tmp_path: Path) -> Iterator[redis.Redis]:
+    config = yaml.safe_load((tmp_path / ".fleet" / "resolved.yaml").read_text())
+    with redis.Redis(port=config["redis"]["port"], decode_responses=True) as client:
+        yield client
+
+
+def worker_of(control: redis.Redis, role: str, *, other_than: str = "") -> str:
+    """The id of the one worker of a role, once there is one that is not `other_than`."""
+
+    def found() -> list[str]:
+        ids = cast("list[str]", control.zrange(keys.WORKERS, 0, -1))
+        return [worker for worker in ids if worker.startswith(f"{role}@") and worker != other_than]
+
+    (worker,) = wait_until(found, f"a worker of {role}", timeout_s=START_S)
+    return worker
+
+
+def process_of(worker: str) -> psutil.Process:
+    return psutil.Process(int(worker.split(":")[1]))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Not even as something that its new parent has yet to collect."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_dead_worker_is_fenced_told_and_started_again_with_growing_pauses(
+    fleet: Running, control: redis.Redis, tmp_path: Path
+) -> None:
+    first = worker_of(control, ROLE)
+    process_of(first).kill()
+    wait_until(lambda: control.zscore(keys.WORKERS, first) is None, "the dead worker to be fenced", timeout_s=20)
+    second = worker_of(control, ROLE, other_than=first)
+
+    resolved = tmp_path / ".fleet" / "resolved.yaml"
+    good = resolved.read_text()
+    resolved.write_text("graph: [")
+    process_of(second).kill()
+    wait_until(lambda: len(failures(fleet)) >= 3, "three failed starts to be told", timeout_s=START_S)
+    resolved.write_text(good)
+    third = worker_of(control, ROLE, other_than=second)
+    assert is_alive(process_of(third)) and control.zscore(keys.WORKERS, second) is None
+
+    told = failures(fleet)
+    pauses = [float(pause) for pause, _ in told]
+    assert pauses == sorted(set(pauses)), "each pause is longer than the one before"
+    assert all("not valid YAML" in last for _, last in told), fleet.output()
+    assert len(re.findall(rf"\| {ROLE}\.1 started", fleet.output())) <= len(told) + 3, "every start but the first follows a death"
+    assert fleet.stop(timeout_s=30) == 0
+
+
+def failures(fleet: Running) -> list[tuple[str, str]]:
+    """(pause in seconds, first of the last lines) of each telling that the worker ended with status 1."""
+    told = rf"worker {ROLE} ended with status 1; starting it again in ([0-9.]+) s; it said last:\n.*?\|   (.*)\n"
+    return re.findall(told, fleet.output())
+
+
+def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_path: Path) -> None:
+    options = [word for setting in SETTINGS[:3] + SETTINGS[-1:] for word in ("--set", setting)]
+    with (
+        redis.Redis.from_url(redis_url, decode_responses=True) as control,
+        start_cli("worker", ROLE, *options, "--keep", cwd=tmp_path, env={"REDIS_URL": redis_url}) as kept,
+    ):
+        first = worker_of(control, ROLE)
+        kept.wait_for(f"worker {first} is ready")
+        process_of(first).kill()
+        kept.wait_for(f"worker {ROLE} was killed by SIGKILL; starting it again in 0.1 s; it said last:\n  .*{first} is ready\n")
+        worker_of(control, ROLE, other_than=first)
+        assert control.zscore(keys.WORKERS, first) is None, "the next one starts only after the fencing"
+        assert kept.stop() == 0
+
+
+async def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
+    with psutil.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait(timeout=20)
+    here, alive = socket.gethostname(), os.getpid()
+    mine = WorkerId(f"{ROLE}@{here}:{dead.pid}:a")
+    others = [(f"{ROLE}@elsewhere:{dead.pid}:b", "elsewhere", dead.pid), (f"{ROLE}@{here}:{alive}:c", here, alive)]
+    client = connect(redis_url)
+    for worker, host, pid in [(mine, here, dead.pid), *others]:
+        run(client, scripts.register(WorkerId(worker), ROLE, 60_000_000, {"kind": "worker", "host": host, "pid": str(pid)}))
+    for pid in (dead.pid, alive):
+        await fence_process(redis_url, pid)
+    left = {text(worker) for worker in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))}
+    assert left == {worker for worker, _, _ in others}
+    client.close()
+
+
+def test_a_killed_fleet_up_leaves_nothing_behind_even_of_a_frozen_worker(fleet: Running, control: redis.Redis) -> None:
+    first = worker_of(control, ROLE)
+    keeper = process_of(first).parent()
+    assert keeper is not None and keeper.ppid() == fleet.process.pid
+    keeper.kill()
+    fleet.wait_for(rf"the keeper of {ROLE}\.1 was lost \(killed by SIGKILL\); starting both again")
+    second = worker_of(control, ROLE, other_than=first)
+    wait_until(lambda: control.zscore(keys.WORKERS, first) is None, "the lost worker to be fenced", timeout_s=20)
+
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    assert process_of(second) in family and len(family) >= 2 * (len(GRAPHS[DEFAULT_GRAPH].stages) + 4)
+    process_of(second).suspend()
+    fleet.process.kill()
+    wait_until(lambda: not [process for process in family if is_alive(process)], "every process to be gone", timeout_s=40)

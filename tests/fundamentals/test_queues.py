@@ -1,0 +1,127 @@
+"""What an operator and admission read: what waits for a role, and who counts as capacity for it."""
+
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+import redis
+
+from fleet.config import load_config
+from fleet.control import keys, scripts
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect, run, text
+from fleet.control.views import RoleView
+from fleet.core.errors import NoWorker
+from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
+from fleet.core.request import RequestSpec
+
+CONFIG = load_config(None, ("engine=fake", "device=cpu"))
+GRAPH = CONFIG.graph_declaration()
+STAGES = [stage.name for stage in GRAPH.stages]
+STAGE, ROLE = STAGES[0], RoleName(STAGES[0])
+LEASE_US, CAPACITY = 60_000_000, 4
+
+
+class Bench:
+    """A gateway, a leader, and a registered worker for each stage; no process."""
+
+    def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
+        self.client, self.gateway = client, gateway
+        self.leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+        self.workers = {stage: self.join(RoleName(stage), 1) for stage in STAGES}
+
+    def join(self, role: RoleName, number: int) -> WorkerId:
+        worker = WorkerId(f"{role}@test:{number}:a")
+        fields: dict[str, str | bytes] = {"kind": "worker", "pid": str(number), "capacity": str(CAPACITY)}
+        assert self.ask(scripts.register(worker, role, LEASE_US, fields)) == "ok"
+        return worker
+
+    def ask(self, call: scripts.Call) -> str:
+        reply = run(self.client, call)
+        return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+
+    async def submit(self) -> RequestId:
+        spec = RequestSpec(id=new_request_id(), graph=GRAPH.name, prompt_ids=(1,), outputs=tuple(GRAPH.media))
+        await self.gateway.submit(spec, None)
+        return spec.id
+
+    def grant(self, request: RequestId) -> Epoch:
+        task = keys.task(request, STAGE)
+        expected = Epoch(int(text(self.client.hget(task, "epoch"))))
+        assert self.ask(scripts.grant(self.leader, request, STAGE, ROLE, expected)) == "ok"
+        return Epoch(int(text(self.client.hget(task, "epoch"))))
+
+    def read_one(self) -> str:
+        """Deliver the next grant to the worker, as its loop reads it; the entry's id."""
+        streams = {keys.role(ROLE): ">"}
+        reply = self.client.xreadgroup(keys.GROUP, self.workers[STAGE], streams, count=1, noack=True)
+        return text(cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply)[0][1][0][0])
+
+    async def role(self) -> RoleView:
+        return next(view for view in await self.gateway.roles() if view.role == ROLE)
+
+
+@pytest.fixture
+async def bench(redis_url: str) -> AsyncIterator[Bench]:
+    client = connect(redis_url)
+    gateway = await FleetClient.connect(redis_url, CONFIG)
+    await gateway.start()
+    yield Bench(client, gateway)
+    await gateway.stop()
+    client.close()
+
+
+async def test_a_grant_is_counted_until_it_is_claimed(bench: Bench) -> None:
+    assert [view.role for view in await bench.gateway.roles()] == STAGES
+    first, second = await bench.submit(), await bench.submit()
+    epoch = bench.grant(first)
+    bench.grant(second)
+    waiting = await bench.role()
+    assert (waiting.queue_depth, waiting.lag) == (2, 2) and 0 <= waiting.oldest_s < 10
+    entry = bench.read_one()
+    assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
+    assert bench.ask(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, epoch)) == "ok"
+    assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
+
+
+async def test_the_oldest_one_tells_the_age(bench: Bench) -> None:
+    seconds, _ = bench.client.time()
+    for age_s in (90, 30):
+        bench.client.xadd(keys.role(ROLE), {"r": "x"}, id=f"{(seconds - age_s) * 1000}-1")
+    assert (await bench.role()).oldest_s == pytest.approx(90, abs=3)
+    bench.client.delete(keys.role(ROLE))
+    assert (await bench.role()).oldest_s == 0
+
+
+async def test_a_request_that_has_ended_waits_for_nobody(bench: Bench) -> None:
+    request = await bench.submit()
+    bench.grant(request)
+    assert (await bench.role()).queue_depth == 1
+    await bench.gateway.abort_request(request)
+    assert (await bench.role()).queue_depth == 0
+
+
+async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
+    """It keeps its lease and finishes what it has; a request that would need it is refused with the role's name."""
+    leaving = bench.workers[STAGE]
+    assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
+    assert bench.ask(scripts.drain(leaving)) == "ok"
+    view = await bench.role()
+    assert (view.workers, view.draining, view.capacity) == (0, 1, 0)
+    assert bench.ask(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"
+    assert await bench.gateway.missing_roles() == [STAGE]
+    with pytest.raises(NoWorker, match=STAGE):
+        await bench.submit()
+    assert await bench.gateway.live_count() == 0
+
+    bench.join(ROLE, 2)
+    view = await bench.role()
+    assert (view.workers, view.draining, view.capacity, view.running) == (1, 1, CAPACITY, 1)
+    await bench.submit()
+
+
+async def test_a_worker_that_was_fenced_cannot_drain(bench: Bench) -> None:
+    worker = bench.workers[STAGE]
+    assert bench.ask(scripts.fence_worker("", worker)) == "ok"
+    assert bench.ask(scripts.drain(worker)) == "unlisted"
+    assert bench.client.exists(keys.worker(worker)) == 0

@@ -1,0 +1,101 @@
+"""An answer whose gateway or connection was lost goes on from any event: together the parts are the undisturbed answer."""
+
+import base64
+import json
+
+import pytest
+from websockets.asyncio.client import connect
+
+from fleet.core.errors import EngineError
+from tests.web.conftest import HELLO, Gateway
+from tests.web.fake_client import Script
+
+SPOKEN = {
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "ethan", "format": "pcm16"},
+    "stream_options": {"include_usage": True},
+}
+
+
+def events(lines: str) -> list[tuple[str, dict[str, object]]]:
+    """(id, data) of every event; the id is "" where there is none. `[DONE]` is an empty object."""
+    found: list[tuple[str, dict[str, object]]] = []
+    for block in lines.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        found.append((fields.get("id", ""), {} if fields["data"] == "[DONE]" else json.loads(fields["data"])))
+    return found
+
+
+def told(found: list[tuple[str, dict[str, object]]]) -> tuple[str, bytes]:
+    """The transcript and the sound."""
+    text, sound = "", b""
+    for _, data in found:
+        for choice in data.get("choices", []):  # type: ignore[attr-defined]
+            audio = choice["delta"].get("audio") or {}
+            text += audio.get("transcript") or ""
+            sound += base64.b64decode(audio.get("data") or "")
+    return text, sound
+
+
+def streamed(gateway: Gateway) -> tuple[str, list[tuple[str, dict[str, object]]]]:
+    body = {"model": "omni", "messages": HELLO, "stream": True, **SPOKEN}
+    response = gateway.http.post("/v1/chat/completions", json=body)
+    return response.headers["x-request-id"], events(response.text)
+
+
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_the_rest_follows_any_event(gateway: Gateway, at: int) -> None:
+    request, whole = streamed(gateway)
+    last_id = [event_id for event_id, _ in whole[: at + 1] if event_id][-1]
+    resumed = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
+    rest = events(resumed.text)
+    kept = max(position for position, (event_id, _) in enumerate(whole) if event_id == last_id)
+    text, sound = told(whole[: kept + 1])
+    more_text, more_sound = told(rest)
+    assert (text + more_text, sound + more_sound) == told(whole)
+    assert rest[-1] == whole[-1] and rest[-2] == whole[-2], "the usage and [DONE] are the same"
+    assert [event_id for event_id, _ in rest if event_id] == [event_id for event_id, _ in whole[kept + 1 :] if event_id]
+
+
+def test_without_an_id_the_whole_answer_is_told_again(gateway: Gateway) -> None:
+    request, whole = streamed(gateway)
+    again = events(gateway.http.get(f"/v1/fleet/requests/{request}/stream").text)
+    assert told(again) == told(whole) and again[0] == whole[0]
+
+
+def test_an_answer_that_fails_after_it_was_taken_over_says_so(gateway: Gateway) -> None:
+    request, _ = streamed(gateway)
+    gateway.client.script = Script(fail_at=2, failure=EngineError("it broke"))
+    last = events(gateway.http.get(f"/v1/fleet/requests/{request}/stream").text)[-1]
+    assert last[1]["error"]["message"] == "it broke"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("last_id", ["", "5", "x.2", "1.3", "-1.0", "1.2.3"])
+def test_an_id_that_is_none_of_the_streams_is_refused(gateway: Gateway, last_id: str) -> None:
+    request, _ = streamed(gateway)
+    refused = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "Last-Event-ID"
+
+
+def test_an_unknown_request_is_not_found(gateway: Gateway) -> None:
+    missing = gateway.http.get("/v1/fleet/requests/req-none/stream")
+    assert missing.status_code == 404 and "req-none" in missing.json()["error"]["message"]
+
+
+async def test_the_console_goes_on_where_the_page_is(gateway: Gateway) -> None:
+    request, whole = streamed(gateway)
+    text, sound = told(whole)
+    async with connect(gateway.url.replace("http", "ws") + "/console/ws") as page:
+        await page.send(json.dumps({"type": "resume", "request_id": request, "chars": 5, "samples": 300}))
+        got_text, got_sound = "", b""
+        async for message in page:
+            if isinstance(message, bytes):
+                got_sound += message
+                continue
+            said = json.loads(message)
+            if said["type"] == "end":
+                break
+            got_text += said["text"]
+        assert (got_text, got_sound) == (text[5:], sound[600:])
+        await page.send(json.dumps({"type": "resume", "request_id": "req-none", "chars": 0, "samples": 0}))
+        assert json.loads(await page.recv())["type"] == "error"

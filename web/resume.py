@@ -1,0 +1,34 @@
+"""GET /v1/fleet/requests/{id}/stream: go on with a streamed answer whose gateway or connection was lost. Knows no stage."""
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.ids import RequestId
+from web.answer import Position
+from web.chat import Reply, answer_lines
+from web.connection import send_stream, until_disconnect
+from web.errors import NotFound
+from web.gateway import Gateway
+
+
+class ResumeEndpoint:
+    """An ASGI app: the events of the chat completion after `Last-Event-ID`, from the first one where there is none.
+
+    Whoever connects last holds the answer: what an older connection does from then on changes nothing, and it gets no more.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        sent = Position.parse(request.headers.get("last-event-id", str(Position())))
+        await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, send))
+
+    async def _resume(self, request_id: RequestId, sent: Position, send: Send) -> None:
+        answer = await self._gateway.resume(request_id)
+        if answer is None:
+            raise NotFound(f"no request {request_id!r}; it never was, or its retention time is over", param="request_id")
+        async with answer:
+            reply = Reply.of(answer.spec, self._gateway.model)
+            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent))
