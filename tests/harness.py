@@ -141,7 +141,11 @@ async def gateway(fleet: ThreadFleet) -> AsyncGenerator[FleetClient]:
 
 def fake_spec(fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
     """A request for every client edge of the graph, every stage bounded by `num_tokens`."""
-    graph = fleet.config.graph_declaration()
+    return fake_spec_of(fleet.config, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed)
+
+
+def fake_spec_of(config: FleetConfig, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
+    graph = config.graph_declaration()
     return RequestSpec(
         id=new_request_id(),
         graph=graph.name,

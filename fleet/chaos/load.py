@@ -54,9 +54,11 @@ class Load:
     def now_s(self) -> float:
         return time.perf_counter() - self.began_s
 
-    def start(self, concurrency: int, advance: Callable[[], None]) -> None:
-        """`advance` is called after each answer, from the listeners' threads."""
+    def start(self, concurrency: int, advance: Callable[[], None], rounds: int | None = None) -> None:
+        """`advance` is called after each answer, from the listeners' threads. Without `rounds` it goes on until `finish`."""
         self._advance = advance
+        if rounds == 1:
+            self._enough.set()
         # Daemons: a listener whose answer never ends must not keep the command from ending.
         self._threads = [threading.Thread(target=self._listen, daemon=True) for _ in range(concurrency)]
         for thread in self._threads:

@@ -6,6 +6,7 @@ import sys
 import typer
 
 from fleet.cli import bench, inspect, jobs, pocket, serve
+from fleet.cli.chaos import chaos
 from fleet.cli.up import up
 from fleet.core.errors import FleetError
 
@@ -29,6 +30,7 @@ app.command()(inspect.config)
 app.add_typer(inspect.checkpoint_app)
 app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)
+app.command()(chaos)
 
 
 def main() -> None:

@@ -79,5 +79,21 @@ def evaluate(
         draw(report, png)
 
 
+@app.command()
+def demo(
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the files go; made if it is not there.")],
+    url: Annotated[str, typer.Option(help="The fleet to ask; `fleet up` starts one.")] = "http://localhost:8000",
+) -> None:
+    """Hear and see Pocket: three questions to a running fleet, one of them spoken, as three WAV files and one picture.
+
+    Example: fleet pocket demo sounds
+    """
+    try:
+        from fleet.pocket.judge.demo import demonstrate
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    demonstrate(url, out_dir, print)
+
+
 def _missing(error: ModuleNotFoundError) -> ConfigError:
     return ConfigError(f"{error.name} is not installed; run: pip install 'fleet-serving[pocket]'", param="pocket")

@@ -100,9 +100,9 @@ def _read_text(path: Path) -> str:
             raw = file.read(MAX_FILE_BYTES + 1)
         text = raw.decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such configuration file", param="--config") from error
+        raise ConfigError(f"{path}: no such configuration file; check --config and FLEET_CONFIG", param="--config") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", param="--config") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a file that can", param="--config") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}: is not UTF-8 (line {line}); save it as UTF-8", param="--config") from error
@@ -118,5 +118,6 @@ def _noun(tree: object) -> str:
 def _refusal(path: Path | None, overrides: tuple[str, ...], problem: Problem) -> ConfigError:
     """Names the override where the field came from one, else the file."""
     keys = [tuple(_parts(text.partition("=")[0])) for text in overrides]
-    where = "--set " if any(key == problem.path[: len(key)] for key in keys) else f"{path or 'the defaults'}: "
+    at = problem.path
+    where = "--set " if any(key == at[: len(key)] or at == key[: len(at)] for key in keys) else f"{path or 'the defaults'}: "
     return ConfigError(f"{where}{problem.field}: {problem.message}", param=problem.field)

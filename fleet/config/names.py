@@ -26,7 +26,7 @@ def shown(value: object) -> str:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list | tuple | set):
         return f"a list of {len(value)}" if not isinstance(value, dict) else f"a section of {len(value)} keys"
-    text = repr(value)
+    text = repr(value) if isinstance(value, str | int | float) else str(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 

@@ -62,7 +62,7 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except ValueError as error:
-            raise Malformed(f"{node.value!r:.60} cannot be read; put it in quotes", line=_line(node)) from error
+            raise Malformed(f"{node.value!r:.60} is no date and no number; put it in quotes", line=_line(node)) from error
 
 
 class _Audit:

@@ -93,17 +93,58 @@ class FleetClient:
                 answer = text(await run_async(self._reader, call))  # not behind a burst of requests
                 if answer != "ok":
                     await self._rejoin()
+                await self._disown_unknown()
                 await self._end_strays()
             except RedisError as error:
                 log.warning("the lease could not be renewed: %s", error)
 
     async def _rejoin(self) -> None:
-        """This incarnation was fenced: what it held is another's or gone; go on under a new id."""
-        log.warning("gateway %s was fenced; joining anew", self.id)
-        for stream in list(self._streams.values()):
-            stream.fail(RedisUnreachable("the gateway lost its lease; try again"))
+        """This incarnation was fenced, or Redis lost it: go on under a new id with what nobody else has taken over."""
+        former = self.id
+        log.warning("gateway %s was fenced; joining anew", former)
         self.id = new_worker_id("gateway", socket.gethostname(), os.getpid())
         await self._register()
+        for stream in list(self._streams.values()):
+            await self._take_back(stream, former)
+
+    async def _take_back(self, stream: ClientStream, former: WorkerId) -> None:
+        """Raises: redis's errors; what was not taken back is asked for again at the next renewal."""
+        if not await self._redis.exists(keys.request(stream.request_id)):
+            await self._send_again(stream)
+            return
+        call = scripts.attach(stream.request_id, self.id, instead_of=former)
+        answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
+        if answer[0] == "ok":
+            stream.epoch = Epoch(int(answer[1]))
+        elif answer[0] != "ended":
+            stream.fail(RedisUnreachable(f"the gateway lost the request ({answer[0]}); try again"))
+
+    async def _send_again(self, stream: ClientStream) -> None:
+        """Redis came back without a request: submit it anew, unless the client has begun to get an answer that may differ now.
+
+        Where numerics are invariant it cannot differ, and what the client has already is dropped by its index.
+        """
+        if not (stream.told_nothing or self.config.numerics == "invariant"):
+            stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
+            return
+        log.warning("redis lost %s; it is submitted again", stream.request_id)
+        call = self._submission(stream.spec, stream.blob)
+        answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
+        if answer[0] == "ok":
+            stream.epoch = Epoch(int(answer[1]))
+        elif answer[0] != "exists":
+            stream.fail(RedisUnreachable(f"Redis lost the request, and did not take it again ({answer[0]}); try again"))
+
+    def _submission(self, spec: RequestSpec, blob: bytes | None) -> scripts.Call:
+        graph = self.config.graph_declaration()
+        return scripts.submit(
+            spec,
+            blob,
+            bound=self.config.limits.max_requests,
+            stages=graph.stages_for(spec.outputs),
+            edges=[edge.name for edge in graph.edges_for(spec.outputs)],
+            gateway=self.id,
+        )
 
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
@@ -163,21 +204,17 @@ class FleetClient:
 
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
-        graph = self.config.graph_declaration()
-        stages = graph.stages_for(spec.outputs)
-        edges = [edge.name for edge in graph.edges_for(spec.outputs)]
-        missing = await self.missing_roles(stages)
+        missing = await self.missing_roles(self.config.graph_declaration().stages_for(spec.outputs))
         if missing:
             raise NoWorker(f"no worker serves the role {', '.join(missing)}; start one with `fleet worker {missing[0]}`")
-        stream = ClientStream(spec, self.config, self._redis, self._keep)
+        stream = ClientStream(spec, blob, self.config, self._redis, self._keep)
         self._streams[spec.id] = stream
         stream.on_close = lambda: self._streams.pop(spec.id, None)
-        bound = self.config.limits.max_requests
-        call = scripts.submit(spec, blob, bound=bound, stages=stages, edges=edges, gateway=self.id)
+        stream.on_lost = lambda: self._send_again(stream)
         try:
-            answer = cast("list[object]", await self._ask(run_async(self._redis, call)))
+            answer = cast("list[object]", await self._ask(run_async(self._redis, self._submission(spec, blob))))
             if text(answer[0]) != "ok":
-                raise self._refusal(text(answer[0]), bound)
+                raise self._refusal(text(answer[0]), self.config.limits.max_requests)
         except FleetError as error:
             self._streams.pop(spec.id, None)
             if isinstance(error, RedisUnreachable):
@@ -196,7 +233,7 @@ class FleetClient:
         if raw is None:
             return None
         spec = decode_request(cast(bytes, raw))
-        stream = ClientStream(spec, self.config, self._redis, self._keep)
+        stream = ClientStream(spec, None, self.config, self._redis, self._keep)
         self._streams[request] = stream
         stream.on_close = lambda: self._streams.pop(request, None)
         try:
@@ -214,6 +251,13 @@ class FleetClient:
     def _disown(self, request: RequestId) -> None:
         """The script may have run although its answer was lost; a request nobody reads would never end."""
         self._strays.add(request)
+
+    async def _disown_unknown(self) -> None:
+        """A Redis that lost its last writes may hold an answer as ours which was delivered long ago."""
+        for pair in cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(self.id))):
+            request = RequestId(text(pair).partition("|")[0])
+            if request not in self._streams:
+                self._disown(request)
 
     async def _end_strays(self) -> None:
         for request in list(self._strays):

@@ -179,8 +179,9 @@ def abort(request: RequestId, right: str | Epoch, reason: str, keep: Retention) 
     return Call("abort", (request, right, reason, keep.request_s, keep.client_edge_s))
 
 
-def attach(request: RequestId, gateway: WorkerId) -> Call:
-    return Call("attach", (request, gateway))
+def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None = None) -> Call:
+    """`instead_of`: the gateway's own former id; refused as stale if another has taken the request over since."""
+    return Call("attach", (request, gateway, instead_of or ""))
 
 
 def register(worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes]) -> Call:

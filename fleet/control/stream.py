@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Self, cast
 
 import redis.asyncio
@@ -28,11 +28,13 @@ class ClientStream:
     """
 
     def __init__(
-        self, spec: RequestSpec, config: FleetConfig, client: redis.asyncio.Redis, keep: scripts.Retention
+        self, spec: RequestSpec, blob: bytes | None, config: FleetConfig, client: redis.asyncio.Redis, keep: scripts.Retention
     ) -> None:
         self.request_id: RequestId = spec.id
+        self.spec, self.blob = spec, blob
         self.epoch = Epoch(0)
         self.on_close: Callable[[], object] = lambda: None
+        self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self._redis, self._keep = client, keep
         graph = config.graph_declaration()
         self._strides = {edge: config.ack_stride_of(graph.edge(edge)) for edge in spec.outputs}
@@ -49,7 +51,11 @@ class ClientStream:
 
     def put(self, chunk: Chunk) -> None:
         """A chunk arrived, in whatever order; repeats are dropped."""
-        if chunk.edge not in self._next or chunk.index < self._next[chunk.edge]:
+        if chunk.edge not in self._next:
+            return
+        if chunk.index < self._next[chunk.edge]:
+            # Made again because Redis lost it, and perhaps our credit for it: `catch_up` gives that again.
+            self._acked[chunk.edge] = min(self._acked[chunk.edge], chunk.index)
             return
         self._early.setdefault((chunk.edge, chunk.index), chunk)
         while (ready := self._early.pop((chunk.edge, self._next[chunk.edge]), None)) is not None:
@@ -123,11 +129,19 @@ class ClientStream:
                 self.put(decode_chunk(pairs(raw)["h"]))
         await self._learn_end()
 
+    @property
+    def told_nothing(self) -> bool:
+        """Whether the client has got no chunk yet."""
+        return not any(self._next.values())
+
+    async def _fail_as_lost(self) -> None:
+        self.fail(RedisUnreachable("Redis lost the request; try again"))
+
     async def _learn_end(self) -> None:
         fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
         state, code, message, param = (text(field) for field in fields)
         if not state and self.epoch:
-            self.fail(RedisUnreachable("Redis lost the request; try again"))
+            await self.on_lost()
         elif state in ("failed", "aborted"):
             notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
             self.ended(notice)

@@ -136,7 +136,9 @@ class WorkerProcess:
             log.info("worker %s is ready", worker)
             try:
                 loop.run(lambda: self.stop.is_set() or lease.lost.is_set(), lease.progress)
-                self._drain(loop, lease)
+                if self.stop.is_set() and not lease.lost.is_set():
+                    run(client, scripts.drain(worker))
+                    self._drain(loop, lease)
             finally:
                 lease.stop()
                 self._drop_tasks()

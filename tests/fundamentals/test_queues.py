@@ -53,8 +53,7 @@ class Bench:
 
     def read_one(self) -> str:
         """Deliver the next grant to the worker, as its loop reads it; the entry's id."""
-        streams = {keys.role(ROLE): ">"}
-        reply = self.client.xreadgroup(keys.GROUP, self.workers[STAGE], streams, count=1, noack=True)
+        reply = self.client.xreadgroup(keys.GROUP, self.workers[STAGE], {keys.role(ROLE): ">"}, count=1, noack=True)
         return text(cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply)[0][1][0][0])
 
     async def role(self) -> RoleView:

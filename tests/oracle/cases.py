@@ -2,9 +2,11 @@
 
 import base64
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
@@ -18,6 +20,15 @@ from tests.oracle.oracle import Oracle, OracleAnswer
 
 RATE_HZ = 16000
 TEXT, AUDIO, CODES = EdgeName("text"), EdgeName("audio"), EdgeName("codes")
+THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
+
+Samplings = Mapping[StageName, Sampling]
+OF_GENERATE: Samplings = {
+    THINKER: Sampling(),
+    TALKER: Sampling(repetition_penalty=1.05, top_k=50),
+    CODE2WAV: Sampling(),
+}
+"""How `generate()` draws where it is told nothing but the temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +90,22 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def spec_of(case: Case, frontend: Frontend, *, temperature: float = 0.0, seed: int = 0) -> tuple[RequestSpec, bytes | None]:
-    """The request as a gateway would make it, greedy unless told otherwise."""
-    sampling = {
-        StageName("thinker"): Sampling(max_tokens=case.tokens, temperature=temperature, seed=seed),
-        StageName("talker"): Sampling(
-            max_tokens=case.frames, repetition_penalty=1.05, top_k=50, temperature=temperature, seed=seed
-        ),
-        StageName("code2wav"): Sampling(),
+def spec_of(
+    case: Case, frontend: Frontend, *, temperature: float | None = 0.0, seed: int = 0, sampling: Samplings = OF_GENERATE
+) -> tuple[RequestSpec, bytes | None]:
+    """The request as a gateway would make it, greedy unless told otherwise; without a temperature, at that of `sampling`."""
+    said: dict[str, float] = {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
+    resolved = {
+        THINKER: msgspec.structs.replace(sampling[THINKER], max_tokens=case.tokens, **said),
+        TALKER: msgspec.structs.replace(sampling[TALKER], max_tokens=case.frames, **said),
+        CODE2WAV: sampling[CODE2WAV],
     }
     chat = ChatRequest(
         id=new_request_id(),
         graph="qwen3_omni",
         messages=case.messages,
         outputs=(TEXT, AUDIO),
-        sampling=sampling,
+        sampling=resolved,
         spoken=True,
         voice=case.voice,
     )
@@ -110,6 +122,8 @@ def expected(oracle: Oracle, spec: RequestSpec, blob: bytes | None, case: Case) 
         speaker=case.voice,
         thinker_max_new_tokens=case.tokens,
         talker_max_new_tokens=case.frames,
+        thinker_repetition_penalty=spec.sampling[THINKER].repetition_penalty,
+        talker_repetition_penalty=spec.sampling[TALKER].repetition_penalty,
     )
 
 

@@ -4,25 +4,16 @@ Each way of running it (walks driven by producer or conductor, chunks or all at 
 requests at once or one by one) must give what single `generate()` calls give. In `invariant` numerics the bytes are the same.
 """
 
-import asyncio
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
-import redis.asyncio
-from numpy.typing import NDArray
 
-from fleet.control import keys
-from fleet.core.chunk import decode_chunk
-from fleet.core.ids import RequestId
-from tests.harness import ThreadFleet, answer, gateway, thread_fleet
-from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, make_frontend, pcm16, spec_of
+from tests.harness import thread_fleet
 from tests.oracle.oracle import OracleAnswer
+from tests.oracle.spoken import TORCH, Spoken, ask, assert_matches
 
-TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 WAYS = {
     "as configured": (),
     "everything at the end": ("async_chunk=false",),
@@ -30,54 +21,6 @@ WAYS = {
     "prompts one position at a time": ("stages.thinker.prefill_chunk_tokens=1", "stages.talker.prefill_chunk_tokens=1"),
     "prompts seven at a time": ("stages.thinker.prefill_chunk_tokens=7", "stages.talker.prefill_chunk_tokens=7"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
-    """One answer of the fleet. Shapes: `codes` [frames, codebooks]."""
-
-    ids: NDArray[np.int32]
-    codes: NDArray[np.int32]
-    pcm: NDArray[np.int16]
-
-
-async def ask(fleet: ThreadFleet, checkpoint: Path, *, at_once: bool, temperature: float = 0.0) -> dict[str, Spoken]:
-    """Every case's answer from a running fleet."""
-    frontend = make_frontend(checkpoint)
-    async with gateway(fleet) as client:
-
-        async def one(name: str) -> Spoken:
-            case = next(case for case in CASES if case.name == name)
-            spec, blob = spec_of(case, frontend, temperature=temperature, seed=11)
-            got = await answer(client, spec, blob)
-            return Spoken(ids=got[TEXT], codes=await codes_of(fleet.url, spec.id), pcm=got[AUDIO].astype(np.int16))
-
-        names = [case.name for case in CASES]
-        if at_once:
-            return dict(zip(names, await asyncio.gather(*(one(name) for name in names)), strict=True))
-        return {name: await one(name) for name in names}
-
-
-async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
-    """The code frames on the edge, as its log keeps them."""
-    async with redis.asyncio.Redis.from_url(url) as client:
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await client.xrange(keys.edge(request, CODES)))
-    frames = [
-        np.frombuffer(tensor.data or b"", np.int32).reshape(tensor.shape)
-        for _, fields in entries
-        for tensor in decode_chunk(fields[b"h"]).tensors.values()
-    ]
-    return np.concatenate(frames) if frames else np.empty((0, 0), np.int32)
-
-
-def assert_matches(got: Mapping[str, Spoken], truth: Mapping[str, OracleAnswer]) -> None:
-    for name, want in truth.items():
-        assert got[name].ids.tolist() == want.token_ids, f"{name}: answer tokens"
-        assert got[name].codes.T.tolist() == want.codes.tolist() or not want.codes.size, f"{name}: code frames"
-        assert len(got[name].codes) == want.codes.shape[1], f"{name}: number of frames"
-        assert len(got[name].pcm) == len(want.wave), f"{name}: number of samples"
-        difference = np.abs(got[name].pcm.astype(np.int32) - pcm16(want.wave))
-        assert difference.max(initial=0) <= 1, f"{name}: samples differ by more than one step of 16 bits"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,7 +10,7 @@ from fleet.pocket.corpus.families import TABLES
 from fleet.pocket.judge.bigram import END, START, arpa
 from fleet.pocket.judge.grammar import jsgf, says, templates
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.words import MISSING, dictionary_text, known_words, unsayable
+from fleet.pocket.judge.words import MISSING, TEACHERS_WAY, dictionary_text, known_words, unsayable
 
 
 def test_the_recogniser_can_say_every_word_of_the_corpus() -> None:
@@ -26,6 +26,21 @@ def test_only_missing_words_are_spelt_out_here() -> None:
     with pytest.raises(ConfigError, match="cannot say flurb"):
         dictionary_text(["cat", "flurb"])
     assert all(word in known_words() for word in MISSING)
+
+
+def test_the_teachers_way_is_said_beside_the_dictionarys() -> None:
+    assert set(TEACHERS_WAY) <= set(known_words())
+    lines = dictionary_text(["baa", "opposite"]).splitlines()
+    assert lines == [
+        "baa B IY EY EY", "baa(2) B AA",
+        "opposite AA P AH Z AH T", "opposite(2) AA P Z AH T", "opposite(3) AA P AH Z IH T",
+    ]  # fmt: skip
+
+
+def test_no_way_to_say_a_word_is_given_twice() -> None:
+    ways = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
+    said = [(way[0], *(part for part in way[1:] if not part.startswith("("))) for way in ways]
+    assert len(said) == len(set(said))
 
 
 def test_what_can_follow_a_word_sums_to_one() -> None:

@@ -1,9 +1,12 @@
 -- attach: gives the client edges of a live request to a gateway at a higher epoch, so that a stale gateway can abort nothing.
--- ARGV: request, gateway
-local r, gateway = unpack(ARGV)
+-- A gateway that was fenced takes back only what nobody has taken since ("instead of" its former id).
+-- ARGV: request, gateway, instead of ("" from whoever holds it)
+local r, gateway, former = unpack(ARGV)
 if not call('ZSCORE', P .. 'workers', gateway) then return {'unlisted'} end
 local tk = task_key(r, 'client')
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
+local owner = call('HGET', tk, 'owner')
+if former ~= '' and owner and owner ~= '' and owner ~= former then return {'stale'} end
 disown(tk, r, 'client')
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'running', 'owner', gateway, 'holder', gateway)

@@ -1,0 +1,194 @@
+"""The verdict: what was lost, what differed, what stayed; and the pauses heard, which are told and not judged. Measures nothing."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fleet.bench.machine import Machine
+from fleet.bench.stats import Summary, summarise
+from fleet.chaos.answer import longest_gap_s
+from fleet.chaos.blows import Hit
+from fleet.chaos.load import Outcome
+from fleet.chaos.schedule import SIGNALS
+from fleet.chaos.watch import Residue
+
+NONE = "-"
+SHOWN = 8
+
+
+class Pauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Over some requests, each counting once. Units: seconds; the longest gap between two chunks, and the wait for the first."""
+
+    gap_s: Summary | None
+    first_s: Summary | None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. `began` is local time, ISO 8601; `requests` are those that differ, each sent at least once while struck.
+
+    `caught` are the requests that were under way when a signal fell, or started while a process was stopped.
+    """
+
+    passed: bool
+    began: str
+    command: tuple[str, ...]
+    machine: Machine
+    model: str
+    numerics: str
+    seed: int
+    requests: int
+    concurrency: int
+    answered: int
+    lost: tuple[Outcome, ...]
+    different: tuple[Outcome, ...]
+    caught: int
+    pauses_caught: Pauses
+    pauses_undisturbed: Pauses
+    hits: tuple[Hit, ...]
+    blows_left: int
+    residue: Residue
+    undisturbed: tuple[Outcome, ...]
+    disturbed: tuple[Outcome, ...]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for, and where."""
+
+    began: str
+    command: tuple[str, ...]
+    machine: Machine
+    model: str
+    numerics: str
+    seed: int
+    requests: int
+    concurrency: int
+
+
+def judge(
+    run: Run, undisturbed: Sequence[Outcome], disturbed: Sequence[Outcome], hits: Sequence[Hit], blows: int, residue: Residue
+) -> Verdict:
+    """Passed: nothing lost, nothing different, nothing left, and the fleet whole again after every blow."""
+    lost = tuple(outcome for outcome in disturbed if outcome.lost)
+    different = tuple(outcome for outcome in disturbed if outcome.difference)
+    caught = [outcome for outcome in disturbed if any(is_caught(outcome, hit) for hit in hits)]
+    recovered = len(hits) == blows and all(hit.whole_s is not None for hit in hits)
+    return Verdict(
+        passed=not lost and not different and residue.nothing and recovered,
+        **msgspec.structs.asdict(run),
+        answered=len(disturbed) - len(lost),
+        lost=lost,
+        different=different,
+        caught=len(caught),
+        pauses_caught=pauses(caught),
+        pauses_undisturbed=pauses(undisturbed),
+        hits=tuple(hits),
+        blows_left=blows - len(hits),
+        residue=residue,
+        undisturbed=tuple(undisturbed),
+        disturbed=tuple(disturbed),
+    )
+
+
+def is_caught(outcome: Outcome, hit: Hit) -> bool:
+    return outcome.sent_s <= hit.until_s and outcome.ended_s >= hit.at_s
+
+
+def pauses(outcomes: Sequence[Outcome]) -> Pauses:
+    return Pauses(
+        gap_s=summarise([longest_gap_s(outcome.chunks_s) for outcome in outcomes]),
+        first_s=summarise([outcome.chunks_s[0] if outcome.chunks_s else None for outcome in outcomes]),
+    )
+
+
+def write_json(verdict: Verdict, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n")
+
+
+def show(verdict: Verdict, console: Console) -> None:
+    colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
+    for table in (_answers(verdict), _pauses(verdict), _hits(verdict)):
+        console.print(table)
+    for line in _complaints(verdict):
+        console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+    if verdict.numerics != "invariant" and verdict.different:
+        line = f"numerics are {verdict.numerics}: a difference need not be a fault; compare with --set numerics=invariant"
+        console.print(line, highlight=False, soft_wrap=True)
+    how_many = f"{verdict.model}, {verdict.concurrency} at a time, seed {verdict.seed}"
+    console.print(f"[{colour}]chaos {word}[/] ({how_many})", highlight=False, soft_wrap=True)
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column(headings[0])
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _answers(verdict: Verdict) -> Table:
+    table = _table("answers while processes were struck", "", "count")
+    rows = (
+        ("requests", len(verdict.disturbed)),
+        ("under way during a blow", verdict.caught),
+        ("lost", len(verdict.lost)),
+        ("differing in any byte", len(verdict.different)),
+        ("still live at the end", verdict.residue.live),
+        ("grants left", verdict.residue.queued),
+        ("tasks left with workers", verdict.residue.running),
+        ("arena slots left", verdict.residue.arena_slots),
+        ("KV pages left", verdict.residue.kv_pages),
+        ("keys without an end", verdict.residue.num_keys),
+    )
+    for name, count in rows:
+        table.add_row(name, str(count))
+    return table
+
+
+def _pauses(verdict: Verdict) -> Table:
+    table = _table("pauses heard, ms", "", "requests", "p50", "p95", "max")
+    for name, pauses_ in (("undisturbed", verdict.pauses_undisturbed), ("under way during a blow", verdict.pauses_caught)):
+        for what, summary in (("longest gap", pauses_.gap_s), ("first sound", pauses_.first_s)):
+            cells = [f"{value * 1e3:.0f}" for value in (summary.p50, summary.p95, summary.high)] if summary else [NONE] * 3
+            table.add_row(f"{name}: {what}", str(summary.count if summary else 0), *cells)
+    return table
+
+
+def _hits(verdict: Verdict) -> Table:
+    hows = list(SIGNALS)
+    table = _table("blows", "role", *(SIGNALS[how] for how in hows), "tasks held", "whole again after, s: p50", "max")
+    fell = Counter((hit.role, hit.how) for hit in verdict.hits)
+    for role in dict.fromkeys(hit.role for hit in verdict.hits):
+        of_role = [hit for hit in verdict.hits if hit.role == role]
+        whole = summarise([hit.whole_s for hit in of_role])
+        table.add_row(
+            role,
+            *(str(fell[role, how]) for how in hows),
+            str(sum(hit.num_tasks for hit in of_role)),
+            *((f"{whole.p50:.1f}", f"{whole.high:.1f}") if whole else (NONE, NONE)),
+        )
+    return table
+
+
+def _complaints(verdict: Verdict) -> list[str]:
+    lost = [f"request {one.request} was lost after {one.ended_s - one.sent_s:.1f} s: {one.lost}" for one in verdict.lost]
+    different = [
+        f"request {one.request} differs in its {one.difference.medium} from byte {one.difference.offset} on "
+        f"({one.difference.got_bytes} bytes, undisturbed {one.difference.expected_bytes})"
+        for one in verdict.different
+        if one.difference
+    ]
+    stayed = [f"key without an end: {key}" for key in verdict.residue.keys]
+    broken = [
+        f"the fleet was not whole again after {hit.signal} to {hit.victim}" for hit in verdict.hits if hit.whole_s is None
+    ]
+    left = [f"{verdict.blows_left} blows were not struck"] if verdict.blows_left else []
+    return [line for lines in (lost, different, stayed, broken, left) for line in _some(lines)]
+
+
+def _some(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more like the last"]

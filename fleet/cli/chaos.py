@@ -1,0 +1,69 @@
+"""`fleet chaos`: hands its options to the package that strikes a fleet of its own. Knows no schedule and no verdict."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet.cli.options import ConfigFile, Overrides
+
+
+def chaos(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    seed: Annotated[int, typer.Option(help="Of the requests and of the schedule: the same seed asks and strikes alike.")] = 0,
+    requests: Annotated[int, typer.Option(help="Requests that differ; each is sent at least once while processes are struck.")] = 16,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
+    kills: Annotated[int | None, typer.Option(help="Blows in all.", show_default="each role in each way once")] = None,
+    roles: Annotated[
+        str, typer.Option(metavar="LIST", help="Whom to strike: stages, conductor.", show_default="all of them")
+    ] = "",
+    how: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="kill: SIGKILL. stop: SIGSTOP until its lease has lapsed, then SIGCONT. term: SIGTERM.",
+            show_default="kill,stop,term",
+        ),
+    ] = "",
+    spacing: Annotated[float, typer.Option(metavar="S", help="Seconds, give or take half, from recovery to the next blow.")] = 1.0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The verdict, with every request and every blow.")] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="The run as a picture.")] = None,
+) -> None:
+    """Kill, freeze and end processes of a fleet at work, and see whether every listener hears every byte all the same.
+
+    Starts a fleet of its own on free ports, with a Redis of its own, two replicas of every role, two conductors, and
+    numerics=invariant unless --set says otherwise; a fleet that runs already is not touched. It is asked each request undisturbed
+    first, greedy and drawn ones, then again and again while a schedule drawn from --seed strikes: each time the replica with most
+    tasks, or the conductor that leads, and the next one only when all are there again.
+
+    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is still held at the end.
+    Pauses heard are told beside the undisturbed ones, and not judged.
+
+    Exit status: 0 nothing was lost, differed or stayed, and the fleet recovered each time; 1 otherwise, or an option will not do.
+
+    Examples:
+
+      fleet chaos
+
+      fleet chaos --set checkpoint=tiny --how kill --roles thinker,conductor --kills 10 --json chaos.json --png chaos.png
+    """
+    from fleet.chaos.main import run
+    from fleet.chaos.options import Given
+
+    given = Given(
+        config=config,
+        overrides=tuple(set_ or ()),
+        seed=seed,
+        requests=requests,
+        concurrency=concurrency,
+        kills=kills,
+        roles=roles,
+        how=how,
+        spacing_s=spacing,
+        json=json,
+        png=png,
+    )
+    status = run(given, tuple(sys.argv[1:]))
+    raise typer.Exit(status)

@@ -1,0 +1,83 @@
+"""Three questions to a running fleet, one of them spoken, and the answers to hear and to see. Measures nothing."""
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import soundfile
+
+from fleet.core.errors import BadInput
+from fleet.pocket.corpus import Dialogue, Turn
+from fleet.pocket.judge import ask
+from fleet.pocket.judge.ask import Asker, Question, Reply
+from fleet.pocket.judge.spectrogram import Panel, draw
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+
+PICTURE: Final = "spectrograms.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One question, after what was said before it. `name` is its file's; `asked_by`: who speaks the user's turns, None is typed."""
+
+    name: str
+    question: str
+    voice: str
+    before: tuple[Turn, ...] = ()
+    asked_by: Voice | None = None
+
+
+SCENES: Final = (
+    Scene(name="typed", question="what is seven plus five", voice="ethan"),
+    Scene(name="spoken", question="what colour is the sky", voice="chelsie", asked_by=Voice()),
+    Scene(
+        name="remembered",
+        question="what is my name",
+        voice="ethan",
+        before=(Turn(role="user", text="my name is anna"), Turn(role="assistant", text="nice to meet you anna")),
+    ),
+)
+
+
+def demonstrate(url: str, out_dir: Path, say: Callable[[str], None]) -> None:
+    """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
+
+    Raises: BadInput if `out_dir` is a file; BenchError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
+    """
+    asker = Asker(url)
+    if out_dir.exists() and not out_dir.is_dir():
+        raise BadInput(f"{out_dir} is a file; give a folder", param="OUT_DIR")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    panels: list[Panel] = []
+    for scene in SCENES:
+        reply = asker.ask(_question(scene))
+        path = out_dir / f"{scene.name}.wav"
+        soundfile.write(path, reply.samples, SAMPLE_RATE_HZ, subtype="PCM_16")
+        title = _title(scene, reply)
+        say(f"{path}: {title}, {len(reply.samples) / SAMPLE_RATE_HZ:.2f} s")
+        panels.append(Panel(title=title, samples=reply.samples))
+    draw(panels, out_dir / PICTURE)
+    say(f"{out_dir / PICTURE}: the spectrograms")
+
+
+def _question(scene: Scene) -> Question:
+    turns = (*scene.before, Turn(role="user", text=scene.question), Turn(role="assistant", text=""))
+    dialogue = Dialogue(turns=turns, family=scene.name)
+    if scene.asked_by is None:
+        return ask.typed(dialogue, scene.voice)
+    speeches = speak_all([(turn.text, scene.asked_by) for turn in turns if turn.role == "user"])
+    return replace(ask.spoken(dialogue, [_file(speech) for speech in speeches]), voice=scene.voice)
+
+
+def _file(speech: Speech) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, speech.samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+def _title(scene: Scene, reply: Reply) -> str:
+    how = "typed" if scene.asked_by is None else "spoken"
+    return f"“{scene.question}” ({how}); {scene.voice}: “{reply.text}”"

@@ -1,0 +1,65 @@
+"""Answers as one picture, a spectrogram each, on one scale of time. Measures nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.pocket.teacher import SAMPLE_RATE_HZ
+
+WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
+"""30 ms, in which harmonics are lines, every 10 ms."""
+TOP_HZ: Final = 8_000
+DEPTH_DB: Final = 60.0
+"""What is further below the loudest is drawn as silence."""
+MIN_S: Final = 1.0
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 2.3, 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """`samples` mono of 24 kHz in -1..1."""
+
+    title: str
+    samples: NDArray[np.float32]
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Write the picture; one panel at least."""
+    import matplotlib
+
+    # No window: this runs where there is no display.
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
+    places: list[Any] = list(axes.flat)
+    longest_s = max(MIN_S, *(len(panel.samples) / SAMPLE_RATE_HZ for panel in panels))
+    for panel, place in zip(panels, places, strict=True):
+        levels = levels_db(panel.samples)
+        length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
+        place.imshow(levels, origin="lower", aspect="auto", cmap="magma", extent=(0, length_s, 0, TOP_HZ / 1000),
+                     vmin=-DEPTH_DB, vmax=0)  # fmt: skip
+        place.set_title(panel.title, fontsize=9)
+        place.set(xlim=(0, longest_s), ylabel="kHz")
+    places[-1].set_xlabel("s")
+    figure.savefig(path, dpi=DPI)
+    pyplot.close(figure)
+
+
+def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Decibels below the loudest of all, not below `-DEPTH_DB`: [frequencies up to `TOP_HZ`, hops], the lowest first.
+
+    Silence is `-DEPTH_DB` everywhere.
+    """
+    padded = np.pad(samples.astype(np.float64), WINDOW_SAMPLES // 2)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW_SAMPLES)[::HOP_SAMPLES]
+    power = np.abs(np.fft.rfft(windows * np.hanning(WINDOW_SAMPLES), axis=1)) ** 2
+    power = power[:, : 1 + TOP_HZ * WINDOW_SAMPLES // SAMPLE_RATE_HZ]
+    floor = max(float(power.max(initial=0)), 1e-12) * 10 ** (-DEPTH_DB / 10)
+    loudest = floor * 10 ** (DEPTH_DB / 10)
+    return 10 * np.log10(np.maximum(power, floor) / loudest).T

@@ -1,0 +1,94 @@
+"""Pocket as users meet it: `fleet up` with no checkpoint named, a question in a WAV file, an answer whose sound has its words.
+
+Whether the answers are right is `fleet pocket eval`'s to say.
+"""
+
+import base64
+import io
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+from openai import OpenAI
+
+from fleet.pocket.corpus import spoken
+from fleet.pocket.judge.demo import PICTURE, SCENES
+from fleet.pocket.judge.recognise import Recogniser
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.shape import VOICES
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+from tests.support import run_cli, start_cli
+
+OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+QUESTIONS = ("what day comes after monday", "what is your name", "what is the opposite of hot", "what is the capital of france")
+UNDERSTOOD = 0.5
+"""Of the words; the teacher's own speech has about 0.85, speech played backwards nearly none."""
+
+Samples = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with start_cli("up", *OPTIONS, cwd=tmp_path_factory.mktemp("fleet")) as running:
+        yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
+
+
+def ask_aloud(url: str, question: Speech, voice: str) -> tuple[str, Samples]:
+    """The transcript of the answer, and its sound."""
+    file = io.BytesIO()
+    soundfile.write(file, question.samples, SAMPLE_RATE_HZ, format="WAV")
+    audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        answer = client.chat.completions.create(
+            model=client.models.list().data[0].id,
+            messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}],  # pyright: ignore[reportArgumentType]
+            modalities=["text", "audio"],
+            audio={"voice": voice, "format": "wav"},
+            seed=1,
+        )
+    message = answer.choices[0].message
+    assert message.audio is not None and message.audio.transcript
+    samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(message.audio.data)), dtype="float32")
+    assert rate_hz == SAMPLE_RATE_HZ
+    return spoken(message.audio.transcript), samples
+
+
+def understood(texts: Sequence[str], heard: Sequence[str]) -> float:
+    """The share of all words of the texts that were heard, in their place."""
+    aligned = jiwer.process_words(list(texts), list(heard))
+    return aligned.hits / (aligned.hits + aligned.substitutions + aligned.deletions)
+
+
+def test_a_question_in_a_file_is_answered_in_speech_that_a_recogniser_understands(url: str) -> None:
+    """The recogniser knows words and how they follow each other, but not what is said; backwards, it does not find it."""
+    voices = [sorted(VOICES)[index % len(VOICES)] for index in range(len(QUESTIONS))]
+    questions = speak_all([(text, Voice()) for text in QUESTIONS])
+    answers = [ask_aloud(url, question, voice) for question, voice in zip(questions, voices, strict=True)]
+    texts = [text for text, _ in answers]
+    ear = Recogniser("bigram")
+    heard = [ear.words(samples, SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
+    assert understood(texts, heard) > UNDERSTOOD, list(zip(texts, heard, strict=True))
+    backwards = [ear.words(samples[::-1], SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
+    assert understood(texts, backwards) < UNDERSTOOD, list(zip(texts, backwards, strict=True))
+
+
+def test_the_demonstration_leaves_sounds_and_their_picture(url: str, tmp_path: Path) -> None:
+    done = run_cli("pocket", "demo", "sounds", "--url", url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(SCENES) + 1
+    for scene in SCENES:
+        samples, rate_hz = soundfile.read(tmp_path / "sounds" / f"{scene.name}.wav")
+        assert rate_hz == SAMPLE_RATE_HZ and scene.question in done.stdout
+        assert float(np.sqrt(np.mean(samples**2))) > 0.01, f"{scene.name} has no sound"
+    assert (tmp_path / "sounds" / PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demonstration_without_a_fleet_is_one_line(tmp_path: Path) -> None:
+    done = run_cli("pocket", "demo", "sounds", "--url", "http://127.0.0.1:9", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "nothing answers at http://127.0.0.1:9" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "sounds").exists()

@@ -1,0 +1,164 @@
+"""Breadth first over every world that some order of moves leads to; what must hold of each; and whether all lead to an end."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fleet.core.errors import TransitionError
+from tests.fundamentals.interleaving_moves import Fleet, World, read_request
+from tests.fundamentals.interleaving_store import PRODUCER, STAGES, TARGET, R, Scripts, Store
+
+
+class Broken(Exception):
+    """Something that must never happen can: the message says what, and by which moves."""
+
+
+@dataclass(slots=True)
+class Search:
+    """Every world found; `came` is how each was reached first, `before` from where without a fault."""
+
+    fleet: Fleet
+    worlds: list[World] = field(default_factory=list[World])
+    came: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    before: list[list[int]] = field(default_factory=list[list[int]])
+    stores: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
+    num_moves: int = 0
+
+    def run(self, limit: int = 1_000_000) -> None:
+        """Raises: Broken with the shortest way to it; AssertionError if there are more worlds than `limit`."""
+        numbers = {self.fleet.start: 0}
+        self._found(self.fleet.start, -1, "")
+        due = deque([0])
+        while due:
+            here = due.popleft()
+            world = self.worlds[here]
+            if self.fleet.ended(world):
+                continue
+            try:
+                tame = list(self.fleet.moves(world))
+                moves = [*tame, *self.fleet.faults(world)]
+            except (TransitionError, AssertionError) as error:
+                raise Broken(f"{error}\n{self.story(here)}") from error
+            self.num_moves += len(moves)
+            for position, (label, after) in enumerate(moves):
+                there = numbers.get(after)
+                if there is None:
+                    there = numbers[after] = len(self.worlds)
+                    assert there < limit, f"more than {limit} worlds"
+                    self._found(after, here, label)
+                    due.append(there)
+                if position < len(tame):
+                    self.before[there].append(here)
+        self._every_world_leads_to_an_end()
+
+    def _found(self, world: World, came_from: int, label: str) -> None:
+        self.worlds.append(world)
+        self.came.append((came_from, label))
+        self.before.append([])
+        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_copy(self.fleet, world)]
+        wrong += late_writes(self.fleet.scripts, world)
+        if wrong:
+            raise Broken("; ".join(wrong) + "\n" + self.story(len(self.worlds) - 1))
+
+    def _wrong_store(self, store: Store) -> list[str]:
+        """Looked at once for each state of the hashes."""
+        key = (store.tasks, store.at, store.end, store.taken_by_client)
+        if key in self.stores:
+            return []
+        self.stores.add(key)
+        return [*wrong_logs(store), *old_epochs(self.fleet.scripts, store)]
+
+    def story(self, number: int) -> str:
+        """The moves that lead to a world, one a line."""
+        lines: list[str] = []
+        while number > 0:
+            number, label = self.came[number]
+            lines.append(label)
+        return "\n".join(reversed(lines))
+
+    def _every_world_leads_to_an_end(self) -> None:
+        """Without another fault, and well unless a task failed."""
+        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and may_end_so(world)]
+        leads = bytearray(len(self.worlds))
+        for number in well:
+            leads[number] = 1
+        while well:
+            for number in self.before[well.pop()]:
+                if not leads[number]:
+                    leads[number] = 1
+                    well.append(number)
+        stuck = leads.find(0)
+        if stuck >= 0:
+            raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.story(stuck)}")
+
+
+def may_end_so(world: World) -> bool:
+    """A request fails only if a task failed."""
+    return world.store.end == "finished" or any(task.state == "failed" for task in world.store.tasks) or world.budget.failures < 0
+
+
+def wrong_logs(store: Store) -> list[str]:
+    wrong = [f"the log of {STAGES[n]} is {t.log}" for n, t in enumerate(store.tasks) if t.log != tuple(range(t.produced))]
+    if store.end == "finished":
+        wrong += [f"finished with {t.log} of {STAGES[n]}" for n, t in enumerate(store.tasks) if t.produced != TARGET]
+        wrong += ["finished, and the client has not all"] if store.taken_by_client != TARGET else []
+    return wrong
+
+
+def wrong_owners(world: World) -> list[str]:
+    """At most one worker may write for a task, and it is the one that the hash names."""
+    wrong: list[str] = []
+    for stage, task in enumerate(world.store.tasks):
+        owners = [w.id for w in world.workers if w.stage == stage and w.run and w.run == task.epoch and task.state == "running"]
+        if owners != [task.owner] and (owners or task.owner):
+            wrong.append(f"{STAGES[stage]} is owned by {task.owner or 'nobody'}, and {owners} may write for it")
+    return wrong
+
+
+def wrong_copy(fleet: Fleet, world: World) -> list[str]:
+    """A conductor that has heard everything knows what the hashes say."""
+    boss = world.boss
+    if boss.phase != "up" or boss.orders or boss.facts or boss.read < len(world.store.events):
+        return []
+    known, true = fleet.states[boss.known].requests.get(R), read_request(world.store)
+    if known is None or true is None:
+        return [] if known is true else ["the conductor and `live` differ about the request"]
+    return [
+        f"the conductor takes {name} for {known.tasks[name]}, it is {task}"
+        for name, task in true.tasks.items()
+        if (known.tasks[name].state, known.tasks[name].epoch, known.tasks[name].owner) != (task.state, task.epoch, task.owner)
+    ]
+
+
+def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) -> list[tuple[str, tuple[Store, str]]]:
+    """Every write that needs the right of a task's owner, and what it is answered."""
+    produced = store.tasks[stage].produced
+    tried = [
+        ("append", scripts.append(store, worker, stage, epoch, produced, finish=False)),
+        ("finish", scripts.append(store, worker, stage, epoch, max(produced - 1, 0), finish=True)),
+        ("fail", scripts.fail(store, stage, epoch)),
+    ]
+    if stage == PRODUCER:
+        return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
+    return [*tried, ("ack", scripts.ack(store, epoch, TARGET)), ("lose_tensors", scripts.lose_tensors(store, epoch))]
+
+
+def old_epochs(scripts: Scripts, store: Store) -> list[str]:
+    """No write with a lower epoch than the task's is accepted."""
+    return [
+        f"{name} at epoch {task.epoch - 1} of {STAGES[stage]}, which is at {task.epoch}, was answered {answer}"
+        for stage, task in enumerate(store.tasks)
+        if task.epoch > 1
+        for name, (after, answer) in writes(scripts, store, "late", stage, task.epoch - 1)
+        if answer != "stale" or after != store
+    ]
+
+
+def late_writes(scripts: Scripts, world: World) -> list[str]:
+    """One that was fenced and does not know it writes nothing, whatever it still believes to own."""
+    return [
+        f"{name} of {worker.id}, which was fenced, was answered {answer}"
+        for worker in world.workers
+        if worker.run and worker.id not in world.store.listed
+        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run)
+        if answer != "stale" or after != world.store
+    ]

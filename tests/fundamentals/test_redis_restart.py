@@ -1,0 +1,117 @@
+"""Redis may be killed in mid-answer and come back, with its last writes or without: every answer is whole."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fleet.conductor.driver import Driver
+from fleet.config import FleetConfig, load_config
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect
+from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import EdgeName, RoleName, WorkerId
+from fleet.graphs import get_graph
+from fleet.worker.main import WorkerProcess, build_stage
+from tests.harness import assert_same, collected, fake_spec_of, heard, in_step
+from tests.support import RedisProcess, await_until
+
+OMNI = get_graph("qwen3_omni")
+LEASES = ("lease.worker_s=1.0", "lease.conductor_s=1.0", "transfer.kind=redis")
+
+
+@contextmanager
+def processes(url: str, config: FleetConfig) -> Iterator[None]:
+    """A conductor and a worker for each stage as their processes run them, reconnecting included, each on a thread."""
+    client = connect(url)
+    driver = Driver(config, client, WorkerId("conductor@test"))
+    workers = [WorkerProcess(config, RoleName(s.name), url, build_stage(config, s.name, Path())) for s in OMNI.stages]
+    threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        driver.stopping = True
+        for worker in workers:
+            worker.stop.set()
+        for thread in threads:
+            thread.join(timeout=20)
+        client.close()
+    assert not any(thread.is_alive() for thread in threads), "a fleet thread does not end"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisProcess]:
+    process = RedisProcess(tmp_path)
+    process.start()
+    yield process
+    process.stop()
+
+
+async def ready(client: FleetClient) -> None:
+    async def served() -> bool:
+        return not await client.missing_roles()
+
+    await await_until(served, "every role to be served")
+
+
+def cut_tail(folder: Path, num_bytes: int) -> None:
+    """As a machine that lost power may leave it: the last writes, and half of one, are gone."""
+    for file in folder.rglob("*.aof"):
+        if file.stat().st_size > num_bytes:
+            with file.open("r+b") as log:
+                log.truncate(file.stat().st_size - num_bytes)
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
+async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
+    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    with processes(server.url, config):
+        client = await FleetClient.connect(server.url, config)
+        await client.start()
+        try:
+            await ready(client)
+            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+
+            def restart(edge: EdgeName, index: int) -> None:
+                if (edge, index) == ("text", 20):
+                    server.kill()
+                    cut_tail(tmp_path, cut_bytes)
+                    server.start()
+
+            assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, restart), expected)
+            again = fake_spec_of(config, num_tokens=40)
+            assert_same(await collected(await client.submit(again, None), again), expected)
+        finally:
+            await client.stop()
+
+
+async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the_next(tmp_path: Path) -> None:
+    first, config = RedisProcess(tmp_path), load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI)))
+    first.start()
+    with processes(first.url, config):
+        client = await FleetClient.connect(first.url, config)
+        await client.start()
+        try:
+            await ready(client)
+            begun = fake_spec_of(config, num_tokens=40)
+
+            def empty(edge: EdgeName, index: int) -> None:
+                if (edge, index) == ("text", 8):
+                    first.kill()
+                    for file in tmp_path.rglob("*"):
+                        if file.is_file():
+                            file.unlink()
+                    first.start()
+
+            with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
+                await heard(client, begun, None, empty)
+            await ready(client)
+            after = fake_spec_of(config, num_tokens=5)
+            assert set(await collected(await client.submit(after, None), after)) == set(after.outputs)
+        finally:
+            await client.stop()
+    first.stop()

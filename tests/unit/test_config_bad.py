@@ -1,0 +1,339 @@
+"""Broken deployments, each with its whole message: every one names the field as the user wrote it, and what to write instead."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from fleet.config import FleetConfig, load_config
+from fleet.config.check import RULES, first_broken_rule
+from fleet.config.schema import SamplingDefaults
+from fleet.config.settings import read_settings
+from fleet.config.yaml_text import parse_yaml
+from fleet.core.errors import ConfigError
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{below}'] * 10)}]\n" for below, name in ("ab", "bc", "cd", "de", "ef", "fg", "gh", "hi")
+)
+OTHER_GRAPH = "graph: text\nstages: {talker: {threads: 2}}"
+NOT_OF_THE_STAGES = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """A file and the whole of what is said about it, the file's name left out."""
+
+    name: str
+    text: str
+    message: str
+
+
+def bad(name: str, text: str, message: str) -> Bad:
+    return Bad(name=name, text=text, message=message)
+
+
+SPELLING = (
+    bad("a key nobody knows", "nonsense: 1", "nonsense: unknown key; remove it, or use one of graph, checkpoint, engine, device, "
+        "dtype, numerics, async_chunk, transition_source, retention_s, data_dir, stages, edges, limits, web, redis, lease, transfer"),
+    bad("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
+    bad("a key of a section at the top", "max_body_bytes: 4", "max_body_bytes: unknown key; did you mean limits.max_body_bytes?"),
+    bad("a key of two sections at the top", "port: 8000", "port: unknown key; did you mean web.port or redis.port?"),
+    bad("a key of a stage at the top", "kv_pages: 4", "kv_pages: unknown key; did you mean stages.NAME.kv_pages?"),
+    bad("a dotted key", "web.port: 8000",
+        "web.port: unknown key; dots are for --set, in a file write each part as a section of its own"),
+    bad("a misspelt key of a section", "web: {prot: 8000}", "web.prot: unknown key; did you mean web.port?"),
+    bad("a misspelt key of a stage", "stages: {talker: {max_bach: 1}}",
+        "stages.talker.max_bach: unknown key; did you mean stages.talker.max_batch?"),
+    bad("a misspelt key of a policy", "edges: {codes: {policy: {kind: each, rmap: [1]}}}",
+        "edges.codes.policy.rmap: unknown key; did you mean edges.codes.policy.ramp?"),
+    bad("a sampling field outside of sampling", "stages: {talker: {top_k: 5}}",
+        "stages.talker.top_k: unknown key; did you mean stages.NAME.sampling.top_k?"),
+    bad("a misspelt sampling field", "stages: {talker: {sampling: {temprature: 0.5}}}",
+        "stages.talker.sampling.temprature: unknown key; did you mean stages.talker.sampling.temperature?"),
+    bad("a Redis named in the file", "redis: {url: 'redis://:secret@elsewhere:6379'}",
+        "redis.url: unknown key; name a Redis that runs elsewhere by REDIS_URL in the environment"),
+    bad("a stage that is not there", "stages: {nobody: {replicas: 1}}", f"stages.nobody: {NOT_OF_THE_STAGES}"),
+    bad("a misspelt stage", "stages: {Talkre: {replicas: 1}}", f"stages.Talkre: {NOT_OF_THE_STAGES}; did you mean talker?"),
+    bad("a stage of another graph", OTHER_GRAPH, "stages.talker: graph text has no such stage; it has lm"),
+    bad("a misspelt edge", "edges: {code: {credits: 1}}",
+        "edges.code: graph qwen3_omni has no such edge; it has text, thought, codes, audio; did you mean codes?"),
+    bad("a graph that is not there", "graph: qwen3_omi",
+        "graph: unknown graph 'qwen3_omi'; use one of qwen3_omni, text; did you mean qwen3_omni?"),
+    bad("an engine that is not there", "engine: vllm", "engine: 'vllm' is not known; use torch or fake"),
+    bad("a number format that is not there", "dtype: bf16",
+        "dtype: 'bf16' is not known; use auto, float32, bfloat16 or float16; did you mean bfloat16?"),
+    bad("a transfer that is not there", "transfer: {kind: nxil}",
+        "transfer.kind: 'nxil' is not known; use auto, nixl or redis; did you mean nixl?"),
+    bad("a source of transitions that is not there", "stages: {talker: {transition_source: consumer}}",
+        "stages.talker.transition_source: 'consumer' is not known; use producer or conductor"),
+)  # fmt: skip
+
+VALUES = (
+    bad("no replica", "stages: {talker: {replicas: 0}}",
+        "stages.talker.replicas: must be a whole number from 1 to 256 (got 0)"),
+    bad("a boolean for a count", "stages: {talker: {max_batch: true}}",
+        "stages.talker.max_batch: must be a whole number from 1 to 4096 (got true)"),
+    bad("text for a count", "stages: {talker: {threads: '2'}}",
+        "stages.talker.threads: must be a whole number from 1 to 1024 (got '2')"),
+    bad("a fraction for a count", "stages: {talker: {kv_pages: 64.0}}",
+        "stages.talker.kv_pages: must be a whole number from 1 to 10000000 (got 64.0)"),
+    bad("pages without room", "stages: {talker: {page_size_tokens: 0}}",
+        "stages.talker.page_size_tokens: must be a whole number from 1 to 1024 (got 0)"),
+    bad("a huge count", f"retention_s: 0x{'f' * 9000}",
+        "retention_s: must be a whole number from 1 to 31536000 (got a number of 36000 bits)"),
+    bad("no number of seconds", "lease: {worker_s: .nan}", "lease.worker_s: must be a number from 0.1 to 3600 (got nan)"),
+    bad("endless seconds", "transfer: {deadline_s: .inf}", "transfer.deadline_s: must be a number from 0.01 to 3600 (got inf)"),
+    bad("a lease shorter than a turn", "lease: {conductor_s: 0.1}",
+        "lease.conductor_s: must be a number from 0.5 to 3600 (got 0.1)"),
+    bad("no seconds of sound", "limits: {max_audio_s: 0}",
+        "limits.max_audio_s: must be a number above 0 and at most 86400 (got 0)"),
+    bad("a number for a switch", "async_chunk: 1", "async_chunk: must be true or false (got 1)"),
+    bad("no credits", "edges: {codes: {credits: 0}}", "edges.codes.credits: must be a whole number from 1 to 1000000 (got 0)"),
+    bad("a ramp without sizes", "edges: {codes: {policy: {kind: ramp}}}",
+        "edges.codes.policy.ramp: kind ramp needs the chunk sizes, such as [2, 4, 8, 16, 25] (got a list of 0)"),
+    bad("a ramp of one number", "edges: {codes: {policy: {kind: ramp, ramp: 4}}}",
+        "edges.codes.policy.ramp: must be a list, such as [2, 4, 8] (got 4)"),
+    bad("a ramp with a step of nothing", "edges: {codes: {policy: {kind: ramp, ramp: [4, 0]}}}",
+        "edges.codes.policy.ramp.1: must be a whole number from 1 to 1000000 (got 0)"),
+    bad("a policy without its kind", "edges: {codes: {policy: {ramp: [2]}}}",
+        "edges.codes.policy.kind: is missing; give it as each, ramp or all"),
+    bad("no port", "web: {port: 70000}", "web.port: must be a port from 1 to 65535, or 0 for a free one (got 70000)"),
+    bad("a port with its host", "web: {port: '127.0.0.1:80'}",
+        "web.port: must be a port from 1 to 65535, or 0 for a free one (got '127.0.0.1:80')"),
+    bad("an address for a host", "web: {host: 'http://localhost:8000'}",
+        "web.host: must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost "
+        "(got 'http://localhost:8000')"),
+    bad("an impossible host", "web: {host: 999.1.1.1}",
+        "web.host: must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost (got '999.1.1.1')"),
+    bad("no host", "web: {host: ''}", "web.host: must not be empty (got '')"),
+    bad("no device", "stages: {talker: {device: gpu}}",
+        "stages.talker.device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'gpu')"),
+    bad("half a device", "device: 'cuda:'", "device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'cuda:')"),
+    bad("a date for a name", "checkpoint: 2024-01-02", "checkpoint: must be text; put it in quotes (got 2024-01-02)"),
+    bad("a name that cannot be printed", 'web: {model_name: "a\\0b"}',
+        "web.model_name: has blanks around it or characters that cannot be printed; take them out (got 'a\\x00b')"),
+    bad("a home that is not looked up", "data_dir: ~/fleet",
+        "data_dir: must be a whole path; ~ is not expanded here (got '~/fleet')"),
+    bad("an empty section", "web:", "web: is empty; give it keys, or remove it"),
+    bad("an empty stage", "stages:\n  talker:\n", "stages.talker: is empty; give it keys, or remove it"),
+    bad("a list for a section", "stages: [thinker]", "stages: must be a section of keys and values (got a list of 1)"),
+    bad("a list for a stage's own setting", "stages: {code2wav: {extra: {left_context: [1]}}}",
+        "stages.code2wav.extra.left_context: must be text, a number, or true or false (got a list of 1)"),
+    bad("a temperature below zero", "stages: {talker: {sampling: {temperature: -1}}}",
+        "stages.talker.sampling.temperature: must be a number from 0 to 2 (got -1)"),
+    bad("a temperature that is no number", "stages: {talker: {sampling: {temperature: .nan}}}",
+        "stages.talker.sampling.temperature: must be a number (got nan)"),
+    bad("a share of nothing", "stages: {talker: {sampling: {top_p: 0}}}",
+        "stages.talker.sampling.top_p: must be a number above 0 and at most 1 (got 0)"),
+    bad("half an id", "stages: {talker: {sampling: {top_k: 1.5}}}",
+        "stages.talker.sampling.top_k: must be a whole number from 0 to 1000000 (got 1.5)"),
+    bad("a seed for everyone", "stages: {talker: {sampling: {seed: 1}}}",
+        "stages.talker.sampling.seed: unknown key; a seed is each request's own"),
+    bad("stop strings for everyone", "stages: {thinker: {sampling: {stop: [end]}}}",
+        "stages.thinker.sampling.stop: unknown key; stop strings are each request's own"),
+)  # fmt: skip
+
+TOGETHER = (
+    bad("one port for two", "web: {port: 6399}", "redis.port: 6399 is web.port too; give one of them another"),
+    bad("leases against each other", "lease: {unclaimed_s: 5, no_worker_s: 4}",
+        "lease.no_worker_s: 4 is shorter than lease.unclaimed_s, which is 5: a request would fail before its task was offered "
+        "again; raise it, or lower lease.unclaimed_s"),
+    bad("a request larger than the arena", "transfer: {arena_mib: 16}",
+        "transfer.request_cap_mib: one request may hold 32, and transfer.arena_mib is 16; lower it, or raise transfer.arena_mib"),
+    bad("a pool too small for a prompt", "stages: {thinker: {kv_pages: 8}}",
+        "stages.thinker.kv_pages: 8 pages of 16 (page_size_tokens) hold 128 positions, and a prompt of limits.max_prompt_tokens "
+        "(8192) needs 8193; give at least 513, or lower that"),
+    bad("a pool too small for an answer", "stages: {talker: {kv_pages: 8, sampling: {max_tokens: 300}}}",
+        "stages.talker.kv_pages: 8 pages of 16 (page_size_tokens) hold 128 positions, and an answer of sampling.max_tokens "
+        "(300) needs 301; give at least 19, or lower that"),
+    bad("an answer beyond the limit", "stages: {thinker: {sampling: {max_tokens: 5000}}}",
+        "stages.thinker.sampling.max_tokens: 5000 is beyond limits.max_answer_tokens, which is 4096; lower it, or raise the limit"),
+    bad("sampling where nothing is drawn", "stages: {code2wav: {sampling: {temperature: 1}}}",
+        "stages.code2wav.sampling: code2wav draws nothing, so nothing in it would have an effect; leave it out"),
+    bad("a ramp that nobody reads", "edges: {text: {policy: {kind: each, ramp: [4]}}}",
+        "edges.text.policy.ramp: kind each does not use it; write kind: ramp, or leave it out"),
+    bad("invariant numerics in half precision", "numerics: invariant\ndtype: bfloat16",
+        "dtype: numerics: invariant computes in float32, not bfloat16; write float32 or auto"),
+    bad("invariant numerics on a GPU", "numerics: invariant\nstages: {talker: {device: 'cuda:0'}}",
+        "stages.talker.device: numerics: invariant runs on a CPU, not on cuda:0; write cpu, or numerics: fast"),
+    bad("a file for the checkpoint", "checkpoint: a_file",
+        "checkpoint: a_file is a file; give the folder it lies in, with config.json and the weights"),
+    bad("nobody's home for the checkpoint", "checkpoint: ~nobody-has-this-name/x",
+        "checkpoint: there is no home folder ~nobody-has-this-name; write the whole path"),
+    bad("a folder in a file", "redis: {data_dir: a_file/redis}", "redis.data_dir: a_file is a file; give a folder"),
+)  # fmt: skip
+
+YAML = (
+    bad("nothing", "", "is empty; write {} into it to take every default"),
+    bad("comments alone", "# graph: text\n", "is empty; write {} into it to take every default"),
+    bad("a list", "- graph\n", "must be a mapping of keys to values, not a list"),
+    bad("a word", "graph", "must be a mapping of keys to values, not a single value"),
+    bad("a key twice", "web:\n  port: 1\n  host: h\n  port: 2", "web.port: given twice (lines 2 and 4); keep one"),
+    bad("a key twice in a line", "web: {port: 1, port: 1}", "web.port: given twice; keep one"),
+    bad("a tab", "web:\n\tport: 1", "not valid YAML (line 2): a tab; indent with spaces"),
+    bad("an unfinished list", "graph: [", "not valid YAML (line 1): expected the node content, but found '<stream end>'"),
+    bad("two documents", "graph: text\n---\ngraph: text\n",
+        "not valid YAML (line 2): expected a single document in the stream, but found another document; keep one"),
+    bad("a character that YAML has not", "graph: a\0b", "not valid YAML: the character '\\x00' is not allowed; take it out"),
+    bad("a date that is none", "checkpoint: 2024-13-45",
+        "not valid YAML (line 1): '2024-13-45' is no date and no number; put it in quotes"),
+    bad("a key that is no text", "on: 1", "not valid YAML (line 1): 'on' as a key is not text; put it in quotes"),
+    bad("a list as a key", "? [a]\n: 1", "not valid YAML (line 1): a list or a section as a key is not text; put it in quotes"),
+    bad("an alias of nothing", "graph: *gone", "not valid YAML (line 1): found undefined alias 'gone'"),
+    bad("an object", "graph: !!python/object:os.system x",
+        "not valid YAML (line 1): could not determine a constructor for the tag 'tag:yaml.org,2002:python/object:os.system'"),
+    bad("aliases of aliases", BOMB, "not valid YAML: its aliases stand for more than 10000 values; write out what is meant"),
+    bad("an alias of itself", "web: &a {port: *a}",
+        "not valid YAML (line 1): an alias inside what it names; write out what is meant"),
+    bad("brackets without end", "[" * 3000, "not valid YAML: it is nested too deeply; a deployment has four levels"),
+)  # fmt: skip
+
+CASES = (*SPELLING, *VALUES, *TOGETHER, *YAML)
+OF_THE_WHOLE = {"a stage that is not there", "a graph that is not there", *(case.name for case in TOGETHER)}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").write_text("no folder")
+    return tmp_path
+
+
+def message_for(raw: bytes) -> str:
+    path = Path("x.yaml")
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_broken_file_is_refused_in_one_line(case: Bad) -> None:
+    assert message_for(case.text.encode()) == f"x.yaml: {case.message}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"graph: text\ncheckpoint: \xff\n", "x.yaml: is not UTF-8 (line 2); save it as UTF-8"),
+        ("graph: text".encode("utf-16"), "x.yaml: is not UTF-8 (line 1); save it as UTF-8"),
+        (b"#" * 2_000_000, "x.yaml: is larger than 1048576 bytes; a deployment is a few hundred"),
+    ],
+    ids=["bytes of another encoding", "UTF-16", "a file of another kind"],
+)
+def test_bytes_that_are_no_deployment_are_refused(raw: bytes, message: str) -> None:
+    assert message_for(raw) == message
+
+
+def test_a_byte_order_mark_is_no_mistake() -> None:
+    Path("x.yaml").write_bytes(b"\xef\xbb\xbfgraph: text\n")
+    assert load_config(Path("x.yaml")).graph == "text"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("web.port", "--set 'web.port': write KEY=VALUE, such as --set web.port=8001"),
+        ("=1", "--set '=1': write KEY=VALUE, such as --set web.port=8001"),
+        ("web..port=1", "--set 'web..port=1': a part of the key is empty; write it as in web.port"),
+        ("web.=1", "--set 'web.=1': a part of the key is empty; write it as in web.port"),
+        ("web.port=[", "--set web.port: '[' is not a YAML value: expected the node content, but found '<stream end>'"),
+        ("web.port=", "--set web.port: must be a port from 1 to 65535, or 0 for a free one (got '')"),
+        ("web.prot=1", "--set web.prot: unknown key; did you mean web.port?"),
+        ("retention_s.x=1", "--set 'retention_s.x=1': retention_s is a value, not a section; set retention_s itself"),
+        ("stages.talker={replicas: 0}", "--set stages.talker.replicas: must be a whole number from 1 to 256 (got 0)"),
+        ("web={port: 1, port: 2}", "--set web.port: '{port: 1, port: 2}' is not a YAML value: given twice; keep one"),
+        ("redis.port=8000", "--set redis.port: 8000 is web.port too; give one of them another"),
+        ("web.port=6399", "x.yaml: redis.port: 6399 is web.port too; give one of them another"),
+        ("stages.nobody.replicas=1", f"--set stages.nobody: {NOT_OF_THE_STAGES}"),
+        ("lease.worker_s=1e3", "--set lease.worker_s: must be a number from 0.1 to 3600 (got '1e3')"),
+    ],
+)
+def test_a_broken_override_is_refused_in_one_line_that_names_it(override: str, message: str) -> None:
+    Path("x.yaml").write_text("retention_s: 60\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(Path("x.yaml"), (override,))
+    assert caught.value.message == message
+
+
+def test_an_override_reaches_into_a_section_that_is_empty() -> None:
+    Path("x.yaml").write_text("web:\n")
+    assert load_config(Path("x.yaml"), ("web.port=8001",)).web.port == 8001
+
+
+def test_the_field_at_fault_is_told_apart_from_the_sentence() -> None:
+    Path("x.yaml").write_text("stages: {talker: {replicas: 0}}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(Path("x.yaml"))
+    assert caught.value.param == "stages.talker.replicas"
+
+
+def numbers(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted keys of a model and its sections that take a number."""
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+        if section and get_origin(field.annotation) is not dict:
+            yield from numbers(section, f"{above}{name}.")
+        elif section:
+            yield from numbers(section, f"{above}{name}.{'talker' if name == 'stages' else 'codes'}.")
+        elif isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            yield above + name
+
+
+NUMBERS = (*numbers(FleetConfig), *numbers(SamplingDefaults, "stages.talker.sampling."), "edges.codes.credits")
+
+
+@pytest.mark.parametrize("given", [".nan", ".inf", "-.inf", "true", "'1'", "[1]", "-3", "1.0e+30"])
+@pytest.mark.parametrize("key", NUMBERS)
+def test_no_number_takes_what_is_none(key: str, given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, (f"{key}={given}",))
+    assert caught.value.message.startswith(f"--set {key}: must be ")
+    assert caught.value.param == key
+
+
+def test_every_rule_about_the_whole_is_broken_by_a_case() -> None:
+    """A rule without a case could stop refusing, and nobody would see it."""
+    wrong = [FleetConfig.model_validate(parse_yaml(case.text)) for case in (*SPELLING, *TOGETHER) if case.name in OF_THE_WHOLE]
+    broken = {next(rule for rule in RULES if any(rule(config))) for config in wrong}
+    assert broken == set(RULES)
+
+
+def test_no_rule_is_broken_by_the_defaults() -> None:
+    assert first_broken_rule(load_config(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("elsewhere:6379", "it begins with neither redis:// nor rediss:// nor unix://"),
+        ("http://:secret@elsewhere", "it begins with neither redis:// nor rediss:// nor unix://"),
+        ("redis://", "it names no host"),
+        ("redis://:secret@:6379", "it names no host"),
+        ("redis://elsewhere:port", "its port is not a number from 1 to 65535"),
+        ("redis://elsewhere:70000", "its port is not a number from 1 to 65535"),
+        ("redis://elsewhere:0", "its port is not a number from 1 to 65535"),
+        ("redis://elsewhere:6379/fleet", "what follows the port is not the number of a database"),
+        ("unix://", "it names no socket"),
+    ],
+)
+def test_an_address_that_is_not_redis_says_why_and_shows_no_password(url: str, why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"REDIS_URL": url})
+    assert caught.value.message == f"REDIS_URL: not a Redis address ({why}); write redis://HOST:PORT"
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://:p@h:6379/3", "rediss://[::1]:1/", "unix:///run/redis.sock?db=1"])
+def test_an_address_of_redis_is_taken_as_it_is(url: str) -> None:
+    assert read_settings({"REDIS_URL": url}).redis_url == url
+
+
+@pytest.mark.parametrize("port", ["eighty", "65536", "-1", "80.5", " 80", "²"])
+def test_a_port_in_the_environment_is_one(port: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_settings({"FLEET_PORT": port})
+    assert caught.value.message == f"FLEET_PORT: {port!r} is not a port; use a number from 1 to 65535, or 0 for a free one"
