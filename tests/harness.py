@@ -48,17 +48,17 @@ class ThreadFleet:
     killed: set[WorkerId] = field(default_factory=set[WorkerId])
     fenced: set[WorkerId] = field(default_factory=set[WorkerId])
 
-    def add_worker(
-        self, stage: StageName, built: BuiltStage | None = None, transfer: Transfer | None = None
-    ) -> WorkerLoop:
-        built = built or build_stage(self.config, stage, self.checkpoint)
-        worker = new_worker_id(stage, "test", len(self.loops))
+    def add_worker(self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None) -> WorkerLoop:
+        serves = self.config.role(role)
+        config = self.config.narrowed(serves)
+        built = built or build_stage(config, serves.stage, self.checkpoint)
+        worker = new_worker_id(role, "test", len(self.loops))
         client = connect(self.url)
         self.clients.append(client)
         transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
-        fields = {"kind": "worker", "capacity": str(self.config.stage(stage).max_batch), "transfer": transfer.metadata()}
-        run(client, scripts.register(worker, stage, LEASE_US, fields))
-        loop = WorkerLoop(self.config, worker, RoleName(stage), built, Link(client, worker, RoleName(stage)), transfer)
+        fields = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch), "transfer": transfer.metadata()}
+        run(client, scripts.register(worker, role, LEASE_US, fields))
+        loop = WorkerLoop(config, worker, RoleName(role), built, Link(client, worker, RoleName(role)), transfer)
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -115,15 +115,15 @@ class ThreadFleet:
 def thread_fleet(
     url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis"
 ) -> Generator[ThreadFleet]:
-    """One conductor and one worker per stage, on the fake engine unless `overrides` say otherwise."""
+    """One conductor and one worker per role, on the fake engine unless `overrides` say otherwise."""
     config = load_config(None, ("engine=fake", "device=cpu", *overrides))
     client = connect(url)
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
     fleet.checkpoint, fleet.transfer = checkpoint or Path(), transfer
     try:
         fleet.start_conductor()
-        for stage in config.graph_declaration().stages:
-            fleet.add_worker(stage.name)
+        for role in config.roles():
+            fleet.add_worker(role.name)
         yield fleet
     finally:
         fleet.stop()
@@ -155,7 +155,7 @@ def fake_spec_of(config: FleetConfig, *, prompt_len: int = 12, num_tokens: int =
     )
 
 
-ANSWER_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 60.0
 
 
 async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = None) -> dict[EdgeName, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Listeners: the same requests again and again, so many at a time, each answer compared with the one first learnt. Strikes nobody.
+"""Listeners: the same requests again and again, so many at a time, each answer compared with the one learnt first.
 
 A thread a listener, as in the benchmark: what is measured is the fleet, not an event loop beside it.
 """
@@ -54,10 +54,10 @@ class Load:
     def now_s(self) -> float:
         return time.perf_counter() - self.began_s
 
-    def start(self, concurrency: int, advance: Callable[[], None], rounds: int | None = None) -> None:
-        """`advance` is called after each answer, from the listeners' threads. Without `rounds` it goes on until `finish`."""
+    def start(self, concurrency: int, advance: Callable[[], None], *, once: bool = False) -> None:
+        """`advance` is called after each answer, from the listeners' threads. `once`: each request once; else until `finish`."""
         self._advance = advance
-        if rounds == 1:
+        if once:
             self._enough.set()
         # Daemons: a listener whose answer never ends must not keep the command from ending.
         self._threads = [threading.Thread(target=self._listen, daemon=True) for _ in range(concurrency)]

@@ -133,7 +133,7 @@ class Rig:
 
     def _undisturbed(self, what: str, bodies: list[bytes]) -> Load:
         load = Load(self.api, bodies)
-        load.start(self.options.concurrency, self.progress.steps(what, len(bodies)), rounds=1)
+        load.start(self.options.concurrency, self.progress.steps(what, len(bodies)), once=True)
         lost = next((outcome for outcome in load.finish() if outcome.lost), None)
         if lost:
             raise ChaosError(f"the fleet failed request {lost.request} although nobody disturbed it: {lost.lost}")

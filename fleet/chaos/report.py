@@ -1,4 +1,4 @@
-"""The verdict: what was lost, what differed, what stayed; and the pauses heard, which are told and not judged. Measures nothing."""
+"""The verdict: what was lost, what differed, what stayed; and the pauses heard, which are not judged. Measures nothing."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -31,9 +31,9 @@ class Blow:
 
 
 def draw(seed: int, kills: int, roles: Sequence[str], hows: Sequence[How], spacing_s: float) -> list[Blow]:
-    """Rounds of every role in every way, each round in an order of its own; pauses lie between a half and one and a half spacings.
+    """Rounds of every role in every way, each round in an order of its own; a pause is a spacing, give or take half.
 
-    Invariants: after n blows no (role, way) was drawn twice more often than another, and with `len(roles)` blows every role once.
+    Invariants: any `len(roles)` blows of a round meet every role once; a whole round every role in every way once.
     """
     rng = random.Random(seed)
     blows: list[Blow] = []

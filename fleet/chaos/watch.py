@@ -1,4 +1,4 @@
-"""What the fleet says of itself in Redis: who serves, who leads, and what is left when nobody asks for anything. Writes nothing."""
+"""What the fleet says of itself in Redis: who serves, who leads, and what is left when nobody asks any more. Writes nothing."""
 
 import asyncio
 from dataclasses import dataclass
@@ -52,13 +52,10 @@ class Watch:
 
     def __init__(self, config: FleetConfig) -> None:
         self._config, self._port = config, config.redis.port
-        self._url = f"redis://127.0.0.1:{self._port}"
+        url = f"redis://127.0.0.1:{self._port}"
         self._runner = asyncio.Runner()
-        self._client: FleetClient = self._runner.run(FleetClient.connect(self._url, config))
-        self._redis = self._runner.run(self._connect())
-
-    async def _connect(self):
-        return connect_async(self._url)
+        self._client: FleetClient = self._runner.run(FleetClient.connect(url, config))
+        self._redis = connect_async(url)
 
     def close(self) -> None:
         self._runner.run(self._client.stop())

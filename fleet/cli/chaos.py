@@ -13,7 +13,7 @@ def chaos(
     config: ConfigFile = None,
     set_: Overrides = None,
     seed: Annotated[int, typer.Option(help="Of the requests and of the schedule: the same seed asks and strikes alike.")] = 0,
-    requests: Annotated[int, typer.Option(help="Requests that differ; each is sent at least once while processes are struck.")] = 16,
+    requests: Annotated[int, typer.Option(help="Requests that differ; each is sent at least once while blows fall.")] = 16,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
     kills: Annotated[int | None, typer.Option(help="Blows in all.", show_default="each role in each way once")] = None,
     roles: Annotated[
@@ -27,7 +27,7 @@ def chaos(
             show_default="kill,stop,term",
         ),
     ] = "",
-    spacing: Annotated[float, typer.Option(metavar="S", help="Seconds, give or take half, from recovery to the next blow.")] = 1.0,
+    spacing: Annotated[float, typer.Option(metavar="S", help="Seconds from recovery to the next blow, give or take half.")] = 1.0,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="The verdict, with every request and every blow.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="The run as a picture.")] = None,
 ) -> None:
@@ -38,7 +38,7 @@ def chaos(
     first, greedy and drawn ones, then again and again while a schedule drawn from --seed strikes: each time the replica with most
     tasks, or the conductor that leads, and the next one only when all are there again.
 
-    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is still held at the end.
+    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is held at the end.
     Pauses heard are told beside the undisturbed ones, and not judged.
 
     Exit status: 0 nothing was lost, differed or stayed, and the fleet recovered each time; 1 otherwise, or an option will not do.

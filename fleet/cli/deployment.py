@@ -61,8 +61,3 @@ def _checked_url(url: str) -> str:
     return url
 
 
-def require_role(config: FleetConfig, role: str) -> None:
-    """Raises: ConfigError naming the roles of the graph."""
-    roles = [stage.name for stage in config.graph_declaration().stages]
-    if role not in roles:
-        raise ConfigError(f"unknown role {role!r}; graph {config.graph} has the roles {', '.join(roles)}", param="role")

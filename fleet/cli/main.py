@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from fleet.cli import bench, inspect, jobs, pocket, serve
+from fleet.cli import bench, dead_letters, inspect, jobs, pocket, serve
 from fleet.cli.chaos import chaos
 from fleet.cli.up import up
 from fleet.core.errors import FleetError
@@ -27,6 +27,7 @@ app.command()(serve.web)
 app.add_typer(jobs.app)
 app.command()(inspect.status)
 app.command()(inspect.config)
+app.add_typer(dead_letters.app)
 app.add_typer(inspect.checkpoint_app)
 app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, open_deployment, require_role
+from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.core.errors import ConfigError
@@ -57,7 +57,7 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
 
 def worker(
-    role: Annotated[str, typer.Argument(help="A stage of the graph.")],
+    role: Annotated[str, typer.Argument(help="A stage, or STAGE.prefill or STAGE.decode of one that is split.")],
     config: ConfigFile = None,
     set_: Overrides = None,
     kept: Keep = False,
@@ -69,7 +69,7 @@ def worker(
     Example: fleet worker thinker --set stages.thinker.max_batch=8
     """
     deployment = open_deployment(config, set_)
-    require_role(deployment.config, role)
+    serves = deployment.config.role(role)
     if kept:
         raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment))
     _await_redis(deployment)
@@ -77,8 +77,7 @@ def worker(
     checkpoint = None if fake else resolve_checkpoint(deployment.config)
     # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    stage = next(stage.name for stage in deployment.config.graph_declaration().stages if stage.name == role)
-    os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(stage).threads)
+    os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(serves.stage).threads)
     from fleet.worker.main import run_worker
 
     run_worker(deployment.config, role, deployment.redis_url, checkpoint)

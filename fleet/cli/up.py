@@ -99,8 +99,8 @@ def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, l
     """(name, arguments of `fleet`), in starting order."""
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
-    for stage in config.graph_declaration().stages:
-        named += [(f"{stage.name}.{number + 1}", ["worker", stage.name]) for number in range(config.stage(stage.name).replicas)]
+    for role in config.roles():
+        named += [(f"{role.name}.{number + 1}", ["worker", role.name]) for number in range(role.replicas)]
     return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
 
 

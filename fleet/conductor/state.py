@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 
 
 class TaskState(StrEnum):
@@ -22,13 +22,17 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0. `alone`: nothing runs beside it."""
+    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0. `alone`: nothing runs beside it.
+
+    `role` is the one it was granted to last; None until then.
+    """
 
     stage: StageName
     state: TaskState = TaskState.PENDING
     epoch: Epoch = Epoch(0)
     owner: WorkerId | None = None
     alone: bool = False
+    role: RoleName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class ConductorState:
     requests: Mapping[RequestId, RequestRecord] = field(default_factory=dict[RequestId, RequestRecord])
     conductor_driven: frozenset[StageName] = frozenset()
     """Stages whose walk transitions the conductor drives, by configuration."""
+    first_roles: Mapping[StageName, RoleName] = field(default_factory=dict[StageName, RoleName])
+    """The role a task begins in, where it is not the whole stage."""
 
     def with_request(self, record: RequestRecord) -> "ConductorState":
         return replace(self, requests={**self.requests, record.id: record})

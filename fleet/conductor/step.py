@@ -26,7 +26,7 @@ def step(state: ConductorState, event: ev.Event) -> Decision:
 def resume(state: ConductorState, record: RequestRecord) -> Decision:
     """Take over a live request as its hashes tell it: grant what nobody was offered, end what has ended."""
     state = state.with_request(record)
-    pending = tuple(_grant(record, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
+    pending = tuple(_grant(state, record, task) for task in record.tasks.values() if task.state is TaskState.PENDING)
     state, ends = _settle(state, record)
     return state, pending + ends
 
@@ -44,7 +44,7 @@ def _(event: ev.RequestSubmitted, state: ConductorState) -> Decision:
     stages = get_graph(event.graph).stages_for(event.outputs)
     tasks = {stage: TaskRecord(stage=stage) for stage in stages}
     record = RequestRecord(id=event.request, graph=event.graph, outputs=event.outputs, tasks=tasks)
-    return state.with_request(record), tuple(_grant(record, task) for task in tasks.values())
+    return state.with_request(record), tuple(_grant(state, record, task) for task in tasks.values())
 
 
 @_decide.register
@@ -53,6 +53,17 @@ def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
     task = record.tasks.get(event.stage) if record else None
     again = task is not None and task.state is TaskState.FINISHED and event.epoch > task.epoch
     return _move(state, event.request, event.stage, event.epoch, Happened.REMADE if again else Happened.GRANTED)
+
+
+@_decide.register
+def _(event: ev.TaskHandedOff, state: ConductorState) -> Decision:
+    """The script has put it on the next role's stream already."""
+    state, commands = _move(state, event.request, event.stage, event.epoch, Happened.GRANTED)
+    record = state.requests.get(event.request)
+    task = record.tasks.get(event.stage) if record else None
+    if record is None or task is None or task.epoch != event.epoch:
+        return state, commands
+    return state.with_request(record.with_task(replace(task, role=event.role))), commands
 
 
 @_decide.register
@@ -83,7 +94,7 @@ def _(event: ev.TaskLost, state: ConductorState) -> Decision:
         return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
     lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
     record = state.requests[event.request].with_task(lost)
-    return state.with_request(record), () if record.ending else (_grant(record, lost),)
+    return state.with_request(record), () if record.ending else (_grant(state, record, lost),)
 
 
 @_decide.register
@@ -100,7 +111,7 @@ def _(event: ev.TensorsLost, state: ConductorState) -> Decision:
     task = record.tasks.get(event.stage) if record else None
     if record is None or task is None or record.ending or task.state is not TaskState.FINISHED or task.epoch != event.epoch:
         return state, ()
-    return state, (_grant(record, task, remake=True),)
+    return state, (_grant(state, record, task, remake=True),)
 
 
 @_decide.register
@@ -136,7 +147,7 @@ def _(event: ev.GrantOverdue, state: ConductorState) -> Decision:
     task = record.tasks.get(event.stage) if record else None
     if record is None or task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
         return state, ()
-    return state, (_grant(record, task),)
+    return state, (_grant(state, record, task),)
 
 
 @_decide.register
@@ -154,9 +165,9 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
     return state, (FenceWorker(worker=event.worker),)
 
 
-def _grant(record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
-    """A role is a whole stage here; placement narrows it where walks or layer spans are served apart."""
-    role = RoleName(task.stage)
+def _grant(state: ConductorState, record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
+    """To the role it was in, else to the stage's first one: every worker of a stage can go on with any of its tasks."""
+    role = task.role or state.first_roles.get(task.stage, RoleName(task.stage))
     return GrantTask(
         request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake
     )

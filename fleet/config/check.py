@@ -48,6 +48,20 @@ def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(("edges", edge.name, "policy", "ramp"), message)
 
 
+def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
+    for stage in config.graph_declaration().stages:
+        given = config.stages.get(stage.name)
+        if given is None or given.split is None:
+            continue
+        if len(stage.walks) < 2:
+            can = [each.name for each in config.graph_declaration().stages if len(each.walks) > 1]
+            message = f"{stage.name} has no prefill to split from its decode; only {', '.join(can)} can be split"
+            yield Problem(("stages", stage.name, "split"), message)
+        if "replicas" in given.model_fields_set:
+            message = "a split stage has no workers of its own; give split.prefill.replicas and split.decode.replicas instead"
+            yield Problem(("stages", stage.name, "replicas"), message)
+
+
 def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
@@ -154,6 +168,7 @@ RULES: tuple[Rule, ...] = (
     graph_is_known,
     stages_and_edges_are_the_graphs,
     ramps_are_used,
+    splits_can_be,
     sampling_is_meant,
     answers_are_within_the_limits,
     requests_fit_the_kv_pool,

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from fleet.config import values
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role, half
 from fleet.config.values import Number, Whole
-from fleet.core.ids import EdgeName, StageName
+from fleet.core.errors import ConfigError
+from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
 Text = Annotated[str, BeforeValidator(values.text)]
@@ -60,6 +62,21 @@ class SamplingDefaults(Strict):
     max_tokens: Items = 256
 
 
+class HalfConfig(Strict):
+    """The workers of one half of a split stage; what is not given is the stage's."""
+
+    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
+    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
+    device: Device | None = None
+
+
+class SplitConfig(Strict):
+    """Prefill and decode of a stage by workers of their own, roles STAGE.prefill and STAGE.decode."""
+
+    prefill: HalfConfig = HalfConfig()
+    decode: HalfConfig = HalfConfig()
+
+
 class StageConfig(Strict):
     """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores.
 
@@ -74,6 +91,7 @@ class StageConfig(Strict):
     threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
     device: Device | None = None
     transition_source: Literal["producer", "conductor"] | None = None
+    split: SplitConfig | None = None
     sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
     extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
@@ -156,6 +174,38 @@ class FleetConfig(Strict):
 
     def graph_declaration(self) -> Graph:
         return get_graph(self.graph)
+
+    def roles(self) -> tuple[Role, ...]:
+        """Everything that a worker can be started for, in the order of the stages."""
+        return tuple(role for stage in self.graph_declaration().stages for role in self.roles_of(stage.name))
+
+    def roles_of(self, name: StageName) -> tuple[Role, ...]:
+        """The stage's roles in the order in which a task passes through them."""
+        walks, given = self.graph_declaration().stage(name).walks, self.stage(name)
+        if given.split is None:
+            return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas),)
+        first, last = half(name, PREFILL_HALF), half(name, DECODE_HALF)
+        return (
+            Role(name=first, stage=name, walks=walks[:-1], replicas=given.split.prefill.replicas, next=last),
+            Role(name=last, stage=name, walks=walks[-1:], replicas=given.split.decode.replicas),
+        )
+
+    def role(self, name: str) -> Role:
+        """Raises: ConfigError naming the roles there are."""
+        for role in self.roles():
+            if role.name == name:
+                return role
+        known = ", ".join(role.name for role in self.roles())
+        raise ConfigError(f"role: this deployment has no role {name!r}; it has {known}", param="role")
+
+    def narrowed(self, role: Role) -> "FleetConfig":
+        """As the workers of a role see it: their half's own settings are the stage's."""
+        given = self.stage(role.stage)
+        if given.split is None:
+            return self
+        of_half = given.split.prefill if role.next else given.split.decode
+        own = {key: value for key, value in (("max_batch", of_half.max_batch), ("device", of_half.device)) if value is not None}
+        return self.model_copy(update={"stages": {**self.stages, role.stage: given.model_copy(update=own)}})
 
     def transition_source_of(self, stage: StageName) -> str:
         return self.stage(stage).transition_source or self.transition_source

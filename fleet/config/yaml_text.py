@@ -5,6 +5,7 @@ from yaml.reader import ReaderError
 
 from fleet.config.names import dotted
 
+MAX_DEPTH = 16
 MAX_VALUES = 10_000
 """More than any deployment has; a chain of aliases reaches it in a few lines."""
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
@@ -40,8 +41,6 @@ def parse_yaml(text: str) -> object:
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         raise Malformed(_problem(error), line=error.problem_mark.line + 1 if error.problem_mark else None) from error
-    except RecursionError as error:
-        raise Malformed("it is nested too deeply; a deployment has four levels") from error
     finally:
         loader.dispose()
 
@@ -56,7 +55,17 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Names the line of a value that has the form of a date or a number and is none."""
+    """Stops where nesting begins to cost, and names the line of a value that has the form of a date or a number and is none."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Malformed(f"more than {MAX_DEPTH} sections in each other; a deployment has four", line=self.line + 1)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:

@@ -19,7 +19,7 @@ from fleet.control.notices import ChunkNotice, EndNotice, Notice, parse_notice
 from fleet.control.stream import ClientStream
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
 from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
-from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id
+from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
@@ -284,10 +284,10 @@ class FleetClient:
         return await self._ask(read_roles(self._redis, stages))
 
     async def missing_roles(self, stages: tuple[StageName, ...] | None = None) -> list[str]:
-        """Stages without a live worker that takes tasks; of the whole graph unless `stages` are given."""
-        wanted = stages or tuple(stage.name for stage in self.config.graph_declaration().stages)
+        """Roles without a live worker that takes tasks; of the whole graph unless `stages` are given."""
+        wanted = [role for role in self.config.roles() if stages is None or role.stage in stages]
         served = {view.role for view in await self.workers() if view.takes_tasks}
-        return [stage for stage in wanted if stage not in served and stage != CLIENT]
+        return [role.name for role in wanted if role.name not in served]
 
     async def request_view(self, request: RequestId) -> RequestView | None:
         return await self._ask(read_request(self._redis, request))

@@ -53,6 +53,10 @@ def loc(request_id: RequestId, name: EdgeName) -> str:
     return f"{PREFIX}req:{request_id}:loc:{name}"
 
 
+def kv(request_id: RequestId, stage: StageName) -> str:
+    return f"{PREFIX}req:{request_id}:kv:{stage}"
+
+
 def transcript(audio_id: str) -> str:
     return f"{PREFIX}transcript:{audio_id}"
 
@@ -81,6 +85,8 @@ TABLE: tuple[Row, ...] = (
         meaning="state, role, owner, epoch, walks, produced and consumed per edge"),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
     Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
+    Row(pattern="req:{r}:kv:{stage}", redis_type="hash", life="live", owner="hand_off",
+        meaning="computed blocks on offer: state, epoch, source, rows, where they are"),
     Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),

@@ -51,7 +51,14 @@ class RelocationNotice:
     location: Location
 
 
-Notice = RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeNotice:
+    """The blocks this worker offered were taken; their memory is due."""
+
+    request: RequestId
+
+
+Notice = FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
 
 
 def parse_notice(fields: dict[str, bytes]) -> Notice | None:
@@ -66,6 +73,8 @@ def parse_notice(fields: dict[str, bytes]) -> Notice | None:
     if kind == "x":
         state, code, message, param = (text(fields[name]) for name in ("s", "c", "m", "p"))
         return EndNotice(request=request, state=state, code=code, message=message, param=param)
+    if kind == "f":
+        return FreeNotice(request=request)
     if kind == "l":
         edge, location = EdgeName(text(fields["e"])), decode_location(fields["l"])
         return RelocationNotice(request=request, edge=edge, index=int(fields["i"]), location=location)

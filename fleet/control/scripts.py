@@ -41,7 +41,7 @@ def sha(name: str) -> str:
 
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
-    "fence_worker", "lead", "relocate", "lose_tensors", "drain", "queues",
+    "fence_worker", "lead", "relocate", "lose_tensors", "hand_off", "confirm", "release", "drain", "queues",
 )  # fmt: skip
 
 
@@ -150,6 +150,23 @@ def relocate(moved: Relocation) -> Call:
         "relocate",
         (moved.request, moved.stage, moved.epoch, moved.edge, moved.consumer, moved.index, encode_location(moved.location)),
     )
+
+
+def hand_off(
+    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, role: RoleName,
+    *, num_rows: int = 0, location: Location | None = None, data: bytes = b"",
+) -> Call:  # fmt: skip
+    """The blocks of `num_rows` rows lie at `location`, or are `data`, or nowhere: then they are computed again."""
+    where = encode_location(location) if location else b""
+    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, where, data))
+
+
+def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    return Call("confirm", (request, stage, epoch))
+
+
+def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call:
+    return Call("release", (request, stage, worker))
 
 
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -70,6 +70,15 @@ class TaskLost(Event, frozen=True, kw_only=True):
     alone: bool = False
 
 
+class TaskHandedOff(Event, frozen=True, kw_only=True):
+    """Its owner gave it up at `epoch`, for a worker of `role` to go on with."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    role: RoleName
+
+
 class TensorsLost(Event, frozen=True, kw_only=True):
     """What the task at this epoch had published is gone with its worker, and its consumer waits for it."""
 
@@ -131,8 +140,8 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | TensorsLost
-    | AnswerDelivered | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
+    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | TaskHandedOff
+    | TensorsLost | AnswerDelivered | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
     | ClientGone
 )
 

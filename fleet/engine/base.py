@@ -53,6 +53,17 @@ class EngineOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVBlocks:
+    """The computed keys and values of a request's first `num_rows` rows, as the pages of the pool they come from.
+
+    Shapes: `data` is uint8 [bytes]; what it holds is between engines of one stage and one configuration.
+    """
+
+    num_rows: int
+    data: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """`running` requests are held; `ready` could take part in the next step. Pages are 0 for an engine without a KV pool."""
 
@@ -89,7 +100,17 @@ class Engine(Protocol):
         ...
 
     def finish(self, request_id: RequestId) -> None:
-        """End a request early but normally (a stop string was met): no more outputs, memory freed."""
+        """End a request early but normally (a stop string was met, or another goes on with it): no more outputs, memory freed."""
+        ...
+
+    def export(self, request_id: RequestId) -> KVBlocks | None:
+        """A copy of what is computed of a request, for another engine to adopt; None where there is nothing."""
+        ...
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        """Take over what another engine computed, for a request that was fed and has not begun. Whether that was possible: if
+        not, it is computed here, which takes longer and changes nothing.
+        """
         ...
 
     def abort(self, request_id: RequestId) -> None:

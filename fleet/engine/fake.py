@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
 
 DECODE = Walk("decode")
 
@@ -106,6 +106,12 @@ class FakeEngine:
 
     def finish(self, request_id: RequestId) -> None:
         self._running.pop(request_id, None)
+
+    def export(self, request_id: RequestId) -> KVBlocks | None:
+        return None
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        return False
 
     def abort(self, request_id: RequestId) -> None:
         self._running.pop(request_id, None)

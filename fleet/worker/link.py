@@ -16,6 +16,7 @@ from fleet.control.notices import Notice, parse_notice
 from fleet.control.scripts import Arg, Call
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.worker.hand_off import Offer
 
 MAX_NOTICES = 512
 
@@ -52,6 +53,7 @@ class Logs:
     made: dict[EdgeName, list[Chunk]]
     consumed: dict[EdgeName, int]
     blob: bytes | None
+    offer: Offer | None
 
 
 class Link:
@@ -104,16 +106,18 @@ class Link:
                     grants.append(_grant(text(entry), fields))
         return notices, grants
 
-    def read_logs(self, request: RequestId, inputs: Sequence[EdgeName], made: Mapping[EdgeName, StageName]) -> Logs:
+    def read_logs(
+        self, request: RequestId, stage: StageName, inputs: Sequence[EdgeName], made: Mapping[EdgeName, StageName]
+    ) -> Logs:
         """The logs of the input edges, and of those own edges (edge -> its consumer) that an earlier owner wrote."""
-        commands: list[Sequence[Arg]] = [("GET", keys.blob(request))]
+        commands: list[Sequence[Arg]] = [("GET", keys.blob(request)), ("HGETALL", keys.kv(request, stage))]
         for edge in inputs:
             commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
             commands.append(("HGETALL", keys.loc(request, edge)))
         for edge, consumer in made.items():
             commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
             commands.append(("HMGET", keys.task(request, consumer), "state", f"consumed:{edge}"))
-        blob, *replies = exchange(self._client, (), *commands)
+        blob, offered, *replies = exchange(self._client, (), *commands)
         answers = dict(zip((*inputs, *made), zip(replies[::2], replies[1::2], strict=True), strict=True))
         consumers = {edge: cast("list[bytes | None]", answers[edge][1]) for edge in made}
         return Logs(
@@ -124,11 +128,19 @@ class Link:
                 for edge, (state, consumed) in consumers.items()
             },
             blob=cast("bytes | None", blob),
+            offer=_offer(pairs(offered)),
         )
 
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
         """What a peer's transfer needs to be pulled from; None if the peer is gone."""
         return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
+
+
+def _offer(fields: Mapping[str, bytes]) -> Offer | None:
+    if fields.get("state") != b"offered":
+        return None
+    location = decode_location(fields["loc"]) if fields["loc"] else {}
+    return Offer(num_rows=int(fields["rows"]), location=location, data=fields["data"])
 
 
 def _chunks(entries: Reply) -> list[Chunk]:

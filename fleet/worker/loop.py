@@ -11,14 +11,15 @@ from typing import cast
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, pairs, text
-from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, Notice, RelocationNotice, WalkNotice
+from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, FreeNotice, Notice, RelocationNotice, WalkNotice
 from fleet.core.errors import ChunkOrderError, EngineError, FleetError
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import decode_request
-from fleet.engine.base import EngineOutput
+from fleet.engine.base import EngineOutput, KVBlocks
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
+from fleet.worker.hand_off import Adoption, Offers
 from fleet.worker.link import Grant, Link
 from fleet.worker.receive import Receiver
 from fleet.worker.send import Sender
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 IDLE_BLOCK_MS = 200
 PULL_BLOCK_MS = 1
 SLOW_POLL_S = 0.5
+HAND_OFF_LEASE_S = 10.0
 
 
 class WorkerLoop:
@@ -39,7 +41,9 @@ class WorkerLoop:
     ) -> None:
         self.config, self.worker, self.role, self.built = config, worker, role, built
         self.engine, self.link, self.transfer = built.engine, link, transfer
-        self.stage = StageName(role)
+        self.serves = config.role(role)
+        self.stage = self.serves.stage
+        self.last_walk = config.graph_declaration().stage(self.stage).walks[-1]
         self.capacity = config.stage(self.stage).max_batch
         self.tasks: dict[RequestId, Task] = {}
         self.lingering: set[RequestId] = set()
@@ -47,6 +51,8 @@ class WorkerLoop:
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
         self.failures: list[TaskFailed] = []
         self.reserved: list[Grant] = []
+        self.offers = Offers(transfer, HAND_OFF_LEASE_S)
+        self.giving: list[tuple[Task, KVBlocks | None]] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int] = {}
         self.draining = False
@@ -66,8 +72,18 @@ class WorkerLoop:
                 self._fail(task, output.error)
             else:
                 self._guard(task, lambda task=task, output=output: task.produced(output))
+                self._consider_giving(task, output)
         self._exchange()
         self._feed()
+
+    def _consider_giving(self, task: Task, output: EngineOutput) -> None:
+        """This role's walks are over with the first output of the next one: another worker goes on from here."""
+        is_next = self.serves.next is not None and output.walk == self.last_walk
+        if not is_next or output.final or task.given_up or task.all_ended() or task.request not in self.tasks:
+            return
+        task.given_up = True
+        self.giving.append((task, self.engine.export(task.request)))
+        self.engine.finish(task.request)
 
     def _step(self) -> Sequence[EngineOutput]:
         if not self.engine.ready():
@@ -89,6 +105,10 @@ class WorkerLoop:
         calls += [scripts.fail(event) for event in self.failures]
         calls += [scripts.relocate(relocation) for relocation in relocations]
         calls += [scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[e]) for task, e in self.receiver.lost]
+        calls += [scripts.release(request, self.stage, self.worker) for request in self._withdrawn()]
+        given, taken = self._gifts(), self._arrived()
+        calls += [scripts.confirm(task.request, task.stage, task.epoch) for task in taken]
+        calls += [call for _, call in given]
         ask = self._poll_due()
         mail = self.link.exchange(
             calls, free_slots=self._free_slots(), block_ms=self._block_ms(bool(self.failures)), ask_live=ask
@@ -96,6 +116,11 @@ class WorkerLoop:
         self.failures, self.receiver.lost = [], []
         if appends:
             self._settle_appends(appends, cast("list[bytes]", mail.replies[1 if acks else 0]))
+        settled = mail.replies[len(calls) - len(given) - len(taken) : len(calls)]
+        for task, reply in zip(taken, settled, strict=False):
+            self._adopt(task, text(reply))
+        for (task, _), reply in zip(given, settled[len(taken) :], strict=True):
+            self._settle_gift(task, text(cast("list[Reply]", reply)[0]))
         for notice in mail.notices:
             self._deliver(notice)
         for request, live in zip(ask, mail.still_live, strict=True):
@@ -103,10 +128,61 @@ class WorkerLoop:
                 self._drop(request)
         self._take(mail.grants)
 
+    def _gifts(self) -> list[tuple[Task, scripts.Call]]:
+        """Hand-offs of tasks that have come to the end of this role's walks; their chunks are appended in the same exchange."""
+        giving, self.giving = self.giving, []
+        gifts: list[tuple[Task, scripts.Call]] = []
+        for task, blocks in giving:
+            if self.tasks.get(task.request) is not task or self.serves.next is None:
+                continue
+            location, data = self.offers.publish(task.request, blocks) if blocks is not None else ({}, b"")
+            rows = blocks.num_rows if blocks is not None else 0
+            call = scripts.hand_off(
+                task.request, task.stage, task.epoch, self.worker, self.serves.next, num_rows=rows, location=location, data=data
+            )
+            gifts.append((task, call))
+        return gifts
+
+    def _settle_gift(self, task: Task, answer: str) -> None:
+        if answer != "ok":
+            self.offers.free(task.request)
+            self._drop(task.request)
+        elif self.tasks.get(task.request) is task:
+            self._finish(task)
+
+    def _withdrawn(self) -> list[RequestId]:
+        """Offers nobody took in time."""
+        overdue = self.offers.overdue()
+        for request in overdue:
+            self.offers.free(request)
+        return overdue
+
+    def _arrived(self) -> list[Task]:
+        """Tasks whose blocks are here, and whose input reaches as far as it did when they were opened: to be confirmed."""
+        due: list[Task] = []
+        for task in self.tasks.values():
+            if task.adoption is None:
+                continue
+            task.adoption.poll()
+            if task.adoption.failed:
+                log.warning("request %s: what %s computed could not be pulled; it is computed here", task.request, task.stage)
+                task.adoption = None
+            elif task.adoption.blocks is not None and task.has_read_logs():
+                due.append(task)
+        return due
+
+    def _adopt(self, task: Task, answer: str) -> None:
+        adoption, task.adoption = task.adoption, None
+        if self.tasks.get(task.request) is not task or adoption is None or adoption.blocks is None or answer != "ok":
+            return
+        if self.engine.adopt(task.request, adoption.blocks):
+            task.adopted(self.config.graph_declaration().stage(self.stage).walks[:-1])
+
     def _block_ms(self, hurry: bool) -> int:
         if hurry or self.engine.ready() or self.receiver.can_advance(self.tasks.values()):
             return 0
-        return PULL_BLOCK_MS if self.receiver.pulling() else IDLE_BLOCK_MS
+        pulling = self.receiver.pulling() or any(task.adoption is not None for task in self.tasks.values())
+        return PULL_BLOCK_MS if pulling else IDLE_BLOCK_MS
 
     def _free_slots(self) -> int:
         closed = self.draining or self.reserved or any(task.alone for task in self.tasks.values())
@@ -128,7 +204,7 @@ class WorkerLoop:
             return []
         self.next_poll = now + SLOW_POLL_S
         self._take_vitals()
-        return [*self.tasks, *(request for request in self.lingering if request not in self.tasks)]
+        return list({*self.tasks, *self.lingering, *self.offers.requests()})
 
     def _take_vitals(self) -> None:
         """Counts for the lease thread to publish; taken here because the engine is this thread's."""
@@ -170,6 +246,8 @@ class WorkerLoop:
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
                     task.inbound[edge].assign(index, walk)
+            case FreeNotice(request=request):
+                self.offers.free(request)
             case EndNotice(request=request):
                 self._drop(request)
 
@@ -192,7 +270,8 @@ class WorkerLoop:
         spec = decode_request(raw_spec)
         graph = self.config.graph_declaration()
         made = {edge.name: edge.target for edge in graph.edges_from(grant.stage) if f"produced:{edge.name}" in fields}
-        logs = self.link.read_logs(grant.request, [edge.name for edge in graph.edges_to(grant.stage)], made)
+        inputs = [edge.name for edge in graph.edges_to(grant.stage)]
+        logs = self.link.read_logs(grant.request, grant.stage, inputs, made)
         try:
             adapter = self.built.adapter(spec, logs.blob)
             task = open_task(spec, grant.stage, grant.epoch, adapter, self.config, logs=logs, alone=grant.alone)
@@ -205,6 +284,11 @@ class WorkerLoop:
             self.tasks[grant.request] = task
             for piece in first:
                 self.engine.feed(grant.request, piece)
+            if logs.offer is not None:
+                deadline_s = self.config.transfer.deadline_s
+                task.adoption = Adoption(logs.offer, self.transfer, self.link.peer_metadata, deadline_s)
+                self.engine.pause(grant.request, paused=True)
+                task.paused = True
         except FleetError as error:
             self._report(grant.request, grant.stage, grant.epoch, error)
         except Exception as error:  # the process loop: this request fails, the others go on
@@ -222,7 +306,7 @@ class WorkerLoop:
                 self.engine.feed(task.request, piece)
         if task.adapter.stopped() and task.all_ended():
             self.engine.finish(task.request)
-        paused = not task.has_credit()
+        paused = not task.has_credit() or task.adoption is not None
         if paused != task.paused:
             task.paused = paused
             self.engine.pause(task.request, paused=paused)
@@ -260,7 +344,10 @@ class WorkerLoop:
         self.engine.abort(request)
         self.receiver.forget(request)
         self.sender.release(request)
-        self.tasks.pop(request, None)
+        self.offers.free(request)
+        task = self.tasks.pop(request, None)
+        if task is not None and task.adoption is not None:
+            task.adoption.cancel()
         self.lingering.discard(request)
 
 

@@ -161,7 +161,7 @@ class WorkerProcess:
             "kind": "worker",
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
-            "capacity": str(self.config.stage(StageName(self.role)).max_batch),
+            "capacity": str(self.config.stage(self.config.role(self.role).stage).max_batch),
             "running": "0",
             "protocol": PROTOCOL_VERSION,
             "transfer": metadata,
@@ -171,8 +171,9 @@ class WorkerProcess:
 
 def run_worker(config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None) -> None:
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
-    stage = config.graph_declaration().stage(StageName(role)).name
-    built = build_stage(config, stage, checkpoint or Path(config.checkpoint))
+    serves = config.role(role)
+    config = config.narrowed(serves)
+    built = build_stage(config, serves.stage, checkpoint or Path(config.checkpoint))
     process = WorkerProcess(config, RoleName(role), redis_url, built)
 
     def stop(_signum: int, _frame: object) -> None:

@@ -36,9 +36,13 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """What the log of an edge holds: the rows of each chunk, and whether the last one is final. `consumed`: chunks taken."""
+    """What the log of an edge holds: the rows of each chunk and the walk it was made in, and whether the last one is final.
+
+    `consumed`: chunks taken.
+    """
 
     rows: Sequence[int] = ()
+    walks: Sequence[Walk] = ()
     final: bool = False
     consumed: int = 0
 
@@ -79,6 +83,8 @@ class OutboundEdge:
         self.ended = False
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
+        self._logged_walks = logged.walks
+        self._skipped: frozenset[Walk] = frozenset()
         self._ordinals: dict[Walk, int] = {}
         self._last_walk: Walk | None = None
         self._group: _Group | None = None
@@ -87,6 +93,8 @@ class OutboundEdge:
     def offer(self, item: Item) -> list[Draft]:
         """Take one item; returns the chunks it releases, in order."""
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
+        if item.walk in self._skipped and not item.final:
+            return []
         drafts, rest = self._replayed(item) if self._replay.rows else ([], item.arrays)
         if self._logged_final:
             self.ended = item.final
@@ -101,6 +109,13 @@ class OutboundEdge:
             drafts.append(self._release(final=True, walk=item.walk))
         self.ended = item.final
         return drafts
+
+    def skip(self, walks: Sequence[Walk]) -> None:
+        """What the log holds of these walks, which come first, is not made again."""
+        self._skipped = frozenset(walks)
+        while self._replay.rows and self._logged_walks[self._replay.index] in self._skipped:
+            self._replay.rows.popleft()
+            self._replay.index += 1
 
     def _replayed(self, item: Item) -> tuple[list[Draft], Arrays]:
         """Lay the item's rows against the log; returns chunks whose remote tensors are new, and the rows that are not logged."""

@@ -1,5 +1,6 @@
 """One request's work in this worker: its adapter and its edges. Knows no Redis; the loop sends what it makes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import Made, TaskAdapter
+from fleet.worker.hand_off import Adoption
 from fleet.worker.inbound import InboundEdge
 from fleet.worker.link import Logs
 from fleet.worker.outbound import Draft, Logged, OutboundEdge
@@ -21,7 +23,9 @@ class Task:
     """Invariant: everything written for it bears `epoch`; once refused as stale, the task is dropped at once.
 
     `unsent` are chunks released and not yet appended, in order over all edges. `paused` mirrors what the engine was told.
-    `alone`: no other task may run beside it.
+    `alone`: no other task may run beside it. `adoption`: blocks computed elsewhere that are on their way, for which the engine
+    waits. `logged` counts the chunks of each input edge when the task was opened. `given_up`: the engine has
+    done its part here, and the next role goes on.
     """
 
     spec: RequestSpec
@@ -36,6 +40,9 @@ class Task:
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     paused: bool = False
     alone: bool = False
+    adoption: Adoption | None = None
+    logged: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
+    given_up: bool = False
 
     @property
     def request(self) -> RequestId:
@@ -47,6 +54,14 @@ class Task:
             edge = self.outbound.get(item.edge)
             if edge is not None:
                 self.unsent += [(edge, draft) for draft in edge.offer(item)]
+
+    def has_read_logs(self) -> bool:
+        return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
+
+    def adopted(self, walks: Sequence[Walk]) -> None:
+        """What was made in these walks is not made again."""
+        for edge in self.outbound.values():
+            edge.skip(walks)
 
     def all_ended(self) -> bool:
         return all(edge.ended for edge in self.outbound.values())
@@ -89,6 +104,7 @@ def open_task(
         producers={edge.name: edge.source for edge in inputs},
         strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
         alone=alone,
+        logged={edge: len(chunks) for edge, chunks in logs.inputs.items()},
     )
 
 
@@ -98,6 +114,7 @@ def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
     first = next(iter(edge.tensors))
     logged = Logged(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
+        walks=[chunk.producer_walk or Walk("") for chunk in chunks],
         final=bool(chunks) and chunks[-1].final,
         consumed=logs.consumed.get(edge.name, 0),
     )

@@ -10,7 +10,7 @@ import pytest
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName, Walk
 from fleet.core.request import Sampling
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
 from fleet.engine.fake import FakeEngine
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
@@ -62,10 +62,12 @@ def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject
             return Subject(engine=code2wav.build(options).engine, piece=codes)
 
 
-def submit(subject: Subject, name: str, *, length: int = 8, final: bool = True) -> RequestId:
+def submit(subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None) -> RequestId:
     request = RequestId(name)
     sampling = Sampling(max_tokens=NUM_TOKENS)
-    subject.engine.submit(EngineRequest(request_id=request, sampling=sampling, params={NUM_POSITIONS: "64"}))
+    params = {NUM_POSITIONS: "64"}
+    asked = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {})
+    subject.engine.submit(asked)
     subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
     return request
 
@@ -141,6 +143,42 @@ def test_finish_ends_a_request_without_another_word(subject: Subject) -> None:
     subject.engine.finish(request)
     assert run_out(subject.engine) == []
     assert subject.engine.stats().running == 0
+
+
+def made(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
+    """Everything made, by array name, joined along axis 0."""
+    names = {name for output in outputs for name in output.arrays}
+    return {name: np.concatenate([o.arrays[name] for o in outputs if name in o.arrays]) for name in names}
+
+
+@pytest.mark.parametrize("num_known", [1, 3, NUM_TOKENS])
+def test_history_is_returned_again_and_goes_on(subject: Subject, num_known: int) -> None:
+    submit(subject, "a")
+    whole = made(run_out(subject.engine))
+    submit(subject, "a", history={name: array[:num_known] for name, array in whole.items()})
+    outputs = run_out(subject.engine)
+    again = made(outputs)
+    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert outputs[-1].final and subject.engine.stats().pages_used == 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_what_is_exported_can_be_adopted_by_an_engine_that_goes_on(subject: Subject, num_steps: int) -> None:
+    submit(subject, "a", length=20)
+    whole = made(run_out(subject.engine))
+    first = submit(subject, "first", length=20)
+    begun = made([output for _ in range(num_steps) for output in subject.engine.step()])
+    blocks = subject.engine.export(first)
+    subject.engine.finish(first)
+    second = submit(subject, "second", length=20, history=begun)
+    if blocks is not None:
+        assert blocks.num_rows == 20 + num_steps - 1
+        assert not subject.engine.adopt(second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])), "not whole pages"
+        assert subject.engine.adopt(second, blocks)
+        assert not subject.engine.adopt(second, blocks), "it has begun"
+    again = made(run_out(subject.engine))
+    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert subject.engine.stats().pages_used == 0
 
 
 def test_what_is_unknown_is_ignored(subject: Subject) -> None:

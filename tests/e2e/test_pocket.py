@@ -54,7 +54,7 @@ def ask_aloud(url: str, question: Speech, voice: str) -> tuple[str, Samples]:
     assert message.audio is not None and message.audio.transcript
     samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(message.audio.data)), dtype="float32")
     assert rate_hz == SAMPLE_RATE_HZ
-    return spoken(message.audio.transcript), samples
+    return spoken(message.audio.transcript), np.asarray(samples, np.float32)
 
 
 def understood(texts: Sequence[str], heard: Sequence[str]) -> float:

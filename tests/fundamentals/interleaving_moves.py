@@ -92,8 +92,14 @@ Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
 class Fleet:
     """The moves of one setting: which workers there are, and how the scripts and the conductor behave."""
 
-    def __init__(self, places: str, budget: Budget, scripts: Scripts | None = None, *, reports_once: bool = False) -> None:
-        """`places`: one letter a worker, upper case for the producer's role. `reports_once`: a consumer says once what it lost."""
+    def __init__(
+        self, places: str, budget: Budget, scripts: Scripts | None = None,
+        *, frail: tuple[int, ...] = (PRODUCER, CONSUMER), reports_once: bool = False,
+    ) -> None:  # fmt: skip
+        """`places`: one letter a worker, upper case for the producer's role. `frail`: the stages whose workers have faults.
+        `reports_once`: a consumer says once, and never again, what it lost.
+        """
+        self.frail = frail
         self.scripts = scripts or Scripts()
         self.reports_once = reports_once
         self.states: list[ConductorState] = []
@@ -129,7 +135,7 @@ class Fleet:
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
         for n, worker in enumerate(world.workers):
-            if worker.id not in store.listed or worker.dead:
+            if worker.id not in store.listed or worker.dead or worker.stage not in self.frail or _is_spare(world, n):
                 continue
             late = store._replace(late=store.late | {worker.id})
             if budget.deaths:
@@ -160,10 +166,9 @@ class Fleet:
                 yield f"{reborn.id} joins", world.with_worker(n, reborn, store)
             elif not worker.dead:
                 yield from self._worker_moves(world, n, worker)
-        taken = world.store.taken_by_client
-        if taken < world.store.tasks[CONSUMER].produced:
-            store, answer = self.scripts.ack_by_client(world.store, taken + 1)
-            yield f"the client takes {taken} -> {answer}", world._replace(store=store)
+        if world.store.taken_by_client < world.store.tasks[CONSUMER].produced == TARGET:
+            store, answer = self.scripts.ack_by_client(world.store, TARGET)
+            yield f"the client has taken all -> {answer}", world._replace(store=store)
 
     def _worker_moves(self, world: World, n: int, worker: Worker) -> Iterator[Move]:
         store = world.store
@@ -176,12 +181,12 @@ class Fleet:
             if answer == "ok":
                 opened = opened._replace(run=worker.hand, again=tuple(range(len(store.at))) if worker.stage == PRODUCER else ())
             yield f"{worker.id}: claim -> {answer}", world.with_worker(n, opened, after)
-        elif task.waits and not worker.run:
+        elif task.waits and not worker.run and not _is_spare(world, n):
             taken = store.with_task(worker.stage, task._replace(waits=False))
             yield f"{worker.id} reads a grant", world.with_worker(n, worker._replace(hand=task.epoch), taken)
         if worker.run:
             yield from self._produce(world, n, worker, task)
-            yield from self._relocate(world, n, worker) if worker.stage == PRODUCER else self._consume(world, n, worker, task)
+            yield from self._relocate(world, n, worker) if worker.stage == PRODUCER else self._consume(world, n, worker)
 
     def _produce(self, world: World, n: int, worker: Worker, task: Task) -> Iterator[Move]:
         """The next chunk; one that makes again what the log holds whole ends with the last chunk told twice."""
@@ -189,7 +194,10 @@ class Fleet:
             return
         index = min(task.produced, TARGET - 1)
         finish = index == TARGET - 1
-        store, answer = self.scripts.append(world.store, worker.id, worker.stage, worker.run, index, finish=finish)
+        store = world.store
+        if worker.stage == CONSUMER:
+            store, _ = self.scripts.ack(store, worker.run, worker.taken)
+        store, answer = self.scripts.append(store, worker.id, worker.stage, worker.run, index, finish=finish)
         done = answer in ("stale", "ended") or (finish and not worker.again)
         yield f"{worker.id}: append {index} -> {answer}", world.with_worker(n, _idle(worker) if done else worker, store)
 
@@ -201,11 +209,8 @@ class Fleet:
             after = _idle(worker) if over else worker._replace(again=tuple(rest))
             yield f"{worker.id}: relocate {index} -> {answer}", world.with_worker(n, after, store)
 
-    def _consume(self, world: World, n: int, worker: Worker, task: Task) -> Iterator[Move]:
+    def _consume(self, world: World, n: int, worker: Worker) -> Iterator[Move]:
         store = world.store
-        if task.consumed < worker.taken:
-            after, answer = self.scripts.ack(store, worker.run, worker.taken)
-            yield f"{worker.id}: ack {worker.taken} -> {answer}", world.with_worker(n, worker, after)
         if worker.taken == store.tasks[PRODUCER].produced:
             return
         holder = store.at[worker.taken]
@@ -336,6 +341,19 @@ def _tidy(world: World) -> World:
 
 def _idle(worker: Worker) -> Worker:
     return Worker(worker.place, worker.stage, worker.born, worker.dead, worker.hand)
+
+
+def _is_spare(world: World, n: int) -> bool:
+    """The worker before it in the same role is as untouched as this one: what this one might do, that one does."""
+    if n == 0 or world.workers[n].stage != world.workers[n - 1].stage:
+        return False
+    fencing = any(isinstance(order, FenceWorker) for order in world.boss.orders)
+    return not fencing and all(_is_untouched(world.store, worker) for worker in world.workers[n - 1 : n + 1])
+
+
+def _is_untouched(store: Store, worker: Worker) -> bool:
+    listed = worker.id in store.listed and worker.id not in store.late and worker.id not in store.at
+    return listed and worker == Worker(worker.place, worker.stage)
 
 
 def _acts(world: World, worker: Worker) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from fleet.cli.deployment import open_deployment, require_role
+from fleet.cli.deployment import open_deployment
 from fleet.config import FleetConfig, StageConfig, load_config
 from fleet.config.settings import read_settings
 from fleet.core.errors import ConfigError
@@ -197,4 +197,4 @@ def test_an_unknown_role_is_refused_with_the_roles_there_are() -> None:
     config = load_config(None)
     roles = ", ".join(stage.name for stage in config.graph_declaration().stages)
     with pytest.raises(ConfigError, match=f"unknown role 'nobody'.*{roles}"):
-        require_role(config, "nobody")
+        config.role("nobody")

@@ -55,7 +55,8 @@ class Driver:
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
         driven = {s.name for s in graph.stages if self.config.transition_source_of(s.name) == "conductor"}
-        return ConductorState(conductor_driven=frozenset(driven))
+        first = {stage.name: self.config.roles_of(stage.name)[0].name for stage in graph.stages}
+        return ConductorState(conductor_driven=frozenset(driven), first_roles=first)
 
     def run(self) -> None:
         while not self.stopping:
@@ -122,7 +123,7 @@ class Driver:
         return found
 
     def _apply(self, event: ev.Event) -> None:
-        if isinstance(event, ev.TaskGranted):
+        if isinstance(event, ev.TaskGranted | ev.TaskHandedOff):
             self.granted_at[event.request, event.stage] = time.monotonic()
         elif isinstance(event, ev.TaskClaimed):
             self.granted_at.pop((event.request, event.stage), None)
@@ -194,7 +195,8 @@ class Driver:
         if record is None or task is None:
             self.granted_at.pop((request, stage), None)
             return
-        deserted_s = time.monotonic() - self.served_at.setdefault(task.stage, time.monotonic())
+        role = task.role or self.state.first_roles.get(task.stage, task.stage)
+        deserted_s = time.monotonic() - self.served_at.setdefault(role, time.monotonic())
         if deserted_s > self.config.lease.no_worker_s:
             self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))
             return

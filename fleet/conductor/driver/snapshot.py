@@ -73,15 +73,16 @@ def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkApp
 
 
 def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> TaskRecord:
-    names = ["state", "epoch", "owner", "alone"]
+    names = ["state", "epoch", "owner", "alone", "role"]
     fields = cast("list[bytes | None]", client.hmget(keys.task(request, stage), names))
-    state, epoch, owner, alone = (text(field) for field in fields)
+    state, epoch, owner, alone, role = (text(field) for field in fields)
     return TaskRecord(
         stage=stage,
         state=TaskState(state or "pending"),
         epoch=Epoch(int(epoch or 0)),
         owner=WorkerId(owner) if owner else None,
         alone=alone == "1",
+        role=RoleName(role) if role else None,
     )
 
 

@@ -12,6 +12,7 @@ local function int(n) return string.format('%.0f', n) end
 local function task_key(r, s) return P .. 'req:' .. r .. ':task:' .. s end
 local function edge_key(r, e) return P .. 'req:' .. r .. ':edge:' .. e end
 local function loc_key(r, e) return P .. 'req:' .. r .. ':loc:' .. e end
+local function kv_key(r, s) return P .. 'req:' .. r .. ':kv:' .. s end
 local function tasks_of(w) return P .. 'worker:' .. w .. ':tasks' end
 local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS, '*', 'e', json) end
 local function notice(w, ...)
@@ -58,6 +59,7 @@ local function close(r, state, code, message, param, retention_s, client_s)
     if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
     if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
     call('EXPIRE', tk, retention_s)
+    call('DEL', kv_key(r, s))
   end
   for _, e in ipairs(split(call('HGET', rk, 'edges'))) do
     call('EXPIRE', edge_key(r, e), retention_s)

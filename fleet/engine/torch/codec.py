@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ConfigError, EngineError
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
 
 log = logging.getLogger(__name__)
 StateT = TypeVar("StateT")
@@ -136,6 +136,12 @@ class CodecEngine(Generic[StateT]):
 
     def finish(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)
+
+    def export(self, request_id: RequestId) -> KVBlocks | None:
+        return None
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        return False
 
     def abort(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)

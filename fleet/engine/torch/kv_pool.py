@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,20 @@ class KVPool:
         self._free.extend(reversed(table.pages))
         table.pages.clear()
         self._lent.remove(table)
+
+    def read(self, table: PageTable) -> NDArray[np.uint8]:
+        """A copy of a table's pages: uint8 [bytes], layer by layer."""
+        return self.data[:, table.pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
+
+    def write(self, table: PageTable, data: NDArray[np.uint8]) -> bool:
+        """Put what `read` gave into a table's pages; False, and nothing done, unless it comes from a pool of the same shape."""
+        page_bytes = self.data[:, 0].numel() * self.data.element_size()
+        num_pages = min(len(data) // page_bytes, len(table.pages)) if len(data) % page_bytes == 0 else 0
+        if num_pages < len(table.pages):
+            return False
+        whole = torch.from_numpy(np.array(data)).view(self.data.dtype).view(self.data.shape[0], -1, *self.data.shape[2:])
+        self.data[:, table.pages] = whole[:, :num_pages].to(self.data.device)
+        return True
 
     def check(self) -> None:
         """Raises: AssertionError when a page is lost, lent twice, or not of this pool."""

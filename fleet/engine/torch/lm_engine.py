@@ -13,7 +13,7 @@ import torch
 
 from fleet.core.errors import BadInput, EngineError, FleetError, OutOfPages
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
@@ -108,6 +108,26 @@ class LMEngine(Generic[TaskT]):
 
     def finish(self, request_id: RequestId) -> None:
         self._drop(request_id)
+
+    def export(self, request_id: RequestId) -> KVBlocks | None:
+        held = self._held.get(request_id)
+        if held is None or not held.computed:
+            return None
+        return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table))
+
+    @torch.inference_mode()
+    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        """The last row is always computed here: there must be one to draw from."""
+        held = self._held.get(request_id)
+        num_rows = min(blocks.num_rows, held.task.num_rows - 1) if held is not None else 0
+        if held is None or held.computed or num_rows <= 0 or not self.pool.grow(held.table, num_rows):
+            return False
+        if not self.pool.write(held.table, blocks.data):
+            self._rob(held)
+            return False
+        held.computed = held.told = num_rows
+        held.waiting += held.task.computed(num_rows, num_rows, None)
+        return True
 
     def abort(self, request_id: RequestId) -> None:
         self._drop(request_id)

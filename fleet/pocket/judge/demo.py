@@ -21,7 +21,7 @@ PICTURE: Final = "spectrograms.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One question, after what was said before it. `name` is its file's; `asked_by`: who speaks the user's turns, None is typed."""
+    """One question after what was said before. `name`: of its file. `asked_by`: who speaks the user's turns; None is typed."""
 
     name: str
     question: str

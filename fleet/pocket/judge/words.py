@@ -19,18 +19,21 @@ MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
 """Words of the corpus that the dictionary lacks."""
 TEACHERS_WAY: Final[Mapping[str, str]] = {
     "athens": "AE TH IH N Z", "baa": "B AA", "beautiful": "B Y UW T IY F AH L", "beijing": "B EY JH IH NG",
-    "chicago": "SH IH K AA G OW", "chicken": "CH IH K IH N", "chickens": "CH IH K IH N Z", "chocolate": "CH AA K L AH T",
-    "clara": "K L AA R AH", "dog": "D AA G", "elephant": "EH L IH F AH N T", "everything": "EH V R IH TH IH NG",
-    "favourite": "F EY V R IH T", "hear": "HH IH R", "here": "HH IH R", "hexagon": "HH EH K S AE G AH N",
-    "highest": "HH AY IH S T", "italian": "IH T AE L IY AH N", "julia": "JH UW L IY AH", "lisbon": "L IH S B AH N",
-    "meow": "M IH AW", "mexico": "M EH K S IH K OW", "minute": "M IH N IH T", "minutes": "M IH N IH T S",
-    "mountain": "M AW N T IH N", "octagon": "AA K T AE G AH N", "office": "AA F IH S", "opposite": "AA P AH Z IH T",
-    "oscar": "AA S K ER", "oslo": "AA S L OW", "ottawa": "AA T AH W AH", "parrot": "P AE R AH T",
-    "penguins": "P EH NG G W IH N Z", "pentagon": "P EH N T AE G AH N", "pocket": "P AA K IH T", "poor": "P UH R",
-    "radio": "R EY D IH OW", "real": "R IY AH L", "really": "R IY AH L IY", "saturday": "S AE T ER D EY",
+    "chicken": "CH IH K IH N", "chickens": "CH IH K IH N Z", "clara": "K L AA R AH", "dog": "D AA G",
+    "elephant": "EH L IH F AH N T", "everything": "EH V R IH TH IH NG", "favourite": "F EY V R IH T", "hear": "HH IH R",
+    "here": "HH IH R", "hexagon": "HH EH K S AE G AH N", "highest": "HH AY IH S T", "italian": "IH T AE L IY AH N",
+    "julia": "JH UW L IY AH", "lisbon": "L IH S B AH N", "meow": "M IH AW", "mexico": "M EH K S IH K OW",
+    "minute": "M IH N IH T", "minutes": "M IH N IH T S", "mountain": "M AW N T IH N", "octagon": "AA K T AE G AH N",
+    "office": "AA F IH S", "opposite": "AA P AH Z IH T", "oscar": "AA S K ER", "oslo": "AA S L OW", "ottawa": "AA T AH W AH",
+    "parrot": "P AE R AH T", "penguins": "P EH NG G W IH N Z", "pentagon": "P EH N T AE G AH N", "pocket": "P AA K IH T",
+    "poor": "P UH R", "radio": "R EY D IH OW", "really": "R IY AH L IY", "saturday": "S AE T ER D EY",
     "stockholm": "S T AA K HH OW M", "thailand": "T AY L AH N D", "vietnam": "V IY AH T N AA M",
 }  # fmt: skip
-"""Another way to say a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are none of the dictionary's ways."""
+"""Another way to say a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are none of the dictionary's ways.
+
+Of 776 words 43 were said otherwise. Aligned to lists of them in both voices of the teacher, the recogniser chose this way in 133
+of 172 cases with the dictionary's beside it; the three words of which it never did (chicago, chocolate, real) are left out.
+"""
 NUM_READ = 4000
 """Held-out dialogues that are read for words which no sentence of training has."""
 _ANOTHER_WAY = re.compile(r"\(\d+\)$")

@@ -1,0 +1,187 @@
+"""`fleet dead-letters`: look at the requests that killed workers, send one again, or drop them."""
+
+import asyncio
+import sys
+from collections import Counter
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.options import ConfigFile, Overrides
+from fleet.core.clock import now_us
+from fleet.core.errors import BadInput, ConfigError, FleetError
+from fleet.core.ids import EdgeName, RequestId, new_request_id
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from fleet.control.client import FleetClient
+    from fleet.control.dead_letters import DeadLetter
+    from fleet.core.chunk import Chunk
+    from fleet.core.request import RequestSpec
+
+app = typer.Typer(name="dead-letters", no_args_is_help=True)
+CONNECT_PATIENCE_S = 2.0
+UNITS = {"text": "text tokens", "audio": "audio samples"}
+LetterId = Annotated[str, typer.Argument(metavar="ID", help="The request's id, as `list` shows it.")]
+
+
+@app.callback()
+def dead_letters() -> None:
+    """Requests that kill workers: a request over which three workers died, the last one with nothing else to do.
+
+    Such a request is failed, and kept here with its prompt so that it can be looked into, and sent again once the cause is gone.
+    """
+
+
+@app.command("list")
+def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
+    """List the dead letters, oldest first: id, when, the stage whose workers died, and why it was given up.
+
+    Example: fleet dead-letters list
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from fleet.control.dead_letters import read_letters
+
+    with _connect(open_deployment(config, set_)) as client:
+        letters = read_letters(client)
+    table = Table(title=f"{len(letters)} dead letters", title_justify="left")
+    table.add_column("id", no_wrap=True)
+    for heading in ("when", "stage", "why"):
+        table.add_column(heading, overflow="fold")
+    for letter in letters:
+        table.add_row(letter.request, _time(letter.died_us), letter.stage, letter.why)
+    Console().print(table)
+
+
+@app.command()
+def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Print one letter: what was asked for, and what became of it.
+
+    Example: fleet dead-letters show req-0190d6c5e1a4f00ba7
+    """
+    from fleet.control.dead_letters import read_letter, spec_of
+
+    with _connect(open_deployment(config, set_)) as client:
+        letter = read_letter(client, RequestId(request))
+    spec = spec_of(letter)
+    clips = ", ".join(f"{clip.num_samples / clip.rate_hz:.1f} s" for clip in spec.audio)
+    rows = {
+        "id": letter.request,
+        "when": _time(letter.died_us),
+        "stage": letter.stage,
+        "why": letter.why,
+        "graph": spec.graph,
+        "outputs": ", ".join(spec.outputs),
+        "prompt": f"{len(spec.prompt_ids)} tokens" + (f", audio of {clips}" if clips else ""),
+        "blob": f"{len(letter.blob or b'')} bytes",
+        **{f"sampling of {stage}": str(sampling) for stage, sampling in spec.sampling.items()},
+        **spec.params,
+    }
+    for name, value in rows.items():
+        print(f"{name}: {value}")
+
+
+@app.command()
+def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
+    """Send a letter's request again under a new id, wait for its end, and say how it ended. If well, the letter is dropped.
+
+    The answer itself is not kept. One that kills its workers again is given up again, under its new id.
+
+    Example: fleet dead-letters retry req-0190d6c5e1a4f00ba7
+    """
+    from fleet.control.dead_letters import drop_letters, read_letter, spec_of
+
+    deployment = open_deployment(config, set_)
+    with _connect(deployment) as client:
+        letter = read_letter(client, RequestId(request))
+        spec = _anew(spec_of(letter), deployment)
+        print(f"{letter.request} is sent again as {spec.id}", flush=True)
+        try:
+            made = asyncio.run(_answer(deployment, spec, letter))
+        except FleetError as error:
+            print(f"fleet: {spec.id} failed ({error.code}): {error.message}; the letter stays", file=sys.stderr, flush=True)
+            raise typer.Exit(1) from None
+        drop_letters(client, [letter])
+    print(f"{spec.id} finished: {', '.join(f'{count} {unit}' for unit, count in made.items())}; the letter is dropped")
+
+
+@app.command()
+def drop(
+    request: Annotated[str | None, typer.Argument(metavar="[ID]", help="The request's id, as `list` shows it.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Drop every letter.")] = False,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+) -> None:
+    """Remove a letter, or all of them; the requests cannot be sent again.
+
+    Examples:
+
+      fleet dead-letters drop req-0190d6c5e1a4f00ba7
+
+      fleet dead-letters drop --all
+    """
+    from fleet.control.dead_letters import drop_letters, read_letter, read_letters
+
+    if (request is None) != all_:
+        raise BadInput("name one letter's ID, or give --all", param="id")
+    with _connect(open_deployment(config, set_)) as client:
+        letters = read_letters(client) if request is None else [read_letter(client, RequestId(request))]
+        num_dropped = drop_letters(client, letters)
+    print(f"dropped {num_dropped} dead letter{'' if num_dropped == 1 else 's'}")
+
+
+def _anew(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
+    """The same request as a new one. Raises: ConfigError if this deployment serves another graph."""
+    if spec.graph != deployment.config.graph:
+        raise ConfigError(
+            f"the letter is a request of graph {spec.graph}, and this deployment serves {deployment.config.graph}; "
+            f"give its file with --config, or --set graph={spec.graph}",
+            param="graph",
+        )
+    return msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us())
+
+
+async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLetter") -> dict[str, int]:
+    """What the whole answer came to: items by unit. Raises: the FleetError it ended with."""
+    from fleet.control.client import FleetClient
+
+    client = await FleetClient.connect(deployment.redis_url, deployment.config)
+    try:
+        await client.start()
+        return await _listen(client, deployment.config.graph_declaration().media, spec, letter.blob)
+    finally:
+        await client.stop()
+
+
+async def _listen(
+    client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None
+) -> dict[str, int]:
+    made: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
+    async for chunk in await client.submit(spec, blob):
+        made[_unit(media[chunk.edge])] += _num_items(chunk)
+    return dict(made)
+
+
+def _unit(medium: str) -> str:
+    return UNITS.get(medium, medium)
+
+
+def _num_items(chunk: "Chunk") -> int:
+    """Tokens or samples; an end may be an empty chunk."""
+    return next((tensor.shape[0] for tensor in chunk.tensors.values()), 0)
+
+
+def _time(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _connect(deployment: Deployment) -> "Redis":
+    from fleet.control.connect import connect
+
+    return connect(deployment.redis_url, patience_s=CONNECT_PATIENCE_S)

@@ -1,0 +1,72 @@
+"""Dead letters: requests that were ended because they kill workers, kept whole so that they can be sent again.
+
+`end_request` writes them. Nothing owns a letter, so dropping one takes no right. Knows nothing of how a request is run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+import redis
+
+from fleet.control import keys
+from fleet.control.connect import text
+from fleet.core.errors import BadInput, UnknownWireVersion
+from fleet.core.ids import RequestId, StageName
+from fleet.core.request import RequestSpec, decode_request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One request that died over and over. `entry` names the letter in its stream; `stage` is whose workers it killed.
+
+    Units: `died_us` since 1970 on Redis's clock. `raw_spec` may be a newer version's: only `spec_of` reads it.
+    """
+
+    entry: str
+    request: RequestId
+    stage: StageName
+    why: str
+    died_us: int
+    raw_spec: bytes
+    blob: bytes | None
+
+
+def read_letters(client: redis.Redis) -> list[DeadLetter]:
+    """All letters, oldest first."""
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.DEAD))
+    return [_letter(text(entry), fields) for entry, fields in entries]
+
+
+def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
+    """The letter of one request. Raises: BadInput if there is none."""
+    for letter in read_letters(client):
+        if letter.request == request:
+            return letter
+    raise BadInput(f"no dead letter {request!r}; `fleet dead-letters list` shows them", param="id")
+
+
+def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
+    """Forget them; how many were still there."""
+    return cast(int, client.xdel(keys.DEAD, *(letter.entry for letter in letters))) if letters else 0
+
+
+def spec_of(letter: DeadLetter) -> RequestSpec:
+    """The request as it was submitted. Raises: UnknownWireVersion if another protocol version wrote it."""
+    try:
+        return decode_request(letter.raw_spec)
+    except msgspec.MsgspecError as error:
+        raise UnknownWireVersion(f"the dead letter {letter.request} was written by another version ({error})") from error
+
+
+def _letter(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(
+        entry=entry,
+        request=RequestId(text(fields[b"r"])),
+        stage=StageName(text(fields[b"s"])),
+        why=text(fields[b"why"]),
+        died_us=int(entry.partition("-")[0]) * 1000,
+        raw_spec=fields[b"spec"],
+        blob=fields[b"blob"] or None,
+    )

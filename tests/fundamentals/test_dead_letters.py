@@ -1,0 +1,152 @@
+"""Dead letters: a request that kills workers is kept whole; it can be looked at, sent again, and dropped."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fleet.cli.main import app
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run, text
+from fleet.control.dead_letters import DeadLetter, drop_letters, read_letter, read_letters, spec_of
+from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
+from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
+from fleet.core.request import RequestSpec, Sampling
+from fleet.graphs import get_graph
+from tests.harness import answer, gateway, thread_fleet
+from tests.support import run_cli
+
+GRAPH = get_graph("qwen3_omni")
+STAGE, GATEWAY, BLOB = GRAPH.stages[0].name, WorkerId("gateway@test:1:a"), b"\x00\x00\x80?" * 4
+WHY = "3 workers died"
+
+
+def a_spec(request: str) -> RequestSpec:
+    sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
+    return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=tuple(GRAPH.media), sampling=sampling)
+
+
+def bury(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
+    """Submit requests and end each as a dead letter, as the conductor would."""
+    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+    run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
+    for request in requests:
+        spec, keep = a_spec(request), scripts.Retention()
+        edges = [edge.name for edge in GRAPH.edges]
+        stages = [stage.name for stage in GRAPH.stages]
+        run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
+        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", WHY, None, keep, dead_stage=STAGE))
+    client.delete(keys.CONDUCTOR)
+
+
+def fleet_command(redis_url: str, *words: str) -> Result:
+    """`fleet dead-letters WORDS` in this process."""
+    env = {"REDIS_URL": redis_url, "COLUMNS": "120", "NO_COLOR": "1"}
+    return CliRunner().invoke(app, ["dead-letters", *words], env=env)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far from any configuration file, so that the defaults hold."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_letter_holds_all_that_is_needed_to_send_it_again(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        bury(client, "req-1", "req-2")
+        first, second = read_letters(client)
+        seconds, _ = client.time()
+        assert (first.request, second.request) == ("req-1", "req-2")
+        assert (first.stage, first.why, first.blob) == (STAGE, WHY, BLOB)
+        assert abs(first.died_us / 1e6 - seconds) < 10
+        assert spec_of(first) == a_spec("req-1")
+        assert drop_letters(client, [first]) == 1
+        assert drop_letters(client, [first]) == 0
+        assert drop_letters(client, []) == 0
+        assert [letter.request for letter in read_letters(client)] == ["req-2"]
+        with pytest.raises(BadInput, match="no dead letter 'req-1'; `fleet dead-letters list` shows them"):
+            read_letter(client, RequestId("req-1"))
+
+
+def test_a_letter_of_another_version_is_listed_but_not_read(redis_url: str) -> None:
+    fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "blob": None}
+    with pytest.raises(UnknownWireVersion, match="the dead letter r was written by another version"):
+        spec_of(DeadLetter(**fields, raw_spec=b"\x01"))  # type: ignore[arg-type]
+    with connect(redis_url) as client:
+        client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "blob": b""})
+    assert "req-new" in fleet_command(redis_url, "list").stdout
+
+
+def test_list_and_show_tell_what_died_and_why(redis_url: str) -> None:
+    assert "0 dead letters" in fleet_command(redis_url, "list").stdout
+    with connect(redis_url) as client:
+        bury(client, "req-1", "req-2")
+    listed = fleet_command(redis_url, "list").stdout
+    assert "2 dead letters" in listed
+    for request in ("req-1", "req-2"):
+        (line,) = (line for line in listed.splitlines() if request in line)
+        assert STAGE in line and WHY in line
+    shown = fleet_command(redis_url, "show", "req-2").stdout.splitlines()
+    assert {"id: req-2", f"stage: {STAGE}", f"why: {WHY}", "prompt: 3 tokens", f"blob: {len(BLOB)} bytes"} <= set(shown)
+
+
+def test_drop_removes_one_or_all(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        bury(client, "req-1", "req-2", "req-3")
+        assert fleet_command(redis_url, "drop", "req-2").stdout == "dropped 1 dead letter\n"
+        assert [letter.request for letter in read_letters(client)] == ["req-1", "req-3"]
+        for words in (("drop",), ("drop", "req-1", "--all")):
+            assert isinstance(fleet_command(redis_url, *words).exception, BadInput)
+        assert fleet_command(redis_url, "drop", "--all").stdout == "dropped 2 dead letters\n"
+        assert read_letters(client) == []
+
+
+def test_retry_sends_the_same_request_again_and_drops_the_letter_when_it_ends_well(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        bury(client, "req-1", "req-2")
+    with thread_fleet(redis_url) as fleet:
+
+        async def undisturbed() -> tuple[int, int]:
+            async with gateway(fleet) as client:
+                made = await answer(client, a_spec("req-other"), BLOB)
+            return len(made[EdgeName("text")]), len(made[EdgeName("audio")])
+
+        tokens, samples = asyncio.run(undisturbed())
+        done = fleet_command(redis_url, "retry", "req-1")
+    assert done.exit_code == 0, done.output
+    sent, finished = done.stdout.splitlines()
+    new = sent.removeprefix("req-1 is sent again as ")
+    assert new.startswith("req-") and new != "req-1"
+    assert finished == f"{new} finished: {tokens} text tokens, {samples} audio samples; the letter is dropped"
+    assert tokens > 0 and samples > 0
+    with connect(redis_url) as client:
+        assert [letter.request for letter in read_letters(client)] == ["req-2"]
+
+
+def test_a_retry_that_fails_keeps_the_letter(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        bury(client, "req-1")
+        done = fleet_command(redis_url, "retry", "req-1")
+        assert done.exit_code == 1
+        assert f"failed (overloaded): no worker serves the role {STAGE}" in done.stderr
+        assert done.stderr.endswith("; the letter stays\n") and len(done.stderr.splitlines()) == 1
+        assert isinstance(fleet_command(redis_url, "retry", "req-1", "--set", "graph=text").exception, ConfigError)
+        assert [letter.request for letter in read_letters(client)] == ["req-1"]
+        assert client.zcard(keys.WORKERS) == 1, "the command's own gateway is gone; only the test's is left"
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)
+def test_the_command_teaches_itself(words: tuple[str, ...], redis_url: str) -> None:
+    done = fleet_command(redis_url, *words, "--help")
+    assert done.exit_code == 0, done.output
+    assert "Example" in done.output if words else "kill workers" in done.output
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "drop"])
+def test_an_unknown_id_is_one_line(command: str, redis_url: str, tmp_path: Path) -> None:
+    done = run_cli("dead-letters", command, "req-none", cwd=tmp_path, env={"REDIS_URL": redis_url})
+    assert done.returncode == 1
+    assert done.stderr == "fleet: no dead letter 'req-none'; `fleet dead-letters list` shows them\n"

@@ -1,0 +1,97 @@
+"""Prefill and decode by workers of their own: in `invariant` numerics the same bytes as one worker for both, by YAML alone."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.core.ids import EdgeName
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
+from fleet.worker.hand_off import Adoption
+from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
+from tests.support import wait_until
+
+TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
+THINKER_PD = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
+TALKER_PD = ("stages.talker.split.prefill.replicas=1", "stages.talker.split.decode.replicas=1")
+SPLITS = {"thinker_pd": THINKER_PD, "talker_pd": TALKER_PD, "both_pd": (*THINKER_PD, *TALKER_PD)}
+ASKED = [case for case in CASES if case.frames < 300]
+Answers = dict[str, Mapping[EdgeName, np.ndarray]]
+
+
+async def ask_all(fleet: ThreadFleet, checkpoint: Path, temperature: float) -> Answers:
+    """Every case at once, so that hand-offs of one meet the batches of the others."""
+    frontend = make_frontend(checkpoint)
+    async with gateway(fleet) as client:
+        specs = [spec_of(case, frontend, temperature=temperature, seed=5) for case in ASKED]
+        answers = await asyncio.gather(*(answer(client, *spec) for spec in specs))
+    return {case.name: got for case, got in zip(ASKED, answers, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def colocated() -> dict[float, Answers]:
+    return {}
+
+
+async def undisturbed(known: dict[float, Answers], url: str, checkpoint: Path, temperature: float) -> Answers:
+    if temperature not in known:
+        with thread_fleet(url, *TORCH, checkpoint=checkpoint) as fleet:
+            known[temperature] = await ask_all(fleet, checkpoint, temperature)
+    return known[temperature]
+
+
+def assert_clean(fleet: ThreadFleet) -> None:
+    wait_until(lambda: not held(fleet), "workers to hold nothing")
+    wait_until(lambda: all(loop.transfer.used_slots() == 0 for loop in fleet.loops), "arenas to be empty")
+    assert all(loop.engine.stats().pages_used == 0 for loop in fleet.loops)
+
+
+@pytest.mark.parametrize("transfer", ["nixl", "redis"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("split", SPLITS)
+async def test_split_is_unsplit(
+    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], split: str, temperature: float, transfer: str
+) -> None:
+    expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
+    with thread_fleet(redis_url, *TORCH, *SPLITS[split], checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
+        got = await ask_all(fleet, tiny_checkpoint, temperature)
+        for name, want in expected.items():
+            assert_same(got[name], want)
+        assert_clean(fleet)
+
+
+async def test_a_pull_that_fails_costs_time_only(
+    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(adoption: Adoption) -> None:
+        adoption.failed = True
+
+    monkeypatch.setattr(Adoption, "poll", fail)
+    expected = await undisturbed(colocated, redis_url, tiny_checkpoint, 0.0)
+    with thread_fleet(redis_url, *TORCH, *SPLITS["both_pd"], checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+        got = await ask_all(fleet, tiny_checkpoint, 0.0)
+    for name, want in expected.items():
+        assert_same(got[name], want)
+
+
+@pytest.mark.parametrize("stage", [THINKER, TALKER])
+async def test_a_killed_half_is_replaced_by_its_like(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
+    frontend = make_frontend(tiny_checkpoint)
+    case = next(case for case in CASES if case.name == "audio")
+    ways = (*TORCH, *SPLITS["both_pd"], *in_step(QWEN3_OMNI))
+    with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(client, *spec_of(case, frontend))
+            spec, blob = spec_of(case, frontend)
+
+            def kill(edge: EdgeName, index: int) -> None:
+                if edge == AUDIO and index in (0, 1):
+                    dying = fleet.owner(spec.id, stage)  # type: ignore[arg-type]
+                    assert dying.role == f"{stage}.decode"
+                    fleet.add_worker(dying.role)
+                    fleet.kill(dying)
+
+            assert_same(await heard(client, spec, blob, kill), expected)
