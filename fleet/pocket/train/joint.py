@@ -45,7 +45,7 @@ TRANSCRIBE_ASKS = (
     "what do you hear", "what was said", "tell me what you hear", "repeat what you hear",
 )  # fmt: skip
 NUM_SPOKEN, NUM_WRITTEN, NUM_TYPED, NUM_SOLVED = 60, 40, 60, 240
-SCHEDULE = Schedule(steps=1500, learning_rate=5e-4, warmup=60, weight_decay=0.05, evaluate_every=150)
+SCHEDULE = Schedule(steps=2200, learning_rate=5e-4, warmup=60, weight_decay=0.05, evaluate_every=150)
 
 
 class Draw:
