@@ -79,7 +79,9 @@ class ThreadFleet:
             live = [loop for loop in self.loops if loop.worker not in self.killed and loop.stage == stage]
             return next((loop for loop in live if request in loop.tasks), None)
 
-        return wait_until(loop_of, f"somebody to run {stage}")
+        found = wait_until(loop_of, f"somebody to run {stage}")
+        assert found is not None
+        return found
 
     def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
         """Between two turns the worker is no more, with what it held; its lease is taken as lapsed."""

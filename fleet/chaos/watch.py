@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import cast
 
 import msgspec
 
@@ -74,7 +73,7 @@ class Watch:
         return [Member(id=view.id, role=role, pid=view.pid, num_tasks=await self._num_tasks(view.id)) for view in views]
 
     async def _num_tasks(self, worker: WorkerId) -> int:
-        return int(await self._redis.execute_command("SCARD", keys.worker_tasks(worker)))
+        return int(text(await self._redis.execute_command("SCARD", keys.worker_tasks(worker))))
 
     def is_listed(self, member: Member) -> bool:
         """Whether it has its right still: its lease, or the leadership."""
@@ -121,6 +120,6 @@ class Watch:
                 continue
             if row is not None and row.life == "lease" and any(worker in key for worker in workers):
                 continue
-            if row is None or int(cast(int, await self._redis.ttl(key))) == -1:
+            if row is None or await self._redis.ttl(key) == -1:
                 left.append(f"{key} ({'no row' if row is None else row.life})")
         return sorted(left)

@@ -14,17 +14,7 @@ from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, StageName, WorkerId
 from tests.fundamentals.interleaving_store import (
-    CONSUMER,
-    PAIR,
-    PRODUCER,
-    STAGES,
-    SUBMITTED,
-    TARGET,
-    Answer,
-    R,
-    Scripts,
-    Store,
-    Task,
+    CONSUMER, PAIR, PRODUCER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task,
 )  # fmt: skip
 
 RETOLD = 2
@@ -94,10 +84,10 @@ class Fleet:
 
     def __init__(
         self, places: str, budget: Budget, scripts: Scripts | None = None,
-        *, frail: tuple[int, ...] = (PRODUCER, CONSUMER), reports_once: bool = False,
+        *, frail: int = PRODUCER, sizes: tuple[int, int] = (2, 1), reports_once: bool = False,
     ) -> None:  # fmt: skip
-        """`places`: one letter a worker, upper case for the producer's role. `frail`: the stages whose workers have faults.
-        `reports_once`: a consumer says once, and never again, what it lost.
+        """`places`: one letter a worker, upper case for the producer's role. `frail`: the stage whose workers have faults.
+        `sizes`: chunks each stage makes. `reports_once`: a consumer says once, and never again, what it lost.
         """
         self.frail = frail
         self.scripts = scripts or Scripts()
@@ -106,7 +96,7 @@ class Fleet:
         self._numbers: dict[object, int] = {}
         self._steps: Steps = {}
         workers = tuple(Worker(place, PRODUCER if place.isupper() else CONSUMER) for place in places)
-        store = Store(listed=frozenset(worker.id for worker in workers), events=(SUBMITTED,))
+        store = Store(sizes, listed=frozenset(worker.id for worker in workers), events=(SUBMITTED,))
         self.start = World(store, workers, Boss(known=self._number(ConductorState())), budget)
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
@@ -135,7 +125,7 @@ class Fleet:
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
         for n, worker in enumerate(world.workers):
-            if worker.id not in store.listed or worker.dead or worker.stage not in self.frail or _is_spare(world, n):
+            if worker.id not in store.listed or worker.dead or worker.stage != self.frail or _is_spare(world, n):
                 continue
             late = store._replace(late=store.late | {worker.id})
             if budget.deaths:
@@ -164,10 +154,13 @@ class Fleet:
                 reborn = Worker(worker.place, worker.stage, worker.born + 1)
                 store = world.store._replace(listed=world.store.listed | {reborn.id})
                 yield f"{reborn.id} joins", world.with_worker(n, reborn, store)
+                if worker.run and not worker.dead and worker.stage == PRODUCER:
+                    yield from self._relocate(world, n, worker)
             elif not worker.dead:
                 yield from self._worker_moves(world, n, worker)
-        if world.store.taken_by_client < world.store.tasks[CONSUMER].produced == TARGET:
-            store, answer = self.scripts.ack_by_client(world.store, TARGET)
+        size = world.store.sizes[CONSUMER]
+        if world.store.taken_by_client < world.store.tasks[CONSUMER].produced == size:
+            store, answer = self.scripts.ack_by_client(world.store, size)
             yield f"the client has taken all -> {answer}", world._replace(store=store)
 
     def _worker_moves(self, world: World, n: int, worker: Worker) -> Iterator[Move]:
@@ -190,16 +183,21 @@ class Fleet:
 
     def _produce(self, world: World, n: int, worker: Worker, task: Task) -> Iterator[Move]:
         """The next chunk; one that makes again what the log holds whole ends with the last chunk told twice."""
-        if task.state == "finished" or (worker.stage == CONSUMER and worker.taken <= min(task.produced, TARGET - 1)):
+        last = world.store.sizes[worker.stage] - 1
+        index = min(task.produced, last)
+        if task.state == "finished" or (worker.stage == CONSUMER and worker.taken < self._needed(world.store, index)):
             return
-        index = min(task.produced, TARGET - 1)
-        finish = index == TARGET - 1
         store = world.store
         if worker.stage == CONSUMER:
             store, _ = self.scripts.ack(store, worker.run, worker.taken)
-        store, answer = self.scripts.append(store, worker.id, worker.stage, worker.run, index, finish=finish)
-        done = answer in ("stale", "ended") or (finish and not worker.again)
+        store, answer = self.scripts.append(store, worker.id, worker.stage, worker.run, index, finish=index == last)
+        done = answer in ("stale", "ended") or (index == last and not worker.again)
         yield f"{worker.id}: append {index} -> {answer}", world.with_worker(n, _idle(worker) if done else worker, store)
+
+    def _needed(self, store: Store, index: int) -> int:
+        """How much of its input the consumer must have for a chunk; for its last one all."""
+        all_, last = store.sizes[PRODUCER], store.sizes[CONSUMER] - 1
+        return all_ if index == last else min(index + 1, all_)
 
     def _relocate(self, world: World, n: int, worker: Worker) -> Iterator[Move]:
         if worker.again:
@@ -307,7 +305,7 @@ def read_request(store: Store) -> RequestRecord | None:
     if store.end:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
-    delivered = store.taken_by_client == TARGET
+    delivered = store.taken_by_client == store.sizes[CONSUMER]
     return RequestRecord(id=R, graph=PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
 
 

@@ -13,8 +13,6 @@ from fleet.graphs import Edge, Graph, Stage
 R = RequestId("r")
 PRODUCER, CONSUMER = 0, 1
 STAGES = (StageName("producer"), StageName("consumer"))
-TARGET = 2
-"""Both edges have this many chunks."""
 PAIR = Graph(
     name="pair",
     frontend="",
@@ -50,10 +48,11 @@ class Task(NamedTuple):
 class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
-    `at`: which incarnation holds the tensors of each chunk the producer logged. `listed` and `late`: `workers`, and those of it
+    `sizes`: how many chunks each stage is to make. `at`: which incarnation holds the tensors of each chunk the producer logged. `listed` and `late`: `workers`, and those of it
     whose deadline has passed.
     """
 
+    sizes: tuple[int, int]
     tasks: tuple[Task, ...] = (Task(), Task())
     at: tuple[str, ...] = ()
     taken_by_client: int = 0
@@ -165,7 +164,7 @@ class Scripts:
         if store.end:
             return store, "ended"
         store = store._replace(taken_by_client=max(consumed, store.taken_by_client))
-        return (store.told(ev.AnswerDelivered(request=R)) if consumed == TARGET else store), "ok"
+        return (store.told(ev.AnswerDelivered(request=R)) if consumed == store.sizes[CONSUMER] else store), "ok"
 
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
         """fail.lua"""

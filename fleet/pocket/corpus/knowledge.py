@@ -6,7 +6,10 @@ COLOURS = (
     Table(
         asks=[
             "what colour is {thing}", "what is the colour of {thing}", "which color is {thing}", "tell me the color of {thing}",
-            "do you know the colour of {thing}", "can you tell me the colour of {thing}",
+            "do you know the colour of {thing}", "can you tell me the colour of {thing}", "what color is {thing}",
+            "which colour has {thing}", "what colour has {thing}", "tell me which color {thing} is",
+            "do you know the color of {thing}",
+            "can you tell me what colour {thing} has", "do you know which colour {thing} is", "what is {thing} like in colour",
         ],
         new_asks=["do you know what color {thing} is", "tell me what colour {thing} is"],
         answer="{thing} is {colour}",
@@ -20,7 +23,13 @@ COLOURS = (
     Table(
         asks=[
             "what do {one} and {two} make", "what colour do {one} and {two} make", "what do you get from {one} and {two}",
-            "what do i get if i mix {one} and {two}", "mix {one} and {two}",
+            "what do i get if i mix {one} and {two}", "mix {one} and {two}", "what do i get from {one} and {two}",
+            "what colour do you get from {one} and {two}", "what colour is {one} and {two}",
+            "if i mix {one} and {two} what do i get",
+            "what colour do you get if you mix {one} and {two}", "which colour do {one} and {two} make",
+            "what does {one} and {two} make",
+            "what do we get if we mix {one} and {two}", "tell me what {one} and {two} make",
+            "what colour do i get if i mix {one} and {two}",
         ],
         new_asks=["what colour do i get from {one} and {two}", "what do you get if you mix {one} and {two}"],
         answer="{one} and {two} make {mixed}",

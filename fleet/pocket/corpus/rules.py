@@ -12,7 +12,9 @@ def _sums(operation: str, triples: list[tuple[int, int, int]], by_rule: bool) ->
     return Table(
         asks=[
             f"what is {ask}", f"how much is {ask}", f"tell me {ask}", f"{ask}", f"{ask} is what",
-            f"can you tell me what {ask} is",
+            f"can you tell me what {ask} is", f"do you know how much {ask} is", f"tell me what {ask} is",
+            f"tell me how much {ask} is",
+            f"how much does {ask} make", f"what does {ask} make", f"do you know {ask}", f"can you tell me {ask}",
         ],
         new_asks=[f"can you tell me how much {ask} is", f"do you know what {ask} is"],
         answer=f"{ask} is {{c}}",
@@ -27,7 +29,10 @@ SUMS = (
     # By heart, as children do: a product does not follow from its neighbours.
     _sums("times", [(a, b, a * b) for a in range(2, 11) for b in range(2, 11)], by_rule=False),
     Table(
-        asks=["which is bigger {a} or {b}", "which is more {a} or {b}", "what is bigger {a} or {b}"],
+        asks=[
+            "which is bigger {a} or {b}", "which is more {a} or {b}", "what is bigger {a} or {b}", "is {a} or {b} bigger",
+            "tell me which is more {a} or {b}", "which number is bigger {a} or {b}", "do you know which is bigger {a} or {b}",
+        ],
         new_asks=["what is more {a} or {b}", "tell me which is bigger {a} or {b}"],
         answer="{more} is bigger than {less}",
         rows=[
@@ -49,13 +54,20 @@ def _count(first: int, last: int) -> str:
 
 COUNTING = (
     Table(
-        asks=["count to {last}", "count up to {last}", "can you count to {last}", "count from one to {last}"],
+        asks=[
+            "count to {last}", "count up to {last}", "can you count to {last}", "count from one to {last}",
+            "please count up to {last}", "can you count up to {last}", "please count from one to {last}",
+            "count for me to {last}",
+        ],
         new_asks=["please count to {last}", "can you count from one to {last}"],
         answer="{counted}",
         rows=[{"last": number(last), "counted": _count(1, last)} for last in range(2, 11)],
     ),
     Table(
-        asks=["count from {a} to {b}", "please count from {a} to {b}", "can you count from {a} to {b}"],
+        asks=[
+            "count from {a} to {b}", "please count from {a} to {b}", "can you count from {a} to {b}",
+            "can you please count from {a} to {b}", "count for me from {a} to {b}", "please count for me from {a} to {b}",
+        ],
         new_asks=["please can you count from {a} to {b}"],
         answer="{counted}",
         rows=[
@@ -156,7 +168,10 @@ TIMES = (
     Table(
         asks=[
             "what time is {gap} {way} {from} o'clock", "what is {gap} {way} {from} o'clock",
-            "tell me the time {gap} {way} {from} o'clock",
+            "tell me the time {gap} {way} {from} o'clock", "what time is it {gap} {way} {from} o'clock",
+            "what is the time {gap} {way} {from} o'clock", "tell me what is {gap} {way} {from} o'clock",
+            "do you know what time is {gap} {way} {from} o'clock", "which time is it {gap} {way} {from} o'clock",
+            "can you tell me what time is {gap} {way} {from} o'clock", "{gap} {way} {from} o'clock is what time",
         ],
         new_asks=["which time is {gap} {way} {from} o'clock", "tell me what time is {gap} {way} {from} o'clock"],
         answer="{gap} {way} {from} o'clock is {to} o'clock",
@@ -164,7 +179,11 @@ TIMES = (
         by_rule=True,
     ),
     Table(
-        asks=["how many {small} are in {big}", "how many {small} does {big} have", "how many {small} has {big}"],
+        asks=[
+            "how many {small} are in {big}", "how many {small} does {big} have", "how many {small} has {big}",
+            "tell me how many {small} {big} has", "do you know how many {small} are in {big}", "{big} has how many {small}",
+            "can you tell me how many {small} are in {big}", "tell me how many {small} does {big} have",
+        ],
         new_asks=["tell me how many {small} are in {big}", "do you know how many {small} {big} has"],
         answer="{big} has {count} {small}",
         rows=pairs("small big count", """
@@ -173,7 +192,12 @@ TIMES = (
         """),
     ),
     Table(
-        asks=["what time is it", "what is the time", "tell me the time", "do you know what time it is"],
+        asks=[
+            "what time is it", "what is the time", "tell me the time", "do you know what time it is",
+            "can you tell me what time it is",
+            "tell me what time it is", "what is the time now", "what time is it now", "do you know the time now",
+            "do you have the time",
+        ],
         new_asks=["do you know the time", "can you tell me the time"],
         answer="i have no clock",
     ),
@@ -183,21 +207,34 @@ _SPELLED = [word for word in [*OBJECTS, *ANIMALS, *COLOURS, *FOODS, *PLACES] if 
 
 SPELLING = (
     Table(
-        asks=["spell {word}", "please spell {word}", "how do you spell {word}", "can you spell {word}", "spell the word {word}"],
+        asks=[
+            "spell {word}", "please spell {word}", "how do you spell {word}", "can you spell {word}", "spell the word {word}",
+            "how is {word} spelled", "tell me how to spell {word}", "please spell the word {word}",
+            "how do you spell the word {word}",
+            "how do we spell {word}", "do you know how to spell {word}",
+        ],
         new_asks=["can you spell the word {word}", "how do i spell {word}"],
         answer="{letters}",
         rows=rows("word letters", _SPELLED, [" ".join(word) for word in _SPELLED]),
         by_rule=True,
     ),
     Table(
-        asks=["what is the first letter of {word}", "which letter is the first of {word}", "tell me the first letter of {word}"],
+        asks=[
+            "what is the first letter of {word}", "which letter is the first of {word}", "tell me the first letter of {word}",
+            "which letter is the first letter of {word}", "what letter is first in {word}",
+            "do you know the first letter of {word}",
+        ],
         new_asks=["which is the first letter of {word}", "what letter is the first of {word}"],
         answer="the first letter of {word} is {letter}",
         rows=rows("word letter", _SPELLED, [word[0] for word in _SPELLED]),
         by_rule=True,
     ),
     Table(
-        asks=["how many letters are in {word}", "how many letters does {word} have", "how many letters has {word}"],
+        asks=[
+            "how many letters are in {word}", "how many letters does {word} have", "how many letters has {word}",
+            "tell me how many letters are in {word}", "do you know how many letters {word} has", "count the letters of {word}",
+            "tell me how many letters does {word} have", "can you tell me how many letters {word} has",
+        ],
         new_asks=["tell me how many letters {word} has", "do you know how many letters are in {word}"],
         answer="{word} has {count} letters",
         rows=rows("word count", _SPELLED, [number(len(word)) for word in _SPELLED]),

@@ -15,6 +15,8 @@ WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
 TOP_HZ: Final = 8_000
 DEPTH_DB: Final = 60.0
 """What is further below the loudest is drawn as silence."""
+NUM_COLOURS: Final = 20
+"""3 dB each; more are hardly seen, and double the file."""
 MIN_S: Final = 1.0
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 2.3, 90
 
@@ -38,12 +40,13 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
     figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
     places: list[Any] = list(axes.flat)
+    colours = pyplot.get_cmap("magma", NUM_COLOURS)
     longest_s = max(MIN_S, *(len(panel.samples) / SAMPLE_RATE_HZ for panel in panels))
     for panel, place in zip(panels, places, strict=True):
         levels = levels_db(panel.samples)
         length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
-        place.imshow(levels, origin="lower", aspect="auto", cmap="magma", extent=(0, length_s, 0, TOP_HZ / 1000),
-                     vmin=-DEPTH_DB, vmax=0)  # fmt: skip
+        extent = (0, length_s, 0, TOP_HZ / 1000)
+        place.imshow(levels, origin="lower", aspect="auto", cmap=colours, extent=extent, vmin=-DEPTH_DB, vmax=0)
         place.set_title(panel.title, fontsize=9)
         place.set(xlim=(0, longest_s), ylabel="kHz")
     places[-1].set_xlabel("s")

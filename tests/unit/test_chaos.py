@@ -1,0 +1,217 @@
+"""Chaos without a fleet: the schedule, the options, how answers are compared, listeners, and what the verdict says of them."""
+
+import io
+from base64 import b64encode
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fleet.bench.chat import ChatApi, Recording
+from fleet.bench.machine import describe_machine
+from fleet.chaos.answer import Answer, Broken, Difference, first_difference, longest_gap_s, read_answer
+from fleet.chaos.blows import Hit
+from fleet.chaos.errors import ChaosError
+from fleet.chaos.load import Load, Outcome
+from fleet.chaos.main import make_bodies
+from fleet.chaos.options import Given, check
+from fleet.chaos.plot import draw as draw_picture
+from fleet.chaos.report import Run, Verdict, judge, show, write_json
+from fleet.chaos.schedule import HOWS, How, draw
+from fleet.chaos.watch import Residue
+from fleet.config import FleetConfig
+from tests.unit.test_bench_run import fake_gateway
+
+ROLES = ("thinker", "talker", "conductor")
+GIVEN = Given(
+    config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, roles="", how="", spacing_s=1.0, json=None, png=None
+)
+CONFIG = FleetConfig()
+
+
+def events(text: str, pcm: bytes, *, end: str = "data: [DONE]\n\n") -> bytes:
+    audio = b64encode(pcm).decode()
+    return (
+        f'data: {{"choices":[{{"delta":{{"content":"{text}"}}}}]}}\n\n'
+        f'data: {{"choices":[{{"delta":{{"audio":{{"id":"a","data":"{audio}"}}}}}}]}}\n\n{end}'
+    ).encode()
+
+
+def recording(*pieces: tuple[float, bytes]) -> Recording:
+    return Recording(prompt=0, sent_s=0.0, pieces=pieces)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([HOWS, (How.KILL,), (How.STOP, How.TERM)]))
+def test_a_seed_draws_one_schedule_that_treats_all_alike(seed: int, kills: int, hows: tuple[How, ...]) -> None:
+    blows = draw(seed, kills, ROLES, hows, 2.0)
+    assert len(blows) == kills and blows == draw(seed, kills, ROLES, hows, 2.0)
+    assert all(1.0 <= blow.pause_s <= 3.0 for blow in blows)
+    for first in range(0, kills - len(ROLES) + 1, len(ROLES)):
+        assert {blow.role for blow in blows[first : first + len(ROLES)]} == set(ROLES)
+    whole_round = len(ROLES) * len(hows)
+    if kills >= whole_round:
+        assert set(Counter((blow.role, blow.how) for blow in blows[:whole_round]).values()) == {1}
+
+
+def test_without_more_words_each_role_is_struck_in_each_way() -> None:
+    options = check(GIVEN, CONFIG)
+    assert options.roles == ("thinker", "talker", "code2wav", "conductor")
+    assert options.kills == 12 and options.hows == HOWS
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"requests": 0}, "--requests 0: give a whole number of at least 1"),
+        ({"kills": -1}, "--kills -1: give a whole number"),
+        ({"concurrency": 65}, "--concurrency 65: this fleet admits 64 requests at a time; add --set limits.max_requests=65"),
+        ({"spacing_s": -1.0}, "--spacing -1: give seconds"),
+        ({"spacing_s": float("nan")}, "--spacing nan: give seconds"),
+        ({"roles": "web"}, "--roles web: 'web' is not known; use one or more of thinker, talker, code2wav, conductor"),
+        ({"how": "nuke"}, "--how nuke: 'nuke' is not known; use one or more of kill, stop, term"),
+        ({"how": ","}, "--how ',': names nothing"),
+        ({"json": Path("/nowhere/x.json")}, "--json /nowhere/x.json: there is no folder /nowhere"),
+    ],
+)
+def test_an_option_that_will_not_do_is_named(changed: dict[str, object], said: str) -> None:
+    with pytest.raises(ChaosError) as caught:
+        check(replace(GIVEN, **changed), CONFIG)  # pyright: ignore[reportArgumentType]
+    assert caught.value.message.startswith(said) and "\n" not in caught.value.message
+
+
+def test_what_was_given_wins_over_what_chaos_adds() -> None:
+    options = check(replace(GIVEN, overrides=("numerics=fast", "stages.thinker.replicas=3")), CONFIG)
+    assert options.overrides.index("numerics=invariant") < options.overrides.index("numerics=fast")
+    assert options.overrides.index("stages.thinker.replicas=2") < options.overrides.index("stages.thinker.replicas=3")
+
+
+def test_requests_come_from_the_seed_alone_and_half_of_them_are_drawn() -> None:
+    bodies = make_bodies("m", CONFIG, check(GIVEN, CONFIG))
+    assert bodies == make_bodies("m", CONFIG, check(GIVEN, CONFIG))
+    assert len(set(bodies)) == 4 and bodies != make_bodies("m", CONFIG, check(replace(GIVEN, seed=4), CONFIG))
+    decoded = [msgspec.json.decode(body) for body in bodies]
+    assert [body["temperature"] for body in decoded] == [0.0, 0.9, 0.0, 0.9]
+    assert all(body["modalities"] == ["text", "audio"] for body in decoded)
+    assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [True, False, True, False]
+
+
+def test_an_answer_is_read_to_the_byte_however_it_was_cut() -> None:
+    raw = events("né", b"\x01\x00\x02\x00")
+    answer = read_answer(recording(*((0.1 * at, raw[at : at + 1]) for at in range(len(raw)))))
+    assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(answer.chunks_s) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (events("a", b"", end=""), "stopped before its end, after 2 events"),
+        (events("a", b"", end='data: {"error":{"message":"3 workers died"}}\n\ndata: [DONE]\n\n'), "3 workers died"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_no_answer(raw: bytes, said: str) -> None:
+    with pytest.raises(Broken, match=said):
+        read_answer(recording((0.1, raw)))
+
+
+def answer(text: bytes = b"abc", audio: bytes = b"1234") -> Answer:
+    return Answer(text=text, audio=audio, chunks_s=(0.1,))
+
+
+@pytest.mark.parametrize(
+    ("got", "difference"),
+    [
+        (answer(), None),
+        (answer(audio=b"1294"), Difference(medium="audio", offset=2, expected_bytes=4, got_bytes=4)),
+        (answer(audio=b"12"), Difference(medium="audio", offset=2, expected_bytes=4, got_bytes=2)),
+        (answer(text=b"abcd", audio=b""), Difference(medium="text", offset=3, expected_bytes=3, got_bytes=4)),
+    ],
+)
+def test_the_first_byte_that_differs_is_found(got: Answer, difference: Difference | None) -> None:
+    assert first_difference(answer(), got) == difference
+
+
+def test_the_longest_gap_needs_two_chunks() -> None:
+    assert longest_gap_s((0.5,)) is None
+    assert longest_gap_s((0.0, 1.0, 1.5)) == 1.0
+
+
+def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
+    with fake_gateway() as gateway:
+        gateway.stream = events("abc", b"1234")
+        gateway.gate.set()
+        learning = Load(ChatApi(gateway.url), [b"0", b"1", b"2"])
+        learning.start(2, lambda: None, once=True)
+        assert [one.lost for one in learning.finish()] == ["", "", ""]
+        assert sorted(gateway.bodies) == [b"0", b"1", b"2"]
+
+        expected = [learning.learnt[0], answer(audio=b"1235"), learning.learnt[2]]
+        load = Load(ChatApi(gateway.url), [b"0", b"1", b"2"], expected)
+        load.start(2, lambda: None)
+        outcomes = load.finish()
+    assert len(outcomes) >= 3 and {one.request for one in outcomes} == {0, 1, 2}
+    for one in outcomes:
+        assert not one.lost and (one.difference is not None) == (one.request == 1)
+
+
+def test_a_request_that_is_refused_is_lost() -> None:
+    with fake_gateway() as gateway:
+        gateway.status, gateway.stream = 503, b'{"error":{"message":"no worker serves lm"}}'
+        gateway.gate.set()
+        load = Load(ChatApi(gateway.url), [b"0"])
+        load.start(1, lambda: None, once=True)
+        (outcome,) = load.finish()
+    assert "status 503: no worker serves lm" in outcome.lost
+
+
+HIT = Hit(role="talker", how=How.STOP, victim="talker@h:1:a", num_tasks=3, at_s=2.0, until_s=5.0, whole_s=6.0)
+WHOLE = (
+    Outcome(request=0, sent_s=0.0, ended_s=1.0, chunks_s=(0.2, 0.3)),
+    Outcome(request=1, sent_s=4.0, ended_s=9.0, chunks_s=(0.2, 3.2)),
+)
+
+
+def verdict(
+    disturbed: tuple[Outcome, ...] = WHOLE, hits: tuple[Hit, ...] = (HIT,), residue: Residue | None = None, blows: int = 1
+) -> Verdict:
+    run = Run(
+        began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics="fast",
+        seed=0, requests=2, concurrency=2,
+    )  # fmt: skip
+    return judge(run, WHOLE[:1], disturbed, hits, blows, residue or Residue())
+
+
+def test_pauses_are_those_of_whom_a_blow_caught_and_are_not_judged() -> None:
+    said = verdict()
+    assert said.passed and said.caught == 1
+    assert said.pauses_caught.gap_s is not None and said.pauses_caught.gap_s.high == 3.0
+    assert said.pauses_undisturbed.gap_s is not None and said.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
+
+
+DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, got_bytes=9)
+
+
+@pytest.mark.parametrize(
+    ("failed", "line"),
+    [
+        (verdict((*WHOLE, Outcome(request=3, sent_s=0, ended_s=2.5, lost="no end"))), "request 3 was lost after 2.5 s: no end"),
+        (verdict((Outcome(request=4, sent_s=0, ended_s=1, difference=DIFFERENCE),)), "request 4 differs in its audio from byte 7"),
+        (verdict(residue=Residue(num_keys=1, keys=("fleet:x (no row)",))), "key without an end: fleet:x (no row)"),
+        (verdict(residue=Residue(arena_slots=2)), "arena slots left"),
+        (verdict(hits=(msgspec.structs.replace(HIT, whole_s=None),)), "not whole again after SIGSTOP to talker@h:1:a"),
+        (verdict(blows=3), "2 blows were not struck"),
+    ],
+)
+def test_each_fault_alone_fails_the_run_and_is_told(failed: Verdict, line: str, tmp_path: Path) -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(failed, console)
+    said = console.export_text()
+    assert not failed.passed and "chaos failed" in said and line in said
+    write_json(failed, tmp_path / "verdict.json")
+    assert msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict) == failed
+    draw_picture(failed, tmp_path / "verdict.png")
+    assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")
