@@ -84,6 +84,7 @@ class Seen:
     workers: "tuple[WorkerView, ...]"
     missing_roles: tuple[str, ...]
     num_live: int
+    refused: dict[str, str]
 
 
 async def _look(client: "FleetClient") -> Seen:
@@ -92,6 +93,7 @@ async def _look(client: "FleetClient") -> Seen:
         workers=tuple(sorted(await client.workers(), key=lambda worker: (worker.role, worker.id))),
         missing_roles=tuple(await client.missing_roles()),
         num_live=await client.live_count(),
+        refused=await client.refused(),
     )
 
 
@@ -111,13 +113,15 @@ def _as_json(seen: Seen) -> dict[str, object]:
         for worker in seen.workers
     ]
     roles = [{**dataclasses.asdict(role), "oldest_s": round(role.oldest_s, 3)} for role in seen.roles]
-    return {"roles": roles, "workers": workers, "missing_roles": list(seen.missing_roles), "live_requests": seen.num_live}
+    rest = {"missing_roles": list(seen.missing_roles), "live_requests": seen.num_live, "refused": seen.refused}
+    return {"roles": roles, "workers": workers, **rest}
 
 
 def _shown(seen: Seen) -> "Group":
     from rich.console import Group
 
-    return Group(_role_table(seen), _worker_table(seen))
+    refused = [f"refused: {worker}: {why}" for worker, why in seen.refused.items()]
+    return Group(_role_table(seen), _worker_table(seen), *refused)
 
 
 def _role_table(seen: Seen) -> "Table":

@@ -279,9 +279,13 @@ class FleetClient:
         return await self._ask(read_workers(self._redis))
 
     async def roles(self) -> list[RoleView]:
-        """Queue and capacity of each stage of the graph, and of any other role that is served."""
-        stages = tuple(stage.name for stage in self.config.graph_declaration().stages)
-        return await self._ask(read_roles(self._redis, stages))
+        """Queue and capacity of each role of the deployment, and of any other that is served."""
+        return await self._ask(read_roles(self._redis, [role.name for role in self.config.roles()]))
+
+    async def refused(self) -> dict[str, str]:
+        """Workers of the last hour that were not let in, and why."""
+        raw = cast("dict[bytes, bytes]", await self._ask(self._redis.hgetall(keys.REFUSED)))
+        return {text(worker): text(said).partition(" ")[2] for worker, said in raw.items()}
 
     async def missing_roles(self, stages: tuple[StageName, ...] | None = None) -> list[str]:
         """Roles without a live worker that takes tasks; of the whole graph unless `stages` are given."""

@@ -15,6 +15,7 @@ EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
 CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead"
+REFUSED = PREFIX + "refused"
 
 
 def worker(worker_id: WorkerId) -> str:
@@ -91,6 +92,7 @@ TABLE: tuple[Row, ...] = (
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
+    Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),
     Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
     Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
 )

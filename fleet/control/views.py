@@ -125,10 +125,10 @@ def _worker(worker: str, deadline: float, now: int, fields: dict[str, bytes]) ->
     )
 
 
-async def read_roles(client: redis.asyncio.Redis, stages: Sequence[StageName]) -> list[RoleView]:
+async def read_roles(client: redis.asyncio.Redis, names: Sequence[str]) -> list[RoleView]:
     """The given roles in their order, then any other that has a worker; gateways are none."""
     workers = [worker for worker in await read_workers(client) if worker.role]
-    roles = list(dict.fromkeys([*stages, *sorted(worker.role for worker in workers)]))
+    roles = list(dict.fromkeys([*names, *sorted(worker.role for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
     return [_role(role, queue, [w for w in workers if w.role == role]) for role, queue in zip(roles, queues, strict=True)]
 

@@ -53,6 +53,10 @@ class Overloaded(FleetError):
     retryable = True
 
 
+class VersionSkew(ConfigError):
+    """A worker is of another version, or serves another checkpoint, than the workers there are."""
+
+
 class NoWorker(FleetError):
     """A role that the request needs has no live worker."""
 

@@ -1,5 +1,6 @@
 """One worker process: load the stage's weights, join the role, loop until told to stop. The graph names the builder."""
 
+import hashlib
 import importlib
 import logging
 import os
@@ -7,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -15,8 +17,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
-from fleet.control.connect import connect, run
-from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.control.connect import connect, run, text
+from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
 from fleet.worker.lease import Lease
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 PROTOCOL_VERSION = "1"
+FINGERPRINT_BYTES = 1024 * 1024
 
 
 def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuildOptions:
@@ -91,8 +94,12 @@ def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> Buil
 class WorkerProcess:
     """Incarnations one after another: each has its own id, lease, transfer agent and loop; the engine outlives them."""
 
-    def __init__(self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage) -> None:
+    def __init__(
+        self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = ""
+    ) -> None:
+        """`fingerprint` says which checkpoint the stage was built from; "" where it needs none."""
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
+        self.fingerprint = fingerprint
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
         self.last: WorkerId | None = None
@@ -164,17 +171,34 @@ class WorkerProcess:
             "capacity": str(self.config.stage(self.config.role(self.role).stage).max_batch),
             "running": "0",
             "protocol": PROTOCOL_VERSION,
+            "package": version("fleet-serving"),
+            "checkpoint": self.fingerprint,
             "transfer": metadata,
         }
-        run(client, scripts.register(worker, self.role, int(self.config.lease.worker_s * 1e6), fields))
+        lease_us = int(self.config.lease.worker_s * 1e6)
+        answer = run(client, scripts.register(worker, self.role, lease_us, fields))
+        if isinstance(answer, list):
+            why = text(cast("list[bytes]", answer)[1])
+            raise VersionSkew(f"worker {self.role} is refused: {why}; run one version and one checkpoint in one fleet")
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Tells checkpoints apart without reading them whole: the configuration, and of each weight file its size and first bytes."""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
+        with file.open("rb") as data:
+            digest.update(f"{file.name} {file.stat().st_size} ".encode() + data.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def run_worker(config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None) -> None:
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
     serves = config.role(role)
     config = config.narrowed(serves)
-    built = build_stage(config, serves.stage, checkpoint or Path(config.checkpoint))
-    process = WorkerProcess(config, RoleName(role), redis_url, built)
+    folder = checkpoint or Path(config.checkpoint)
+    built = build_stage(config, serves.stage, folder)
+    fingerprint = fingerprint_of(folder) if config.engine != "fake" else ""
+    process = WorkerProcess(config, RoleName(role), redis_url, built, fingerprint=fingerprint)
 
     def stop(_signum: int, _frame: object) -> None:
         process.stop.set()

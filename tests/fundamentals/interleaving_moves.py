@@ -13,9 +13,8 @@ from fleet.conductor.step import Decision, resume, step
 from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, StageName, WorkerId
-from tests.fundamentals.interleaving_store import (
-    CONSUMER, PAIR, PRODUCER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task,
-)  # fmt: skip
+from tests.fundamentals import interleaving_store as model
+from tests.fundamentals.interleaving_store import CONSUMER, PRODUCER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task
 
 RETOLD = 2
 """How many events that were read already may be told again."""
@@ -24,8 +23,8 @@ RETOLD = 2
 class Worker(NamedTuple):
     """One place for a worker; `born` counts its incarnations. `hand`: epoch of a grant that was read and not yet claimed.
 
-    `run`: the epoch it believes to own its task at, 0 for none. Of a producer's: `again`, logged chunks whose new place it has yet
-    to tell. Of a consumer's: `taken` chunks, and `told`, whose loss it has reported.
+    `run`: the epoch it believes to own its task at, 0 for none. Of a producer's: `again`, logged chunks whose new place it has
+    yet to tell. Of a consumer's: `taken` chunks, and `told`, whose loss it has reported.
     """
 
     place: str
@@ -44,7 +43,10 @@ class Worker(NamedTuple):
 
 
 class Boss(NamedTuple):
-    """The conductor. Phases: down, noted (the last event's id), read (the hashes), up. `known` names its state; `read` counts events."""
+    """The conductor. Phases: down, noted (the last event's id), read (the hashes), up.
+
+    `known` numbers its state; `read` counts events; `facts` are those that the hashes told it, `orders` commands not yet sent.
+    """
 
     phase: str = "up"
     known: int = 0
@@ -54,7 +56,9 @@ class Boss(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What may still go wrong: deaths and freezes of workers, deaths of the conductor, events told again, hasty grants, failures."""
+    """What may still go wrong: deaths and freezes of workers that hold something, deaths of the conductor, events told again,
+    grants repeated though their worker is only slow, failures.
+    """
 
     deaths: int = 0
     freezes: int = 0
@@ -125,7 +129,8 @@ class Fleet:
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
         for n, worker in enumerate(world.workers):
-            if worker.id not in store.listed or worker.dead or worker.stage != self.frail or _is_spare(world, n):
+            holds = worker.hand or worker.run or worker.id in store.at
+            if worker.id not in store.listed or worker.dead or worker.stage != self.frail or not holds:
                 continue
             late = store._replace(late=store.late | {worker.id})
             if budget.deaths:
@@ -134,7 +139,7 @@ class Fleet:
             if budget.freezes and worker.id not in store.late:
                 left = budget._replace(freezes=budget.freezes - 1)
                 yield f"{worker.id} freezes", world._replace(store=late, budget=left)
-            if budget.failures and worker.run:
+            if budget.failures and worker.run and store.tasks[worker.stage].state != "finished":
                 left = budget._replace(failures=budget.failures - 1)
                 after, answer = self.scripts.fail(store, worker.stage, worker.run)
                 failed = _tidy(world.with_worker(n, _idle(worker), after)._replace(budget=left))
@@ -306,7 +311,7 @@ def read_request(store: Store) -> RequestRecord | None:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
     delivered = store.taken_by_client == store.sizes[CONSUMER]
-    return RequestRecord(id=R, graph=PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
+    return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
 
 
 def _record(name: StageName, task: Task) -> TaskRecord:

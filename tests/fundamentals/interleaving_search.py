@@ -77,7 +77,7 @@ class Search:
 
     def _every_world_leads_to_an_end(self) -> None:
         """Without another fault, and well unless a task failed."""
-        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and may_end_so(world)]
+        well = [n for n, world in enumerate(self.worlds) if self.fleet.ended(world) and may_end_so(self.fleet, world)]
         leads = bytearray(len(self.worlds))
         for number in well:
             leads[number] = 1
@@ -91,9 +91,9 @@ class Search:
             raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.story(stuck)}")
 
 
-def may_end_so(world: World) -> bool:
+def may_end_so(fleet: Fleet, world: World) -> bool:
     """A request fails only if a task failed."""
-    return world.store.end == "finished" or any(task.state == "failed" for task in world.store.tasks) or world.budget.failures < 0
+    return world.store.end == "finished" or world.budget.failures < fleet.start.budget.failures
 
 
 def wrong_logs(store: Store) -> list[str]:
@@ -139,7 +139,8 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
-    return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER])), ("lose_tensors", scripts.lose_tensors(store, epoch))]
+    tried.append(("lose_tensors", scripts.lose_tensors(store, epoch)))
+    return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER]))]
 
 
 def old_epochs(scripts: Scripts, store: Store) -> list[str]:

@@ -48,8 +48,8 @@ class Task(NamedTuple):
 class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
-    `sizes`: how many chunks each stage is to make. `at`: which incarnation holds the tensors of each chunk the producer logged. `listed` and `late`: `workers`, and those of it
-    whose deadline has passed.
+    `sizes`: how many chunks each stage is to make. `at`: which incarnation holds the tensors of each chunk the producer logged.
+    `listed` and `late`: `workers`, and those of it whose deadline has passed.
     """
 
     sizes: tuple[int, int]
@@ -76,8 +76,8 @@ Answer = tuple[Store, str]
 class Scripts:
     """One method a script. A subclass that leaves a comparison out is a mutation that the check must find."""
 
-    def raised(self, task: Task) -> int:
-        """common.lua `raise`."""
+    def raised(self, task: Task, by: str) -> int:
+        """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
     def grant(self, store: Store, term: int, stage: int, expected: int, *, alone: bool, remake: bool) -> Answer:
@@ -91,7 +91,7 @@ class Scripts:
             return store, "stale"
         if task.state == "running" or (task.state == "finished" and not remake):
             return store, "owned"
-        epoch = self.raised(task)
+        epoch = self.raised(task, "grant")
         task = task._replace(state="granted", epoch=epoch, owner="", waits=True, alone=alone)
         return store.with_task(stage, task).told(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))), "ok"
 
@@ -189,7 +189,7 @@ class Scripts:
         return store, "ok"
 
     def _lose(self, store: Store, stage: int, task: Task) -> Store:
-        epoch = self.raised(task)
+        epoch = self.raised(task, "fence_worker")
         deaths = task.deaths + 1 if task.made_at_death == task.produced else 1
         alone = task.alone
         task = task._replace(
@@ -208,6 +208,6 @@ class Scripts:
             return store, "ended"
         for stage, task in enumerate(store.tasks):
             left = task.state if task.state == "finished" else ("finished" if state == "finished" else "aborted")
-            task = task._replace(state=left, epoch=self.raised(task), owner="", waits=False)
+            task = task._replace(state=left, epoch=self.raised(task, "close"), owner="", waits=False)
             store = store.with_task(stage, task)
         return store._replace(end=state).told(ev.RequestEnded(request=R, state=state)), "ok"

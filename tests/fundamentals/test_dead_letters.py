@@ -26,7 +26,8 @@ WHY = "3 workers died"
 
 def a_spec(request: str) -> RequestSpec:
     sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
-    return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=tuple(GRAPH.media), sampling=sampling)
+    outputs = tuple(GRAPH.media)
+    return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=outputs, sampling=sampling)
 
 
 def bury(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:

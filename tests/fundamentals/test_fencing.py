@@ -1,7 +1,9 @@
 """Fencing: a write that needs a right is refused, in the same script, once a higher epoch has been granted."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import fakeredis
@@ -9,15 +11,16 @@ import pytest
 import redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, load_scripts, run, text
-from fleet.core.chunk import Chunk
-from fleet.core.events import TaskFailed
+from fleet.control.connect import Reply, connect, load_scripts, run, text
+from fleet.core.chunk import Chunk, Location, TensorRef, encode_location
+from fleet.core.events import Event, TaskFailed, TaskLost, TensorsLost, decode_event
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import RequestSpec
 
 STAGE, ROLE, TEXT = StageName("lm"), RoleName("lm"), EdgeName("text")
 REQUEST, WORKER, GATEWAY = RequestId("req-1"), WorkerId("lm@test:1:a"), WorkerId("gateway@test:1:a")
 KEEP = scripts.Retention()
+READ_ONLY = {"queues"}
 
 
 @dataclass(slots=True)
@@ -34,8 +37,8 @@ class Control:
     def epoch(self, stage: StageName = STAGE) -> Epoch:
         return Epoch(int(text(self.client.hget(keys.task(REQUEST, stage), "epoch"))))
 
-    def grant(self, expected: Epoch) -> str:
-        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected))
+    def grant(self, expected: Epoch, *, alone: bool = False, remake: bool = False) -> str:
+        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone, remake=remake))
 
     def claim(self, epoch: Epoch, worker: WorkerId = WORKER) -> str:
         return self.run(scripts.claim(worker, ROLE, "0-1", REQUEST, STAGE, epoch))
@@ -47,12 +50,47 @@ class Control:
         )
         return self.run(scripts.append([item]))
 
-    def own(self) -> Epoch:
+    def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:
         """Grant and claim; the epoch the worker then holds."""
-        self.grant(self.epoch())
+        assert self.grant(self.epoch(), alone=alone, remake=remake) == "ok"
         epoch = self.epoch()
-        assert self.claim(epoch) == "ok"
+        assert self.claim(epoch, worker) == "ok"
         return epoch
+
+    def register(self, worker: WorkerId, role: str = "lm") -> str:
+        return self.run(scripts.register(worker, role, 60_000_000, {"kind": "test"}))
+
+    def kill(self, worker: WorkerId = WORKER) -> None:
+        """Its lease lapses, and the leader fences it."""
+        self.client.zadd(keys.WORKERS, {worker: 1})
+        assert self.run(scripts.fence_worker(self.leader, worker)) == "ok"
+
+    def depose(self) -> str:
+        """Another conductor leads; returns the old one's right."""
+        old = self.leader
+        self.client.delete(keys.CONDUCTOR)
+        self.leader = self.run(scripts.lead(WorkerId("conductor@other"), "", 60_000))
+        return old
+
+    def relocate(self, epoch: Epoch, agent: WorkerId, index: int = 0) -> str:
+        moved = scripts.Relocation(
+            request=REQUEST, stage=STAGE, epoch=epoch, edge=TEXT, consumer=CLIENT, index=index, location=place(agent)
+        )
+        return self.run(scripts.relocate(moved))
+
+    def task(self, stage: StageName = STAGE) -> dict[str, str]:
+        fields = cast("dict[bytes, bytes]", self.client.hgetall(keys.task(REQUEST, stage)))
+        return {text(name): text(value) for name, value in fields.items()}
+
+    def told(self, kind: type[Event]) -> list[Event]:
+        """Every event of a kind, oldest first."""
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
+        events = [decode_event(fields[b"e"]) for _, fields in entries]
+        return [event for event in events if isinstance(event, kind)]
+
+
+def place(agent: WorkerId) -> Location:
+    return {"rows": TensorRef(agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)}
 
 
 @pytest.fixture(params=["redis", "fakeredis"])
@@ -72,6 +110,19 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
     assert control.run(submit) == "ok"
     yield control
     client.close()
+
+
+def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Control) -> None:
+    def join(worker: str, **fields: str) -> Reply:
+        return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, {"kind": "worker", **fields}))
+
+    assert join("lm@new:1:a", protocol="1", package="2.0", checkpoint="abc") == b"ok"
+    for field, theirs, ours in (("protocol", "1", "2"), ("package", "2.0", "2.1"), ("checkpoint", "abc", "abd")):
+        given = {"protocol": "1", "package": "2.0", "checkpoint": "abc", field: ours}
+        status, why = cast("list[bytes]", join(f"lm@new:1:{field}", **given))
+        assert status == b"skew" and why.decode() == f"its {field} is {ours}, that of lm@new:1:a is {theirs}"
+    assert len(cast("dict[bytes, bytes]", control.client.hgetall(keys.REFUSED))) == 3
+    assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
 
 
 def test_a_grant_on_an_old_epoch_is_refused(control: Control) -> None:
@@ -194,3 +245,194 @@ def test_only_one_leads_and_a_new_term_is_above_the_old(control: Control) -> Non
     control.client.delete(keys.CONDUCTOR)
     second = text(run(control.client, scripts.lead(WorkerId("conductor@other"), "", 60_000)))
     assert int(second.rpartition("|")[2]) > int(control.leader.rpartition("|")[2])
+
+
+OTHER = WorkerId("lm@test:2:b")
+
+
+def test_a_claim_of_a_grant_that_was_granted_again_is_refused(control: Control) -> None:
+    old = control.epoch()
+    control.grant(old)
+    first = control.epoch()
+    control.grant(first)
+    assert control.claim(first) == "stale"
+    assert control.claim(control.epoch()) == "ok"
+
+
+def test_a_finished_task_is_granted_only_to_make_its_tensors_again(control: Control) -> None:
+    """Its former worker may then tell nothing more; the new one says where they are, and ends it a second time."""
+    old = control.own()
+    assert control.append(old, finish=True) == "ok"
+    assert control.relocate(old, WORKER) == "ok"
+    assert control.grant(old) == "owned"
+    control.register(OTHER)
+    new = control.own(OTHER, remake=True)
+    assert control.grant(old, remake=True) == "stale"
+    assert control.grant(new, remake=True) == "owned"
+    assert [control.relocate(old, WORKER), control.append(old, finish=True), control.append(old, 1)] == ["stale"] * 3
+    assert control.task()["state"] == "running"
+    assert control.relocate(new, OTHER, 1) == "gap"
+    assert control.relocate(new, OTHER) == "ok"
+    assert control.client.hget(keys.loc(REQUEST, TEXT), "0") == encode_location(place(OTHER))
+    assert control.append(new, finish=True) == "duplicate"
+    assert control.task()["state"] == "finished"
+    assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
+
+
+def test_a_remake_by_a_deposed_leader_is_refused(control: Control) -> None:
+    epoch = control.own()
+    control.append(epoch, finish=True)
+    old = control.depose()
+    assert control.run(scripts.grant(old, REQUEST, STAGE, ROLE, epoch, remake=True)) == "not_leader"
+    assert control.grant(epoch, remake=True) == "ok"
+
+
+def test_a_fenced_worker_moves_no_tensors(control: Control) -> None:
+    old = control.own()
+    control.append(old)
+    control.relocate(old, OTHER)
+    control.kill()
+    assert control.relocate(old, WORKER) == "stale"
+    assert control.client.hget(keys.loc(REQUEST, TEXT), "0") == encode_location(place(OTHER))
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert control.relocate(control.epoch(), WORKER) == "ended"
+    assert control.client.exists(keys.loc(REQUEST, TEXT)) == 0
+
+
+def test_only_the_consumer_s_owner_reports_lost_tensors(control: Control) -> None:
+    """The event names the producer's epoch of that moment, so that one told late asks for nothing."""
+    old, producing = control.epoch(CLIENT), control.own()
+    control.register(WorkerId("gateway@test:2:b"), "")
+    assert control.run(scripts.attach(REQUEST, WorkerId("gateway@test:2:b"))) == "ok"
+    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, old, STAGE)) == "stale"
+    assert control.told(TensorsLost) == []
+    now = control.epoch(CLIENT)
+    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, now, STAGE)) == "ok"
+    assert control.told(TensorsLost) == [TensorsLost(request=REQUEST, stage=STAGE, epoch=producing)]
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert control.run(scripts.lose_tensors(REQUEST, CLIENT, control.epoch(CLIENT), STAGE)) == "ended"
+
+
+def test_deaths_without_progress_are_counted_and_a_goodbye_is_none(control: Control) -> None:
+    """A worker that dies after another chunk was appended is the first over it again."""
+    seen: list[int] = []
+    for num_chunks in (0, 0, 1, 1):
+        epoch = control.own()
+        if num_chunks > int(control.task().get("produced:text", 0)):
+            assert control.append(epoch) == "ok"
+        control.kill()
+        seen.append(int(control.task()["deaths"]))
+        control.register(WORKER)
+    assert seen == [1, 2, 1, 2]
+    control.own()
+    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert control.task()["deaths"] == "2"
+    lost = cast("list[TaskLost]", control.told(TaskLost))
+    assert [event.deaths for event in lost] == [1, 2, 1, 2, 2]
+    assert lost[-1].epoch == control.epoch()
+
+
+def test_a_death_counts_as_alone_only_if_the_grant_said_so_and_the_worker_died(control: Control) -> None:
+    for alone, died in ((False, True), (True, True), (True, False)):
+        control.register(WORKER)
+        control.own(alone=alone)
+        control.run(scripts.fence_worker("", WORKER, died=died))
+    assert [event.alone for event in cast("list[TaskLost]", control.told(TaskLost))] == [False, True, False]
+    assert control.task()["died_alone"] == ""
+
+
+def test_a_second_fence_of_a_worker_takes_nothing_from_the_next_owner(control: Control) -> None:
+    control.own()
+    control.kill()
+    control.register(OTHER)
+    epoch = control.own(OTHER)
+    assert control.run(scripts.fence_worker(control.leader, WORKER)) == "alive"
+    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert (control.epoch(), control.task()["owner"], control.task()["deaths"]) == (epoch, OTHER, "1")
+
+
+def test_only_the_leader_writes_a_dead_letter_and_only_of_a_live_request(control: Control) -> None:
+    def end(leader: str) -> str:
+        return control.run(
+            scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, KEEP, dead_stage=STAGE)
+        )
+
+    epoch = control.own()
+    old = control.depose()
+    assert end(old) == "not_leader"
+    assert (control.client.exists(keys.DEAD), control.append(epoch)) == (0, "ok")
+    assert [end(control.leader), end(control.leader)] == ["ok", "ended"]
+    ((_, letter),) = cast("list[tuple[bytes, dict[bytes, bytes]]]", control.client.xrange(keys.DEAD))
+    assert (letter[b"r"], letter[b"s"], letter[b"why"]) == (REQUEST.encode(), STAGE.encode(), b"three died")
+    assert letter[b"spec"] == control.client.hget(keys.request(REQUEST), "spec")
+    assert control.append(epoch, 1) == "stale"
+
+
+def test_a_request_ended_otherwise_is_no_dead_letter(control: Control) -> None:
+    ended = scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "NaN", None, KEEP)
+    assert control.run(ended) == "ok"
+    assert control.client.exists(keys.DEAD) == 0
+
+
+def test_a_gateway_takes_back_only_what_nobody_has_taken_since(control: Control) -> None:
+    other, back = WorkerId("gateway@test:2:b"), WorkerId("gateway@test:1:c")
+    assert control.run(scripts.attach(REQUEST, other)) == "unlisted"
+    for gateway in (other, back):
+        control.register(gateway, "")
+    assert control.run(scripts.attach(REQUEST, other)) == "ok"
+    assert control.run(scripts.attach(REQUEST, back, instead_of=GATEWAY)) == "stale"
+    assert control.task(CLIENT)["owner"] == other
+
+
+def test_a_fenced_gateway_submits_nothing_and_an_id_is_submitted_once(control: Control) -> None:
+    def submit(request: str) -> str:
+        spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+        return control.run(scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
+
+    assert submit(REQUEST) == "exists"
+    control.kill(GATEWAY)
+    assert submit("req-2") == "stale"
+    assert control.client.exists(keys.request(RequestId("req-2"))) == 0
+
+
+def test_an_incarnation_registers_once_and_a_fenced_one_neither_renews_nor_drains(control: Control) -> None:
+    assert control.register(WORKER) == "exists"
+    control.kill()
+    assert control.run(scripts.renew(WORKER, 1_000_000, {"running": 1})) == "unlisted"
+    assert control.run(scripts.drain(WORKER)) == "unlisted"
+    assert control.client.exists(keys.worker(WORKER)) == 0
+
+
+def test_a_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
+    """The former owner writes nothing more; the offer is then taken, or withdrawn, but never both."""
+
+    def hand_off(epoch: Epoch) -> str:
+        return control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks"))
+
+    def offer() -> Epoch:
+        old = control.own()
+        assert hand_off(old) == "ok"
+        assert [hand_off(old), control.append(old)] == ["stale", "stale"]
+        new = control.epoch()
+        control.register(OTHER)
+        assert control.claim(new, OTHER) == "ok"
+        assert control.run(scripts.confirm(REQUEST, STAGE, old)) == "stale"
+        assert control.run(scripts.release(REQUEST, STAGE, OTHER)) == "stale"
+        return new
+
+    first = offer()
+    assert control.run(scripts.confirm(REQUEST, STAGE, first)) == "ok"
+    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "stale"
+    control.kill(OTHER)
+    second = offer()
+    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "ok"
+    assert control.run(scripts.confirm(REQUEST, STAGE, second)) == "released"
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert hand_off(control.epoch()) == "ended"
+    assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
+    assert control.client.exists(keys.kv(REQUEST, STAGE)) == 0
+
+
+def test_every_script_that_writes_is_tried_here() -> None:
+    tried = set(re.findall(r"scripts\.(\w+)\(", Path(__file__).read_text()))
+    assert set(scripts.SCRIPTS) - READ_ONLY <= tried
