@@ -13,8 +13,8 @@ from fleet.chaos.processes import Extras, find
 from fleet.chaos.schedule import CONDUCTOR, SIGNALS, Blow, How
 from fleet.chaos.watch import Member, Watch
 
-PATIENCE_S = 90.0
-"""A machine whose cores are all taken needs half a minute to load a worker."""
+PATIENCE_S = 300.0
+"""A machine whose cores are all taken needs minutes to load a worker, and slow is not lost."""
 TAKEN_OVER_S = 0.5
 """How long a frozen process stays frozen after it has lost its right, so that others work on what it held when it wakes."""
 POLL_S = 0.1

@@ -13,8 +13,8 @@ from fleet.bench.chat import ChatApi
 from fleet.bench.errors import BenchError
 from fleet.chaos.answer import Answer, Broken, Difference, first_difference, read_answer
 
-STALLED_S = 120.0
-"""Longer than a request waits for a role that nobody serves; who is told nothing for so long will be told nothing more."""
+STALLED_S = 300.0
+"""Ten times what a request waits for a role that nobody serves; when nobody is told anything for so long, nobody will be."""
 POLL_S = 0.05
 
 

@@ -37,7 +37,7 @@ MAX_TOKENS, FRAMES = (12, 32), (40, 120)
 """Bounds of an answer, each request's drawn between them: long enough to be struck in the middle, short enough to be many."""
 TEMPERATURE = 0.9
 SETTLE_S = 15.0
-"""Workers say what they hold at each renewal of their lease, and ended requests are told to all who held them."""
+"""Beside a lease, in which workers say three times what they hold: in this time the end of a request reaches all who held it."""
 SETTLE_POLL_S = 0.25
 INTERRUPTED = 130
 
@@ -163,7 +163,8 @@ class Rig:
 
     def _settle(self, watch: Watch) -> Residue:
         """What is still there after a while without requests."""
-        pause, deadline_s = threading.Event(), time.monotonic() + SETTLE_S
+        patience_s = SETTLE_S + self.target.config.lease.worker_s
+        pause, deadline_s = threading.Event(), time.monotonic() + patience_s
         while not (residue := watch.residue()).nothing and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
         return residue

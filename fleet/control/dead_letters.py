@@ -49,7 +49,7 @@ def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
 
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
     """Forget them; how many were still there."""
-    return cast(int, client.xdel(keys.DEAD, *(letter.entry for letter in letters))) if letters else 0
+    return client.xdel(keys.DEAD, *(letter.entry for letter in letters)) if letters else 0
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:

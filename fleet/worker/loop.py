@@ -6,6 +6,7 @@ One pipelined round trip per turn; no wait for the conductor. A failure of one r
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from fleet.config import FleetConfig
@@ -31,6 +32,8 @@ IDLE_BLOCK_MS = 200
 PULL_BLOCK_MS = 1
 SLOW_POLL_S = 0.5
 HAND_OFF_LEASE_S = 10.0
+Post = tuple[scripts.Call, Callable[[Reply], None]]
+"""A script to run, and what to do with its answer."""
 
 
 class WorkerLoop:
@@ -97,30 +100,18 @@ class WorkerLoop:
             return ()
 
     def _exchange(self) -> None:
-        """The turn's one round trip: appends, acks and failures out; answers, notices and grants in."""
-        appends, relocations = self.sender.collect(list(self.tasks.values()))
-        acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
-        calls = [scripts.ack(acks)] if acks else []
-        calls += [scripts.append(appends)] if appends else []
-        calls += [scripts.fail(event) for event in self.failures]
-        calls += [scripts.relocate(relocation) for relocation in relocations]
-        calls += [scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[e]) for task, e in self.receiver.lost]
-        calls += [scripts.release(request, self.stage, self.worker) for request in self._withdrawn()]
-        given, taken = self._gifts(), self._arrived()
-        calls += [scripts.confirm(task.request, task.stage, task.epoch) for task in taken]
-        calls += [call for _, call in given]
+        """The turn's one round trip: every write out; answers, notices and grants in."""
+        posts = self._posts()
         ask = self._poll_due()
         mail = self.link.exchange(
-            calls, free_slots=self._free_slots(), block_ms=self._block_ms(bool(self.failures)), ask_live=ask
+            [call for call, _ in posts],
+            free_slots=self._free_slots(),
+            block_ms=self._block_ms(bool(self.failures)),
+            ask_live=ask,
         )
         self.failures, self.receiver.lost = [], []
-        if appends:
-            self._settle_appends(appends, cast("list[bytes]", mail.replies[1 if acks else 0]))
-        settled = mail.replies[len(calls) - len(given) - len(taken) : len(calls)]
-        for task, reply in zip(taken, settled, strict=False):
-            self._adopt(task, text(reply))
-        for (task, _), reply in zip(given, settled[len(taken) :], strict=True):
-            self._settle_gift(task, text(cast("list[Reply]", reply)[0]))
+        for (_, settle), reply in zip(posts, mail.replies, strict=True):
+            settle(reply)
         for notice in mail.notices:
             self._deliver(notice)
         for request, live in zip(ask, mail.still_live, strict=True):
@@ -128,10 +119,26 @@ class WorkerLoop:
                 self._drop(request)
         self._take(mail.grants)
 
-    def _gifts(self) -> list[tuple[Task, scripts.Call]]:
-        """Hand-offs of tasks that have come to the end of this role's walks; their chunks are appended in the same exchange."""
+    def _posts(self) -> list[Post]:
+        """What this turn writes, in order: a task's chunks go before its hand-off."""
+        appends, relocations = self.sender.collect(list(self.tasks.values()))
+        acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
+        posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
+        if appends:
+            posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
+        posts += [(scripts.fail(event), _ignore) for event in self.failures]
+        posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
+        for task, edge in self.receiver.lost:
+            posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
+        posts += [(scripts.release(request, self.stage, self.worker), _ignore) for request in self._withdrawn()]
+        for task in self._arrived():
+            posts.append((scripts.confirm(task.request, task.stage, task.epoch), partial(self._adopt, task)))
+        return posts + self._gifts()
+
+    def _gifts(self) -> list[Post]:
+        """Hand-offs of tasks that have come to the end of this role's walks."""
         giving, self.giving = self.giving, []
-        gifts: list[tuple[Task, scripts.Call]] = []
+        posts: list[Post] = []
         for task, blocks in giving:
             if self.tasks.get(task.request) is not task or self.serves.next is None:
                 continue
@@ -140,11 +147,11 @@ class WorkerLoop:
             call = scripts.hand_off(
                 task.request, task.stage, task.epoch, self.worker, self.serves.next, num_rows=rows, location=location, data=data
             )
-            gifts.append((task, call))
-        return gifts
+            posts.append((call, partial(self._settle_gift, task)))
+        return posts
 
-    def _settle_gift(self, task: Task, answer: str) -> None:
-        if answer != "ok":
+    def _settle_gift(self, task: Task, reply: Reply) -> None:
+        if text(cast("list[Reply]", reply)[0]) != "ok":
             self.offers.free(task.request)
             self._drop(task.request)
         elif self.tasks.get(task.request) is task:
@@ -171,9 +178,10 @@ class WorkerLoop:
                 due.append(task)
         return due
 
-    def _adopt(self, task: Task, answer: str) -> None:
+    def _adopt(self, task: Task, reply: Reply) -> None:
+        """The blocks are ours if they were still on offer; if not, they are computed here."""
         adoption, task.adoption = task.adoption, None
-        if self.tasks.get(task.request) is not task or adoption is None or adoption.blocks is None or answer != "ok":
+        if self.tasks.get(task.request) is not task or adoption is None or adoption.blocks is None or text(reply) != "ok":
             return
         if self.engine.adopt(task.request, adoption.blocks):
             task.adopted(self.config.graph_declaration().stage(self.stage).walks[:-1])
@@ -216,8 +224,8 @@ class WorkerLoop:
             "slots_used": self.transfer.used_slots(),
         }
 
-    def _settle_appends(self, appends: list[scripts.Append], answers: list[bytes]) -> None:
-        for item, raw in zip(appends, answers, strict=True):
+    def _settle_appends(self, appends: list[scripts.Append], reply: Reply) -> None:
+        for item, raw in zip(appends, cast("list[bytes]", reply), strict=True):
             answer, task = text(raw), self.tasks.get(item.chunk.request)
             if task is None:
                 continue
@@ -349,6 +357,10 @@ class WorkerLoop:
         if task is not None and task.adoption is not None:
             task.adoption.cancel()
         self.lingering.discard(request)
+
+
+def _ignore(_reply: Reply) -> None:
+    """A write whose refusal only says that somebody else has the right now; the end of the task is told by other means."""
 
 
 def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:

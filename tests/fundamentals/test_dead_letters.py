@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from fleet.cli.main import app
 from fleet.control import keys, scripts

@@ -4,6 +4,9 @@
 `interleaving_search` tries all orders. Seeded mistakes show that it can fail.
 """
 
+import gc
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
@@ -16,14 +19,16 @@ from tests.fundamentals.interleaving_search import Broken, Search
 from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, Scripts, Store, Task
 
 TWO_PRODUCERS, TWO_CONSUMERS = "ABc", "Acd"
+MAKES_TWO, TAKES_TWO, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 
 @pytest.fixture(autouse=True)
-def pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The graph of the model; and no garbage collection, which would look for cycles in a million tuples that have none."""
     monkeypatch.setitem(GRAPHS, PAIR.name, PAIR)
-
-
-MAKES_TWO, TAKES_TWO = (2, 1), (1, 2)
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def explored(fleet: Fleet) -> Search:
@@ -36,7 +41,6 @@ def explored(fleet: Fleet) -> Search:
 @pytest.mark.parametrize(
     "budget",
     [
-        pytest.param(Budget(deaths=2), id="two workers die: one at work, one of which the tensors are needed still"),
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
         pytest.param(Budget(freezes=1, failures=1), id="a worker freezes and wakes, a task fails"),
         pytest.param(Budget(crashes=1, retold=1, hasty=1), id="the conductor dies, hears events twice, grants hastily"),
@@ -46,11 +50,15 @@ def test_a_producer_recovers_in_every_order(budget: Budget) -> None:
     search = explored(Fleet(TWO_PRODUCERS, budget, frail=PRODUCER, sizes=MAKES_TWO))
     ends = {world.store.end for world in search.worlds}
     assert ends == {"", "finished", *(["failed"] if budget.failures else [])}
-    if budget.deaths == 2:
-        assert any(was_remade(search, world) for world in search.worlds), "a recovery and a remake in one life"
 
 
-def was_remade(search: Search, world: World) -> bool:
+def test_one_worker_dies_at_work_and_one_whose_tensors_are_needed_still() -> None:
+    search = explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), frail=PRODUCER, sizes=ONE_EACH))
+    assert {world.store.end for world in search.worlds} == {"", "finished"}
+    assert any(was_remade(world) for world in search.worlds)
+
+
+def was_remade(world: World) -> bool:
     """Epochs: granted at 1, lost at 2, granted at 3, granted to make tensors again at 4, closed at 5."""
     (producer, _) = world.store.tasks
     return world.store.end == "finished" and producer.epoch >= 5 and producer.deaths > 0
@@ -60,7 +68,7 @@ def was_remade(search: Search, world: World) -> bool:
     "budget",
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
-        pytest.param(Budget(freezes=1, retold=1, hasty=1), id="a worker freezes, events are told again"),
+        pytest.param(Budget(freezes=1, retold=1), id="a worker freezes and wakes, events are told again"),
     ],
 )
 def test_a_consumer_recovers_in_every_order(budget: Budget) -> None:

@@ -1,0 +1,211 @@
+"""The mirror of the interleaving check answers as the scripts do: the same random calls on both, compared after each."""
+
+import random
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import redis
+
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run, text
+from fleet.core import events as ev
+from fleet.core.chunk import Chunk, Location, TensorRef, decode_location
+from fleet.core.ids import CLIENT, Epoch, RoleName, WorkerId
+from fleet.core.request import RequestSpec
+from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, R, Scripts, Store, Task
+
+GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
+WORKERS = (("A0", PRODUCER), ("B0", PRODUCER), ("c0", CONSUMER))
+EDGES = tuple(edge.name for edge in PAIR.edges)
+CONSUMERS = (STAGES[CONSUMER], CLIENT)
+SIZES, HOUR_US, NUM_WALKS, NUM_CALLS = (2, 2), 3_600_000_000, 8, 120
+KEEP = scripts.Retention()
+UNSEEN = ev.WorkerJoined | ev.WorkerLeft
+
+
+class Twins:
+    """The same request in Redis and in the mirror. `epochs` translates: by stage, the mirror's epoch to Redis's."""
+
+    def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
+        client.flushdb()
+        self.client, self.rng, self.mirror = client, rng, mirror
+        self.leader = text(run(client, scripts.lead(CONDUCTOR, "", 600_000)))
+        for worker, role in (*((w, STAGES[stage]) for w, stage in WORKERS), (GATEWAY, "")):
+            run(client, scripts.register(WorkerId(worker), role, HOUR_US, {"kind": "test"}))
+        spec = RequestSpec(id=R, graph=PAIR.name, prompt_ids=(1,), outputs=(EDGES[CONSUMER],))
+        run(client, scripts.submit(spec, None, bound=1, stages=STAGES, edges=EDGES, gateway=GATEWAY))
+        submitted = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=spec.outputs)
+        self.store = Store(SIZES, listed=frozenset(w for w, _ in WORKERS), events=(submitted,))
+        self.epochs = [{0: 0}, {0: 0}]
+
+    def both(self, answer: Answer, call: scripts.Call) -> None:
+        self.store, mirrored = answer
+        reply = run(self.client, call)
+        said = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
+        assert said == mirrored, f"{call}: Redis says {said}, the mirror {mirrored}"
+        self.compare(str(call))
+
+    def compare(self, after: str) -> None:
+        for stage, task in enumerate(self.store.tasks):
+            raw = cast("dict[bytes, bytes]", self.client.hgetall(keys.task(R, STAGES[stage])))
+            fields = {text(name): text(value) for name, value in raw.items()}
+            self.epochs[stage][task.epoch] = int(fields["epoch"])
+            middle = EDGES[PRODUCER] if stage == CONSUMER else ""
+            seen = {
+                "state": fields["state"],
+                "owner": fields.get("owner", ""),
+                "produced": int(fields.get(f"produced:{EDGES[stage]}", 0)),
+                "consumed": int(fields.get(f"consumed:{middle}", 0)),
+                "deaths": int(fields.get("deaths", 0)),
+                "made_at_death": int(fields.get("made_at_death", -1)),
+                "alone": fields.get("alone", "") == "1",
+                "died_alone": fields.get("died_alone", "") == "1",
+                "log": self.client.xlen(keys.edge(R, EDGES[stage])),
+            }
+            expected = {name: getattr(task, name) for name in seen} | {"log": len(task.log)}
+            assert seen == expected, after
+            assert sorted(self.epochs[stage].values()) == [self.epochs[stage][m] for m in sorted(self.epochs[stage])]
+        self.compare_rest(after)
+
+    def compare_rest(self, after: str) -> None:
+        if not self.store.end:
+            places = cast("dict[bytes, bytes]", self.client.hgetall(keys.loc(R, EDGES[PRODUCER])))
+            at = {int(index): decode_location(raw)["rows"].agent for index, raw in places.items()}
+            assert at == dict(enumerate(self.store.at)), after
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
+        told = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
+        assert list(map(gist, told)) == list(map(gist, self.store.events)), after
+
+    def real(self, stage: int, epoch: int) -> Epoch:
+        return Epoch(self.epochs[stage].get(epoch, 1))
+
+    def any_epoch(self, stage: int) -> int:
+        """Mostly the task's own, sometimes an older one."""
+        now = self.store.tasks[stage].epoch
+        return now if self.rng.random() < 0.75 else self.rng.choice(sorted(self.epochs[stage]))
+
+    def any_call(self) -> Callable[[], None]:
+        often = [self.grant, self.claim, self.append] * 3
+        seldom = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.client_takes, self.end]
+        return self.rng.choice([*often, *seldom])
+
+    def grant(self) -> None:
+        stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
+        epoch, leads = self.any_epoch(stage), self.rng.random() < 0.9
+        call = scripts.grant(
+            self.leader if leads else "other|1", R, STAGES[stage], RoleName(STAGES[stage]), self.real(stage, epoch),
+            alone=alone, remake=remake,
+        )  # fmt: skip
+        term = self.store.term + (not leads)
+        self.both(self.mirror.grant(self.store, term, stage, epoch, alone=alone, remake=remake), call)
+
+    def claim(self) -> None:
+        worker, stage = self.rng.choice(WORKERS)
+        epoch = self.any_epoch(stage)
+        role = RoleName(STAGES[stage])
+        call = scripts.claim(WorkerId(worker), role, "0-1", R, STAGES[stage], self.real(stage, epoch))
+        self.both(self.mirror.claim(self.store, worker, stage, epoch), call)
+
+    def append(self) -> None:
+        worker, stage = self.rng.choice(WORKERS)
+        epoch, index, finish = self.any_epoch(stage), self.rng.randrange(4), self.rng.random() < 0.3
+        chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
+        location = place(worker) if stage == PRODUCER else {}
+        item = scripts.Append(
+            stage=STAGES[stage], consumer=CONSUMERS[stage], chunk=chunk, location=location, event=None, finish=finish, num_items=1
+        )
+        reply = cast("list[bytes]", run(self.client, scripts.append([item])))
+        self.store, mirrored = self.mirror.append(self.store, worker, stage, epoch, index, finish=finish)
+        assert text(reply[0]) == mirrored
+        self.compare(f"append {worker} {stage} {epoch} {index} {finish}")
+
+    def relocate(self) -> None:
+        worker, epoch, index = self.rng.choice("AB") + "0", self.any_epoch(PRODUCER), self.rng.randrange(3)
+        moved = scripts.Relocation(
+            request=R, stage=STAGES[PRODUCER], epoch=self.real(PRODUCER, epoch), edge=EDGES[PRODUCER],
+            consumer=STAGES[CONSUMER], index=index, location=place(worker),
+        )  # fmt: skip
+        self.both(self.mirror.relocate(self.store, worker, epoch, index), scripts.relocate(moved))
+
+    def consume(self) -> None:
+        epoch, consumed = self.any_epoch(CONSUMER), self.rng.randrange(3)
+        ack = scripts.Ack(
+            request=R, stage=STAGES[CONSUMER], epoch=self.real(CONSUMER, epoch), edge=EDGES[PRODUCER], consumed=consumed,
+            producer=STAGES[PRODUCER],
+        )  # fmt: skip
+        self.both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
+
+    def client_takes(self) -> None:
+        raw = text(self.client.hget(keys.task(R, CLIENT), "epoch"))
+        ack = scripts.Ack(
+            request=R, stage=CLIENT, epoch=Epoch(int(raw)), edge=EDGES[CONSUMER], consumed=SIZES[CONSUMER],
+            producer=STAGES[CONSUMER], delivered=True,
+        )  # fmt: skip
+        self.both(self.mirror.ack_by_client(self.store, SIZES[CONSUMER]), scripts.ack([ack]))
+
+    def lose(self) -> None:
+        epoch = self.any_epoch(CONSUMER)
+        call = scripts.lose_tensors(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), STAGES[PRODUCER])
+        self.both(self.mirror.lose_tensors(self.store, epoch), call)
+
+    def fail(self) -> None:
+        stage = self.rng.randrange(2)
+        epoch = self.any_epoch(stage)
+        real = self.real(stage, epoch)
+        fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=real, code="engine_error", message="")
+        self.both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
+
+    def fence(self) -> None:
+        """Late or not; a fenced worker joins again at once."""
+        worker, stage = self.rng.choice(WORKERS)
+        if self.rng.random() < 0.7:
+            self.client.zadd(keys.WORKERS, {worker: 1})
+            self.store = self.store._replace(late=self.store.late | {worker})
+        fenced = self.mirror.fence_worker(self.store, self.store.term, worker)
+        self.both(fenced, scripts.fence_worker(self.leader, WorkerId(worker)))
+        run(self.client, scripts.register(WorkerId(worker), STAGES[stage], HOUR_US, {"kind": "test"}))
+        self.store = self.store._replace(listed=self.store.listed | {worker})
+
+    def end(self) -> None:
+        """Rarely; nothing is accepted afterwards."""
+        if self.rng.random() < 0.1:
+            state = self.rng.choice(("finished", "failed"))
+            call = scripts.end_request(self.leader, R, state, "", "", None, KEEP)
+            self.both(self.mirror.end_request(self.store, self.store.term, state), call)
+
+
+def place(worker: str) -> Location:
+    ref = TensorRef(agent=WorkerId(worker), address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)
+    return {"rows": ref}
+
+
+def gist(event: ev.Event) -> tuple[object, ...]:
+    """An event without its epoch, which the mirror counts otherwise."""
+    return type(event), *(getattr(event, name, None) for name in ("stage", "owner", "deaths", "alone", "state"))
+
+
+def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
+    """Random calls on both twins; which facts and states came of them."""
+    seen: set[str] = set()
+    for seed in range(NUM_WALKS):
+        twins = Twins(client, random.Random(seed), mirror)
+        for _ in range(NUM_CALLS):
+            twins.any_call()()
+        seen |= {task.state for task in twins.store.tasks} | {type(event).__name__ for event in twins.store.events}
+    return seen
+
+
+def test_the_mirror_answers_as_the_scripts_do(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        seen = walk(client, Scripts())
+    assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "RequestEnded"} <= seen
+
+
+def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:
+    class AppendsAtAnyEpoch(Scripts):
+        def may_append(self, task: Task, epoch: int) -> bool:
+            return True
+
+    with connect(redis_url) as client, pytest.raises(AssertionError, match="stale"):
+        walk(client, AppendsAtAnyEpoch())
