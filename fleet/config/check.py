@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fleet.config.explain import Problem, first_sampling_problem
+from fleet.config.explain import Place, Problem, first_sampling_problem
 from fleet.config.names import meant, shown
-from fleet.config.schema import FleetConfig, SamplingDefaults
+from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
@@ -49,6 +49,7 @@ def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
 
 
 def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
+    """A configuration written out whole names every default, so the one worker that a stage has by default is no mistake."""
     for stage in config.graph_declaration().stages:
         given = config.stages.get(stage.name)
         if given is None or given.split is None:
@@ -57,7 +58,7 @@ def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
             can = [each.name for each in config.graph_declaration().stages if len(each.walks) > 1]
             message = f"{stage.name} has no prefill to split from its decode; only {', '.join(can)} can be split"
             yield Problem(("stages", stage.name, "split"), message)
-        if "replicas" in given.model_fields_set:
+        if given.replicas != StageConfig().replicas:
             message = "a split stage has no workers of its own; give split.prefill.replicas and split.decode.replicas instead"
             yield Problem(("stages", stage.name, "replicas"), message)
 
@@ -140,10 +141,18 @@ def invariant_numerics_have_their_device(config: FleetConfig) -> Iterator[Proble
         return
     if config.dtype not in ("auto", "float32"):
         yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; write float32 or auto")
-    places = {("stages", name, "device"): mine.device for name, mine in config.stages.items()}
-    for path, device in {("device",): config.device, **places}.items():
+    for path, device in _devices(config):
         if device not in (None, "auto", "cpu"):
             yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; write cpu, or numerics: fast")
+
+
+def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
+    yield ("device",), config.device
+    for name, stage in config.stages.items():
+        yield ("stages", name, "device"), stage.device
+        if stage.split:
+            yield ("stages", name, "split", "prefill", "device"), stage.split.prefill.device
+            yield ("stages", name, "split", "decode", "device"), stage.split.decode.device
 
 
 def folders_are_no_files(config: FleetConfig) -> Iterator[Problem]:

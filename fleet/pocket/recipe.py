@@ -125,10 +125,16 @@ def _joint(work: Work) -> None:
 
 
 def _export(work: Work) -> None:
-    from fleet.pocket.export import export
+    """A part that was not trained here is the start's."""
+    from safetensors.torch import save_file
 
-    names = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
-    export({part: work.weights(file) for part, file in names.items()}, work.folder / "pocket")
+    from fleet.pocket.export import export, part_of
+
+    files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
+    for part, name in files.items():
+        if work.start is not None and not work.weights(name).exists():
+            save_file(part_of(work.start, part), work.weights(name))
+    export({part: work.weights(name) for part, name in files.items()}, work.folder / "pocket")
 
 
 STEPS: Final[Mapping[str, Step]] = {

@@ -124,10 +124,11 @@ class WorkerLoop:
         appends, relocations = self.sender.collect(list(self.tasks.values()))
         acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
         posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
+        # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
+        posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
         if appends:
             posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
         posts += [(scripts.fail(event), _ignore) for event in self.failures]
-        posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
         for task, edge in self.receiver.lost:
             posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
         posts += [(scripts.release(request, self.stage, self.worker), _ignore) for request in self._withdrawn()]

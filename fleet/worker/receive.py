@@ -19,6 +19,7 @@ from fleet.worker.task import Task
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+REPORT_AGAIN_S = 1.0
 Received = tuple[EdgeName, Walk, Arrays, bool]
 _Key = tuple[RequestId, EdgeName]
 
@@ -39,6 +40,14 @@ class _Failing:
     again_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """Tensors whose holder is gone, and when that is reported again."""
+
+    location: Location
+    again_s: float
+
+
 class _PeerGone(TransferError):
     """The worker that holds the tensors is no longer listed: they must be made again."""
 
@@ -46,15 +55,16 @@ class _PeerGone(TransferError):
 class Receiver:
     """Pulls are polled, never waited for; a chunk is handed on whole, in index order.
 
-    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported; each waits until it is told where
-    its tensors are now. A read of a peer that may only be slow, or not yet found dead, is tried again for two deadlines.
+    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported again and again: one report may meet
+    a conductor or a producer that dies. Each chunk waits until it is told where its tensors are now. A read of a peer that may only
+    be slow, or not yet found dead, is tried again for two deadlines.
     """
 
     def __init__(self, transfer: Transfer, link: Link, deadline_s: float) -> None:
         self._transfer, self._link, self._deadline_s = transfer, link, deadline_s
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
-        self._gone: dict[_Key, Location] = {}
+        self._gone: dict[_Key, _Gone] = {}
         self._metadata: dict[WorkerId, bytes] = {}
         self.lost: list[tuple[Task, EdgeName]] = []
 
@@ -74,13 +84,14 @@ class Receiver:
         if not location:
             return {}
         key = (task.request, edge)
-        if self._gone.get(key) == location or self._must_wait(key):
+        if self._must_wait(key) or self._still_gone(key, location):
             return None
         try:
             return self._poll(key, location)
         except _PeerGone as error:
-            log.warning("request %s, edge %s: %s; they must be made again", task.request, edge, error.message)
-            self._gone[key] = location
+            if key not in self._gone:
+                log.warning("request %s, edge %s: %s; they must be made again", task.request, edge, error.message)
+            self._gone[key] = _Gone(location, time.monotonic() + REPORT_AGAIN_S)
             self._failing.pop(key, None)
             self.lost.append((task, edge))
         except TransferError:
@@ -101,6 +112,11 @@ class Receiver:
             return None
         self._forget_key(key)
         return state.done
+
+    def _still_gone(self, key: _Key, location: Location) -> bool:
+        """Whether these very tensors are known to be lost; now and then they are looked for, and reported, once more."""
+        gone = self._gone.get(key)
+        return gone is not None and gone.location == location and time.monotonic() < gone.again_s
 
     def _must_wait(self, key: _Key) -> bool:
         failing = self._failing.get(key)

@@ -37,13 +37,31 @@ class Sender:
         appends: list[Append] = []
         relocations: list[Relocation] = []
         for task in tasks:
-            unsent, task.unsent = task.unsent, []
-            appends += self._appends(task, [(edge, draft) for edge, draft in unsent if not draft.again])
-            relocations += [self._relocation(task, edge, draft) for edge, draft in unsent if draft.again]
-        return appends, [relocation for relocation in relocations if relocation.location]
+            again = [(edge, draft) for edge, draft in task.unsent if draft.again]
+            new = [(edge, draft) for edge, draft in task.unsent if not draft.again]
+            moved = [self._relocation(task, edge, draft) for edge, draft in again]
+            relocations += [relocation for relocation in moved if relocation is not None and relocation.location]
+            without_room = [entry for entry, relocation in zip(again, moved, strict=True) if relocation is None]
+            # Nobody can go on without them, and the task must not end before they have found room.
+            task.unsent = [*without_room, *new] if without_room else []
+            appends += [] if without_room else self._appends(task, new)
+        return appends, relocations
 
-    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
-        _, location = self._tensors(task, edge, draft)
+    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation | None:
+        """None if the arena has no room now; without a location if the tensors ride in the logged header."""
+        location: Location = {}
+        for name, array in draft.arrays.items():
+            dtype = edge.edge.tensors.get(name, str(array.dtype))
+            data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+            if len(data) <= INLINE_BYTES:
+                continue
+            try:
+                wire = self._transfer.publish(task.request, dtype, array.shape, data)
+            except TransferError:
+                return None
+            self._published.add(task.request)
+            if wire.ref is not None:
+                location[name] = wire.ref
         return Relocation(
             request=task.request,
             stage=task.stage,

@@ -142,6 +142,9 @@ class Driver:
         self._carry_out(commands)
 
     def _carry_out(self, commands: tuple[Command, ...]) -> None:
+        """Nothing is ordered once the lead is lost, not even what this turn still decides: the next leader decides it anew."""
+        if not self.leader:
+            return
         calls = [self._call(command) for command in commands]
         for command, reply in zip(commands, exchange(self.client, calls), strict=True):
             answer = text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
