@@ -55,9 +55,9 @@ class _PeerGone(TransferError):
 class Receiver:
     """Pulls are polled, never waited for; a chunk is handed on whole, in index order.
 
-    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported again and again: one report may meet
-    a conductor or a producer that dies. Each chunk waits until it is told where its tensors are now. A read of a peer that may only
-    be slow, or not yet found dead, is tried again for two deadlines.
+    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported again and again: one report may
+    meet a conductor or a producer that dies. Each chunk waits until it is told where its tensors are now. A read of a peer that
+    may only be slow, or not yet found dead, is tried again for two deadlines.
     """
 
     def __init__(self, transfer: Transfer, link: Link, deadline_s: float) -> None:
