@@ -17,7 +17,8 @@ PATIENCE_S = 300.0
 """A machine whose cores are all taken needs minutes to load a worker, and slow is not lost."""
 TAKEN_OVER_S = 0.5
 """How long a frozen process stays frozen after it has lost its right, so that others work on what it held when it wakes."""
-POLL_S = 0.1
+AT_WORK_S = 3.0
+POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,19 +84,22 @@ class Striker:
         )  # fmt: skip
 
     def _choose(self, role: str) -> tuple[Member, psutil.Process]:
-        """Raises: ChaosError if nobody is there to be struck, although nobody was."""
-        chosen: list[tuple[Member, psutil.Process]] = []
+        """Who holds most tasks, at a moment when somebody holds one, if such a moment comes soon: short tasks are easily missed.
 
-        def chooses() -> bool:
-            # By process and not by pid alone: psutil refuses a pid that was given to another one meanwhile.
-            processes = find(*_words(role))
+        Raises: ChaosError if nobody is there to be struck.
+        """
+        # By process and not by pid alone: psutil refuses a pid that was given to another one meanwhile.
+        processes = find(*_words(role))
+        deadline_s = self._now_s() + AT_WORK_S
+        while True:
             there = [member for member in self._watch.members(role) if member.pid in processes]
-            chosen[:] = [(member, processes[member.pid]) for member in there]
-            return bool(chosen)
-
-        if not self._until(chooses):
-            raise ChaosError(f"nobody serves {role} for {PATIENCE_S:g} s, and chaos did nothing to it since it was whole")
-        return max(chosen, key=lambda pair: pair[0].num_tasks)
+            victim = max(there, key=lambda member: member.num_tasks, default=None)
+            late = self._now_s() > deadline_s
+            if victim is not None and (victim.num_tasks or role == CONDUCTOR or late):
+                return victim, processes[victim.pid]
+            if late:
+                raise ChaosError(f"nobody serves {role}, although chaos had done nothing to it since the fleet was whole")
+            self._pause.wait(CHOOSE_POLL_S)
 
     def _freeze(self, process: psutil.Process, victim: Member) -> bool:
         process.suspend()

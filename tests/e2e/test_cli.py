@@ -62,7 +62,7 @@ def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
         ("config --config broken.yaml", "broken.yaml: not valid YAML (line "),
         ("config --set web.prot=1", "web.prot: unknown key"),
         ("config --set graph=other", "unknown graph 'other'"),
-        ("worker nobody", f"unknown role 'nobody'; graph {DEFAULT_GRAPH} has the roles "),
+        ("worker nobody", "role: this deployment has no role 'nobody'; it has "),
         ("redis --set redis.port=0", "redis.port: 0 leaves the others no address"),
         ("checkpoint tiny .", "is not an empty folder"),
         ("checkpoint tiny new --graph other", "unknown graph 'other'"),

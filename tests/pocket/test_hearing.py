@@ -21,7 +21,7 @@ from fleet.pocket.hearing.augment import add_noise, coloured, spoil
 from fleet.pocket.hearing.features import log_mel
 from fleet.pocket.hearing.recordings import Recordings, load
 from fleet.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
-from fleet.pocket.train.joint import Draw, sound_loss, spoken_turns, text_loss, transcription
+from fleet.pocket.train.joint import Draw, sound_loss, spoken_turns, text_losses, transcription
 from fleet.pocket.train.listening import FIRST_ROW, Clips, Listener, answer, embed, letters, prompt, sample, speak_letters
 from fleet.pocket.train.thinker import decoder_block, pack
 from fleet.pocket.train.tower import BLANK, Hearing, ctc_loss, inner, positions, slot_scores, symbols
@@ -197,7 +197,7 @@ def test_both_losses_reach_both_parts(known: Recordings, listener: Listener) -> 
     clips = Clips()
     batch = pack(Draw(known).samples(np.random.default_rng(3), clips), num_rows=1)
     embedded = embed(listener, batch.ids, clips)
-    text = text_loss(listener, batch, embedded, decoder_block)
+    text, _ = text_losses(listener, batch, embedded, decoder_block)
     text.backward(retain_graph=True)
     assert listener.audio_tower.conv2d1.weight.grad.abs().sum() > 0
     assert listener.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
