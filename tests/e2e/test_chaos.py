@@ -44,7 +44,7 @@ def test_help_teaches() -> None:
 
 
 def test_a_bad_option_is_one_line(tmp_path: Path) -> None:
-    done = run_cli("chaos", "--roles", "conductor,nobody", cwd=tmp_path)
+    done = run_cli("chaos", "--roles", "conductor,nobody", cwd=tmp_path, timeout_s=110)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines() == [
         f"fleet: --roles conductor,nobody: 'nobody' is not known; use one or more of {', '.join([*ROLES[1:], CONDUCTOR])}"
