@@ -30,8 +30,7 @@ def test_a_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
     assert all(hit.how == How.KILL and hit.whole_s is not None for hit in verdict.hits)
     assert verdict.numerics == "invariant"
     assert verdict.answered == len(verdict.disturbed) >= 4
-    assert verdict.caught > 0, "somebody listened when a signal fell"
-    assert verdict.pauses_caught.gap_s is not None and verdict.pauses_undisturbed.gap_s is not None
+    assert verdict.pauses_undisturbed.gap_s is not None
     assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")
     assert not list((tmp_path / ".fleet").glob("bench-*")), "its own data folder goes with it"
     assert not list((tmp_path / ".fleet").glob("chaos-*.log")), "lines are kept only for a run that failed"
