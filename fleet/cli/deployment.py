@@ -3,14 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fleet.config import FleetConfig, load_config
 from fleet.config.settings import Settings, read_settings
-from fleet.core.errors import ConfigError
 from fleet.graphs import DEFAULT_GRAPH
-
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,7 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
     return Deployment(
         config=config,
         settings=dataclasses.replace(settings, port=config.web.port, config_path=path),
-        redis_url=_checked_url(settings.redis_url) if settings.redis_url else f"redis://127.0.0.1:{config.redis.port}",
+        redis_url=settings.redis_url or f"redis://127.0.0.1:{config.redis.port}",
     )
 
 
@@ -48,16 +44,3 @@ def _default_file(overrides: tuple[str, ...]) -> Path | None:
     named = [text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")]
     path = Path("configs") / f"{named[-1] if named else DEFAULT_GRAPH}.yaml"
     return path if path.is_file() else None
-
-
-def _checked_url(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in REDIS_SCHEMES and (parts.port is None or parts.port > 0)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError("REDIS_URL: not a Redis address; write redis://HOST:PORT", param="REDIS_URL")
-    return url
-
-

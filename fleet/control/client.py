@@ -61,7 +61,7 @@ class FleetClient:
         self._jobs = [asyncio.create_task(self._renew()), asyncio.create_task(self._read())]
 
     async def stop(self) -> None:
-        """Leave: requests still held are aborted by the conductor, since nobody listens any more."""
+        """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""
         # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
         self._stopping = True
         for job in self._jobs:

@@ -66,7 +66,7 @@ class NoWorker(FleetError):
 
 
 class WorkerLost(FleetError):
-    """The worker that held a task of the request died."""
+    """Worker after worker died over the request, the last one with nothing else to do; it is among the dead letters."""
 
     code = "worker_lost"
     status = 503

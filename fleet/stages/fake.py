@@ -24,7 +24,6 @@ class FakeTask:
         self._spec, self._stage = spec, options.stage
         self._outputs = [edge for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
         self._is_source = not graph.edges_to(options.stage)
-        self._prefilled = False
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
