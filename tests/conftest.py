@@ -1,5 +1,6 @@
 """Fixtures that every folder of tests shares: one real Redis server a session, empty at the start of each test."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,23 @@ import redis
 
 from fleet.control.keys import PREFIX, row_of
 from tests.support import RedisProcess
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def left_open() -> Iterator[None]:
+    """A socket that a module's tests leave open is an error of that module, not of whichever runs when it is collected."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def num_aborts(pytestconfig: pytest.Config) -> int | None:
+    """What `--aborts` says."""
+    return pytestconfig.getoption("--aborts")
 
 
 @pytest.fixture(scope="session")

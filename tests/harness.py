@@ -15,7 +15,7 @@ from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
 from fleet.control import scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, run
+from fleet.control.connect import connect, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
 from fleet.core.request import RequestSpec, Sampling
@@ -23,6 +23,7 @@ from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
+from fleet.worker.hand_off import share_pool
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import build_stage
@@ -56,9 +57,13 @@ class ThreadFleet:
         client = connect(self.url)
         self.clients.append(client)
         transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
+        if config.stage(serves.stage).split is not None:
+            share_pool(built.engine, transfer)
         fields = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch), "transfer": transfer.metadata()}
-        run(client, scripts.register(worker, role, LEASE_US, fields))
+        call = scripts.register(worker, role, LEASE_US, fields, replicas=serves.replicas, standby=serves.standby)
+        answer = text(run(client, call))
         loop = WorkerLoop(config, worker, RoleName(role), built, Link(client, worker, RoleName(role)), transfer)
+        loop.standing_by = answer == "standby"
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -115,17 +120,19 @@ class ThreadFleet:
 
 @contextmanager
 def thread_fleet(
-    url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis"
-) -> Generator[ThreadFleet]:
-    """One conductor and one worker per role, on the fake engine unless `overrides` say otherwise."""
-    config = load_config(None, ("engine=fake", "device=cpu", *overrides))
+    url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis", file: Path | None = None,
+    without: str = "",
+) -> Generator[ThreadFleet]:  # fmt: skip
+    """One conductor and one worker per role of `file` but `without`, on the fake engine unless `overrides` say otherwise."""
+    config = load_config(file, ("engine=fake", "device=cpu", *overrides))
     client = connect(url)
     fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
     fleet.checkpoint, fleet.transfer = checkpoint or Path(), transfer
     try:
         fleet.start_conductor()
         for role in config.roles():
-            fleet.add_worker(role.name)
+            if role.name != without:
+                fleet.add_worker(role.name)
         yield fleet
     finally:
         fleet.stop()
@@ -204,9 +211,9 @@ def assert_same(got: Heard, expected: Heard) -> None:
         np.testing.assert_array_equal(array, expected[edge], err_msg=str(edge))
 
 
-def in_step(graph: Graph) -> tuple[str, ...]:
+def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
     """So few credits that no stage runs ahead of the listener: each is still at work when it is killed."""
-    return (f"graph={graph.name}", *(f"edges.{edge.name}.credits=2" for edge in graph.edges))
+    return (f"graph={graph.name}", *(f"edges.{edge.name}.credits={credits}" for edge in graph.edges))
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:

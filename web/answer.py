@@ -1,8 +1,9 @@
 """One answer as it arrives: chunks of the client edges to pieces of text and sound, with its counts. Knows no HTTP."""
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -92,7 +93,10 @@ class ClientEdges:
 
 
 class Answer:
-    """An answer under way; use as an async context manager, which aborts the request when left before its end."""
+    """An answer under way; use as an async context manager, which aborts the request when left before its end.
+
+    But not once `closing` is set: then it is the gateway that leaves, and the client may go on at another.
+    """
 
     def __init__(
         self,
@@ -103,16 +107,21 @@ class Answer:
         edges: ClientEdges,
         frontend: Frontend,
         metrics: Metrics,
+        closing: asyncio.Event,
+        num_cached: Callable[[RequestSpec], Awaitable[int]],
     ) -> None:
         self.spec = spec
         self.num_samples = 0
         self._num_text_tokens = 0
+        self._num_cached = 0
+        self._ask_num_cached = num_cached
         self._last_id: int | None = None
         self._main = main
         self._stream = stream
         self._edges = edges
         self._frontend = frontend
         self._metrics = metrics
+        self._closing = closing
         self._detokenizer = frontend.detokenizer()
         self._trimmer = StopTrimmer(main.stop)
         self._pcm = bytearray()
@@ -129,7 +138,9 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._metrics.in_flight.dec()
-        if not self._ended:
+        if not self._ended and not self._outcome and self._closing.is_set():
+            self._outcome = "left"
+        elif not self._ended:
             self._outcome = self._outcome or "aborted"
             await self._abort()
         self._metrics.request_ended(self._outcome, time.monotonic() - self._started, self.answer_s)
@@ -153,7 +164,9 @@ class Answer:
             yield TextPiece(rest)
         for piece in self._sound(final=True):
             yield piece
+        self._num_cached = await self._ask_num_cached(self.spec)
         self._ended, self._outcome = True, self.finish_reason
+        self._metrics.cached_tokens.inc(self._num_cached)
         self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
         self._metrics.answer_tokens.inc(self._num_text_tokens)
 
@@ -177,7 +190,9 @@ class Answer:
             prompt_tokens=prompt,
             completion_tokens=text + audio,
             total_tokens=prompt + text + audio,
-            prompt_tokens_details=PromptDetails(audio_tokens=prompt_audio, text_tokens=prompt - prompt_audio),
+            prompt_tokens_details=PromptDetails(
+                audio_tokens=prompt_audio, text_tokens=prompt - prompt_audio, cached_tokens=self._num_cached
+            ),
             completion_tokens_details=CompletionDetails(audio_tokens=audio, text_tokens=text),
         )
 

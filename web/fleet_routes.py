@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.core.errors import FleetError, ModelNotFound, NoWorker
+from fleet.core.hand_off import HandOff
 from fleet.core.ids import RequestId
 from web.errors import ErrorBody, NotFound, envelope_of
 from web.gateway import Gateway
@@ -21,6 +22,7 @@ class WorkerBody(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_us: int
     lease_left_s: float
+    standby: bool
     running: int
     capacity: int
 
@@ -32,10 +34,16 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`hand_off`: the moments at which its decode came to another worker than its prefill. `spared`: the rows of it that the
+    conversation's earlier turn had computed.
+    """
+
     stage: str
     state: str
     owner: str | None
     walk: str | None
+    hand_off: HandOff | None = None
+    spared: int = 0
 
 
 class EdgeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +168,7 @@ def _worker(view: WorkerView) -> WorkerBody:
         pid=view.pid,
         started_us=view.started_us,
         lease_left_s=round(view.lease_left_s, 3),
+        standby=view.standby,
         running=view.running,
         capacity=view.capacity,
     )
@@ -171,7 +180,12 @@ def _story(request_id: str, view: RequestView) -> StoryBody:
         state=view.state,
         error=view.error or None,
         created_us=view.created_us,
-        tasks=[TaskBody(stage=t.stage, state=t.state, owner=t.owner or None, walk=t.walk or None) for t in view.tasks],
+        tasks=[
+            TaskBody(
+                stage=t.stage, state=t.state, owner=t.owner or None, walk=t.walk or None, hand_off=t.hand_off, spared=t.spared
+            )
+            for t in view.tasks
+        ],
         edges=[
             EdgeBody(
                 name=e.name, source=e.source, target=e.target, produced=e.produced, consumed=e.consumed, items=e.items

@@ -1,15 +1,17 @@
 """From a checked chat to an answer under way: what the API and the console share. Knows no HTTP."""
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
 from fleet.config.schema import FleetConfig
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, ConfigError, InputTooLarge, ModelNotFound
+from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
@@ -19,6 +21,8 @@ from web.metrics import Metrics
 from web.ports import ClientStream, FleetPort
 from web.sampling import request_seed, resolve_sampling, stage_defaults
 from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody
+
+log = logging.getLogger("fleet.web")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class Gateway:
         self.model = model_name(config)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
-        """Set at shutdown: endless streams end."""
+        """Set at shutdown: endless streams end, and answers cut short are left to another gateway."""
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
 
@@ -74,7 +78,7 @@ class Gateway:
             created_us=now_us(),
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
-        spec = msgspec.structs.replace(spec, reply=reply_of(body))
+        spec = msgspec.structs.replace(spec, reply=reply_of(body), session=session_of(body))
         stream = await self._submit(spec, blob)
         return Opened(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
@@ -94,7 +98,21 @@ class Gateway:
             edges=self.edges,
             frontend=self.frontend,
             metrics=self.metrics,
+            closing=self.closing,
+            num_cached=self._num_cached,
         )
+
+    async def _num_cached(self, spec: RequestSpec) -> int:
+        """Of a request whose answer has ended, how many prompt positions the conversation's earlier turn had computed."""
+        if not spec.session:
+            return 0
+        try:
+            view = await self.client.request_view(spec.id)
+        except FleetError as error:
+            log.warning("request %s: what was spared of it is not known: %s", spec.id, error.message)
+            return 0
+        spared = [task.spared for task in view.tasks if task.stage == self._main] if view is not None else []
+        return min(sum(spared), len(spec.prompt_ids))
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         submitting = asyncio.ensure_future(self.client.submit(spec, blob))
@@ -156,6 +174,12 @@ def reply_of(body: ChatBody) -> dict[str, str]:
     """What a body says of its answer's shape, as the request keeps it: a key is there or not."""
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return {name: "yes" for name, wanted in ((MIRROR, "text" in body.wants), (USAGE, usage)) if wanted}
+
+
+def session_of(body: ChatBody) -> str:
+    """The conversation's name inside the fleet: of one length, and fit for a key of Redis, whatever the client calls it."""
+    key = body.prompt_cache_key
+    return blake2b(key.encode(), digest_size=16).hexdigest() if key is not None else ""
 
 
 def client_edges(graph: Graph) -> ClientEdges:

@@ -14,8 +14,9 @@ ROLE_GAUGES = {
     "queue_oldest_seconds": "Age of the oldest of them, since it was granted; 0 without one.",
     "queue_lag": "Those of them that no worker has read yet.",
     "running": "Tasks that the role's workers run.",
-    "capacity": "Tasks that its workers could run at once; draining workers count for nothing.",
+    "capacity": "Tasks that its workers could run at once; those that leave or stand by count for nothing.",
     "draining": "Workers that are leaving.",
+    "standby": "Workers that are loaded and take nothing until one of the role is lost.",
 }
 
 
@@ -43,6 +44,11 @@ class Metrics:
         )
         self.audio_s = Counter("fleet_audio_seconds", "Seconds of sound delivered.", registry=registry)
         self.prompt_tokens = Counter("fleet_prompt_tokens", "Prompt positions of ended requests.", registry=registry)
+        self.cached_tokens = Counter(
+            "fleet_cached_prompt_tokens",
+            "Prompt positions of ended requests that an earlier turn of the conversation had computed.",
+            registry=registry,
+        )
         self.answer_tokens = Counter("fleet_answer_tokens", "Text tokens of ended requests.", registry=registry)
         self.edge_chunks = Counter(
             "fleet_edge_chunks", "Chunks received on client edges.", ("edge",), registry=registry
@@ -61,7 +67,7 @@ class Metrics:
         for view in roles:
             values = {
                 "queue_depth": view.queue_depth, "queue_oldest_seconds": view.oldest_s, "queue_lag": view.lag,
-                "running": view.running, "capacity": view.capacity, "draining": view.draining,
+                "running": view.running, "capacity": view.capacity, "draining": view.draining, "standby": view.standby,
             }  # fmt: skip
             for name, value in values.items():
                 self._of_roles[name].labels(role=view.role).set(value)

@@ -13,7 +13,7 @@ from web.errors import UnsupportedValue
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
 IGNORED = frozenset(
-    {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
     | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity", "top_logprobs", "tool_choice"}
 )
 """Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
@@ -115,6 +115,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+CacheKey = Annotated[str, Field(min_length=1, max_length=64)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -149,7 +150,10 @@ class StageFields(SamplingFields):
 
 
 class ChatBody(SamplingFields):
-    """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names."""
+    """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names.
+
+    `prompt_cache_key` names the conversation: a turn need not compute again what the last one of that name began with.
+    """
 
     model: str
     messages: Annotated[list[MessageBody], Field(min_length=1)]
@@ -167,6 +171,7 @@ class ChatBody(SamplingFields):
     user: str | None = None
     metadata: dict[str, object] | None = None
     store: bool | None = None
+    prompt_cache_key: CacheKey | None = None
     fleet: dict[str, StageFields] | None = None
 
     @property

@@ -16,6 +16,8 @@ import msgspec
 
 from fleet.bench.errors import BenchError
 from fleet.bench.trace import Heard, Trace
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
 
 PCM_RATE_HZ = 24_000
 """What `pcm16` means in this API. Source: OpenAI's reference, "24kHz, mono, little-endian"."""
@@ -81,6 +83,15 @@ class _Workers(msgspec.Struct, frozen=True):
     missing_roles: tuple[str, ...]
 
 
+class _Task(msgspec.Struct, frozen=True):
+    stage: StageName
+    hand_off: HandOff | None = None
+
+
+class _Story(msgspec.Struct, frozen=True):
+    tasks: tuple[_Task, ...]
+
+
 _event = msgspec.json.Decoder(_Event)
 
 
@@ -104,11 +115,15 @@ class ChatBody(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """A streamed answer, undecoded. Units: each piece's time counts from the moment the request was sent."""
+    """A streamed answer, undecoded. Units: each piece's time counts from the moment the request was sent.
+
+    `request`: its id, by which the fleet tells its story.
+    """
 
     prompt: int
     sent_s: float
     pieces: tuple[tuple[float, bytes], ...]
+    request: str = ""
 
 
 class ChatApi:
@@ -143,6 +158,11 @@ class ChatApi:
             raise BenchError(f"the fleet at {self.url} is not ready: no worker for {', '.join(workers.missing_roles)}")
         return frozenset(worker.role for worker in workers.data if worker.role)
 
+    def hand_offs(self, request: str) -> dict[StageName, HandOff]:
+        """How each stage's task of a request went from one worker to another, where it did and that was told."""
+        story = _decoded(self._get(f"/v1/fleet/requests/{request}"), _Story, self.url)
+        return {task.stage: task.hand_off for task in story.tasks if task.hand_off is not None}
+
     def answer(self, prompt: int, body: bytes, began_s: float, cancelled: Callable[[], bool]) -> Recording:
         """Send one request and record its stream to the end, or until it is cancelled. `began_s` is the phase's start."""
         sent_s = time.perf_counter()
@@ -160,7 +180,8 @@ class ChatApi:
             raise self._unreachable(error) from error
         finally:
             connection.close()
-        return Recording(prompt=prompt, sent_s=sent_s - began_s, pieces=tuple(pieces))
+        request = response.getheader("x-request-id", "")
+        return Recording(prompt=prompt, sent_s=sent_s - began_s, pieces=tuple(pieces), request=request)
 
     def _get(self, path: str) -> bytes:
         connection = self._connection()

@@ -1,6 +1,5 @@
 """Which fleet is measured: one that runs already, or one started for the measuring and stopped after it. Knows no stage."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.config.settings import read_settings
+from fleet.core.parent_death import signalled_with_parent
 from fleet.graphs import DEFAULT_GRAPH
 
 RESOLVED_NAME = "resolved.yaml"
@@ -27,7 +27,6 @@ CHECKPOINTS = "checkpoints"
 READY = re.compile(r"fleet: ready at (http://\S+)")
 START_S = 600.0
 STOP_S = 20.0
-PR_SET_PDEATHSIG = 1
 TAIL_LINES = 15
 POLL_S = 0.1
 
@@ -79,7 +78,7 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
         process = subprocess.Popen(
             [sys.executable, "-m", "fleet.cli", "up", *words],
             env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
-            preexec_fn=_stop_with_parent(),
+            preexec_fn=signalled_with_parent(signal.SIGTERM),
         )  # fmt: skip
     try:
         url = _await_ready(process, log)
@@ -109,17 +108,6 @@ def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
             raise BenchError(f"`fleet up` did not become ready; the end of {log}:\n{tail}")
         time.sleep(POLL_S)
     return ready[1]
-
-
-def _stop_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes `fleet up`: ask Linux to stop it when this process is killed.
-
-    Other systems have no such request; there, a killed benchmark leaves its fleet running.
-    """
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

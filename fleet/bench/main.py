@@ -17,15 +17,18 @@ from fleet.bench.agreement import compare
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
 from fleet.bench.errors import BenchError
+from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
+from fleet.bench.interference import measure_interference
 from fleet.bench.machine import describe_machine, usable_cores
 from fleet.bench.options import Options, parse
 from fleet.bench.plot import draw
 from fleet.bench.progress import Meter, meter
 from fleet.bench.reference import Result, Work, run_aside
 from fleet.bench.report import Report, show, write_json
+from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
-from fleet.bench.targets import against_baseline, against_twin, of_hops
+from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale
 from fleet.bench.transfer import measure_transfer
 from fleet.config.settings import read_settings
 from fleet.core.errors import FleetError
@@ -98,9 +101,29 @@ def _measure(options: Options, args: list[str]) -> Report:
             done = progress.steps("tensor reads", 1)
             report = replace(report, transfer=measure_transfer())
             done()
+        if options.scale:
+            counts, base = options.streams, configured(options.config, options.overrides)
+            scale = measure_scale(base, counts, options.scale_seconds, progress.steps("streams", len(counts) + 1))
+            report = replace(report, scale=scale, ratios=(*report.ratios, *of_scale(scale)))
+        if options.hand_off:
+            hand_offs = _measure_hand_offs(options, progress)
+            report = replace(report, hand_offs=hand_offs, ratios=(*report.ratios, *of_hand_offs(hand_offs)))
+        if options.interference:
+            report = replace(report, interference=measure_interference(options, progress.steps))
         if options.serving:
             report = _measure_fleet(report, options, progress)
     return report
+
+
+def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:
+    """The blocks first, for the fleet's processes would be in their way."""
+    # It needs torch, and nothing else here does.
+    from fleet.bench.kv_pages import measure_pages
+
+    done = progress.steps("reads of keys and values", 1)
+    pages = measure_pages()
+    done()
+    return replace(measure_hand_offs(options, progress.steps), pages=pages)
 
 
 def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:

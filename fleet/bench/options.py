@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+STREAMS = (10, 300)
 EPILOG = """\
 What is measured
   serving      streamed chat completions over HTTP, greedy, every stage bounded: first text, first sound, last sample,
@@ -14,6 +15,17 @@ What is measured
   --twin       the fleet's own stages in one process, without Redis or transfers: the price of being many processes
   --hop        one chunk from append to delivery through real Redis
   --transfer   tensor reads between two processes
+  --scale      real-time streams on the fake engine, 12.5 chunks a second each, on a fleet of its own: how late chunks
+               arrive, what CPU a chunk costs at each of --streams; then a role with slots for half of the streams, and a
+               second worker that joins it meanwhile. Every answer is compared with what it must be
+  --hand-off   prefill and decode by workers of their own: from the last step of one to the first step of the next, part
+               by part; and keys and values read block by block, beside one plain read of as many bytes
+  --interference
+               gaps between the pieces of running answers while a train of long prompts arrives: prefill and decode
+               together, then split, by as many workers. --concurrency answers run all the time, --requests long prompts
+               come
+  The last two start fleets of their own. A deployment that splits nothing is split wherever it can be; the checkpoint is
+  a tiny random one unless one is named.
 
 Examples
   fleet bench                                       the fleet at http://127.0.0.1:8000
@@ -21,6 +33,9 @@ Examples
   fleet bench --up --set checkpoint=/models/x --requests 32 --concurrency 16 --json out.json --png out.png
   fleet bench --url http://gpu-box:8000 --max-tokens 200 --frames 400
   fleet bench --hop --transfer                      no fleet is needed
+  fleet bench --scale --streams 10,300 --check      the control plane alone
+  fleet bench --hand-off --interference --png x.png what splitting costs, and what it buys
+  fleet bench --hand-off --config configs/thinker_pd.yaml --set checkpoint=/models/x --set device=cuda
 
 Numbers from a busy machine mean little: the report says how many cores other processes kept busy meanwhile.
 Exit status: 0 measured, 1 it could not be measured (one line says why) or, with --check, a target was missed,
@@ -48,6 +63,13 @@ class Options:
     hop: bool
     hops: int
     transfer: bool
+    scale: bool
+    streams: tuple[int, ...]
+    scale_seconds: int
+    hand_off: bool
+    hand_offs: int
+    interference: bool
+    prompt_tokens: int
     json: Path | None
     png: Path | None
     check: bool
@@ -59,7 +81,8 @@ def parse(args: list[str]) -> Options:
     given = parser.parse_args(args)
     if given.url and given.up:
         parser.error("--url measures a fleet that runs, --up starts one: give one of them")
-    alone = (given.hop or given.transfer) and not (given.url or given.up or given.baseline or given.twin)
+    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference
+    alone = apart and not (given.url or given.up or given.baseline or given.twin)
     return Options(
         serving=not alone,
         url=given.url,
@@ -77,6 +100,13 @@ def parse(args: list[str]) -> Options:
         hop=given.hop,
         hops=given.hops,
         transfer=given.transfer,
+        scale=given.scale,
+        streams=tuple(sorted({count for counts in given.streams or [STREAMS] for count in counts})),
+        scale_seconds=given.scale_seconds,
+        hand_off=given.hand_off,
+        hand_offs=given.hand_offs,
+        interference=given.interference,
+        prompt_tokens=given.prompt_tokens,
         json=given.json,
         png=given.png,
         check=given.check,
@@ -108,6 +138,13 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--hop", action="store_true", help="time append to delivery through a Redis started for it")
     also.add_argument("--hops", type=_positive, default=1000, metavar="N", help="how many of them (1000)")
     also.add_argument("--transfer", action="store_true", help="time tensor reads between two processes")
+    also.add_argument("--scale", action="store_true", help="load the control plane alone, on the fake engine")
+    also.add_argument("--streams", type=_counts, action="append", metavar="N,N", help="how many at once; repeatable (10,300)")
+    also.add_argument("--scale-seconds", type=_positive, default=10, metavar="S", help="of each of its windows (10)")
+    also.add_argument("--hand-off", action="store_true", help="time what lies between a prefill and a decode worker")
+    also.add_argument("--hand-offs", type=_positive, default=60, metavar="N", help="how many of them, of each split stage (60)")
+    also.add_argument("--interference", action="store_true", help="long prompts beside running answers, together and split")
+    also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of such a long prompt (4000)")
     out = parser.add_argument_group("the report")
     out.add_argument("--json", type=Path, metavar="FILE", help="every number, and what it was measured on")
     out.add_argument("--png", type=Path, metavar="FILE", help="the numbers as a picture")
@@ -117,6 +154,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     return _whole(text, 1)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
 
 
 def _count(text: str) -> int:

@@ -2,21 +2,27 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.bench.hand_off import PARTS, StageHandOffs
 from fleet.bench.hop import HopResult
+from fleet.bench.interference import SPLIT, TOGETHER, Interference, Side
 from fleet.bench.reference import Result
 from fleet.bench.report import Report
+from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Summary, percentile, summarise
-from fleet.bench.targets import HOP_P50_US
+from fleet.bench.targets import HAND_OFF_P50_MS, HOP_P50_US
 from fleet.bench.trace import Heard, Trace
 
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.0, 3.8, 130
 P95_ALPHA = 0.4
 HOP_BINS = 60
+SIDE_COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
+PEACE_ALPHA = 0.35
 
 Axes = Any
 """`matplotlib.axes.Axes`, whose annotations are incomplete."""
@@ -69,6 +75,15 @@ def _panels(report: Report) -> list[Panel]:
     hops = report.hops
     if hops is not None:
         panels.append(lambda axes: _hops(axes, hops))
+    if report.scale is not None:
+        panels.append(partial(_costs, scale=report.scale))
+    if report.hand_offs is not None:
+        panels += [partial(_hand_offs, stage=stage) for stage in report.hand_offs.stages]
+    interference = report.interference
+    if interference is not None:
+        top_s = max(gap.gap_s for side in (interference.together, interference.split) for gap in side.train)
+        panels += [partial(_gaps, side=side, top_s=top_s) for side in (interference.together, interference.split)]
+        panels.append(lambda axes: _gap_shares(axes, interference))
     return panels
 
 
@@ -169,3 +184,64 @@ def _hops(axes: Axes, hops: HopResult) -> None:
     axes.axvline(HOP_P50_US, color=PLAYED, linestyle="--", label="target for p50")
     axes.set(xlabel="us from append to delivery", ylabel="hops", title=f"{len(hops.delivery_us)} hops through Redis")
     axes.legend(fontsize=8)
+
+
+def _hand_offs(axes: Axes, stage: StageHandOffs) -> None:
+    """Each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
+
+    def whole_us(number: int) -> int:
+        return (stage.hand_offs[number].resumed_us or 0) - stage.hand_offs[number].prefilled_us
+
+    for place, number in enumerate(sorted(range(len(stage.hand_offs)), key=whole_us)):
+        told = stage.hand_offs[number]
+        for part, (_, begin, end) in enumerate(PARTS):
+            began_us, ended_us = getattr(told, begin), getattr(told, end)
+            if began_us is not None and ended_us is not None:
+                left_ms = (began_us - told.prefilled_us) / 1e3
+                axes.barh(place, (ended_us - began_us) / 1e3, left=left_ms, height=1.0, color=f"C{part}")
+    for part, (name, _, _) in enumerate(PARTS):
+        axes.barh(0, 0, color=f"C{part}", label=name)
+    axes.axvline(HAND_OFF_P50_MS, color=PLAYED, linestyle="--", label="target for p50")
+    axes.set(xlabel="ms since the source's last step", title=f"{len(stage.hand_offs)} hand-offs of {stage.stage}")
+    axes.set_yticks([])
+    axes.legend(fontsize=7, loc="lower right")
+
+
+def _gaps(axes: Axes, side: Side, top_s: float) -> None:
+    color = SIDE_COLORS[side.name]
+    for gaps, alpha in ((side.peace, PEACE_ALPHA), (side.train, 1.0)):
+        axes.plot([gap.at_s for gap in gaps], [gap.gap_s * 1e3 for gap in gaps], ".", color=color, markersize=2, alpha=alpha)
+    for prompt in side.long_prompts:
+        axes.axvline(prompt.sent_s, color=PLAYED, linewidth=0.6, alpha=P95_ALPHA)
+    axes.set(xlabel="s; a line where a long prompt came", ylabel="ms", title=f"gaps of running answers: {side.name}")
+    axes.set_ylim(0, top_s * 1e3 * 1.05)
+
+
+def _gap_shares(axes: Axes, found: Interference) -> None:
+    """How many gaps were longer than so much: the tail is what listeners notice."""
+    for side in (found.together, found.split):
+        for gaps, style, when in ((side.peace, ":", "in peace"), (side.train, "-", "long prompts")):
+            lengths = sorted(gap.gap_s * 1e3 for gap in gaps)
+            shares = [1 - place / len(lengths) for place in range(len(lengths))]
+            axes.step(lengths, shares, style, color=SIDE_COLORS[side.name], label=f"{side.name}, {when}")
+    axes.axhline(0.05, color=PLAYED, linewidth=0.6, linestyle="--")
+    axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of gaps that were longer", title="gaps of running answers")
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.25)
+
+
+def _costs(axes: Axes, scale: ScaleResult) -> None:
+    """The CPU of a chunk, stacked by process, for each number of streams; above it how late the latest percent came."""
+    for place, phase in enumerate(scale.phases):
+        window, bottom = phase.window, 0.0
+        for number, name in enumerate(window.cpu_s):
+            cost_us, label = window.cost_of_us(name), None if place else name
+            axes.bar(place, cost_us, bottom=bottom, color=f"C{number}", width=0.6, label=label)
+            bottom += cost_us
+        late = [ages.p99_us / 1e3 for ages in (window.between_workers, window.to_gateway) if ages is not None]
+        axes.annotate(f"hop p99\n{max(late, default=0.0):.0f} ms", (place, bottom), ha="center", va="bottom", fontsize=8)
+    labels = [f"{phase.streams} streams\n{phase.window.chunks_per_s:.0f} chunks/s" for phase in scale.phases]
+    axes.set_xticks(range(len(labels)), labels, fontsize=8)
+    axes.set(ylabel="us of CPU per chunk", title="what a chunk costs the fleet")
+    axes.margins(y=0.2)
+    axes.legend(fontsize=7)

@@ -1,5 +1,6 @@
 """Everything one run of the benchmark found: as JSON, and as tables for the terminal. Measures nothing."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,10 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.bench.agreement import Agreement
+from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
 from fleet.bench.hop import HopResult
+from fleet.bench.interference import Interference
 from fleet.bench.load import Phase
 from fleet.bench.machine import Machine
 from fleet.bench.reference import Result
+from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, Summary, summarise
 from fleet.bench.transfer import TransferResult
@@ -34,6 +38,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     twin_agreement: Agreement | None = None
     hops: HopResult | None = None
     transfer: TransferResult | None = None
+    scale: ScaleResult | None = None
+    hand_offs: HandOffResult | None = None
+    interference: Interference | None = None
     ratios: tuple[Ratio, ...] = ()
 
     @property
@@ -106,6 +113,15 @@ def show(report: Report, console: Console) -> None:
         console.print(_hop_table(report.hops))
     if report.transfer:
         console.print(_transfer_table(report.transfer))
+    if report.scale:
+        console.print(_scale_table(report.scale), _join_table(report.scale.joined))
+    if report.hand_offs:
+        for stage in report.hand_offs.stages:
+            console.print(_hand_off_table(stage))
+        if report.hand_offs.pages:
+            console.print(_pages_table(report.hand_offs.pages))
+    if report.interference:
+        console.print(_interference_table(report.interference))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
     if (busiest := _busiest(report)) > NOISY_CORES:
@@ -119,7 +135,10 @@ def show(report: Report, console: Console) -> None:
 
 def _busiest(report: Report) -> float:
     phases = (report.serving.single, report.serving.concurrent) if report.serving else ()
-    measured = (*phases, report.baseline, report.twin)
+    sides = (report.interference.together, report.interference.split) if report.interference else ()
+    scale = report.scale
+    windows = (*(phase.window for phase in scale.phases), scale.joined.alone, scale.joined.together) if scale else ()
+    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, *sides)
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 
@@ -241,6 +260,86 @@ def _transfer_table(transfer: TransferResult) -> Group:
     for read in transfer.reads:
         table.add_row(f"{read.num_bytes}", f"{read.p50_us:.0f}", f"{read.gb_per_s:.2f}")
     return _titled("tensor reads between two processes", table)
+
+
+def _hand_off_table(stage: StageHandOffs) -> Group:
+    table = _table("ms", "p50", "p95", "most")
+    for name, part in stage.parts_ms.items():
+        table.add_row(name, *_cells(part, 1.0), _number(part.high if part else None))
+    table.add_section()
+    whole = stage.whole_ms
+    table.add_row("last step to first step", *_cells(whole, 1.0), _number(whole.high if whole else None))
+    table.add_row("the very first of all", _number(stage.first_ms), "", "")
+    again = f", {stage.num_recomputed} computed again" if stage.num_recomputed else ""
+    return _titled(f"{len(stage.hand_offs)} hand-offs of {stage.stage} from prefill to decode{again}", table)
+
+
+def _pages_table(pages: PageReads) -> Group:
+    table = _table("", "p50 us", "p95 us", "GB/s")
+    rows = (("block by block", pages.blocks), ("one plain read", pages.plain), ("a copy, checked", pages.copied))
+    for name, summary in rows:
+        speed = pages.num_bytes / summary.p50 / 1000 if summary else None
+        table.add_row(name, *_cells(summary, 1.0), _number(speed))
+    return _titled(f"{pages.num_bytes} bytes of keys and values, {pages.num_blocks} blocks, between two processes", table)
+
+
+def _interference_table(found: Interference) -> Group:
+    table = _table("", "together\np50", "\np95", "\nmost", "split\np50", "\np95", "\nmost", "split /\ntogether, p95")
+    rows = [
+        ("gap in peace, ms", found.together.peace_s, found.split.peace_s),
+        ("gap while long prompts come, ms", found.together.train_s, found.split.train_s),
+        ("a long prompt's first text, ms", found.together.long_s, found.split.long_s),
+    ]
+    for name, one, other in rows:
+        sides = (cell for side in (one, other) for cell in (*_cells(side, MS), _number(side.high * MS if side else None)))
+        table.add_row(name, *sides, _number(other.p95 / one.p95 if one and other else None))
+    workers = " and ".join(
+        f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}"
+        for side in (found.together, found.split)
+    )
+    title = (
+        f"{found.num_streams} running answers, and prompts of {found.num_tokens} tokens every {found.interval_s * MS:.0f} ms; "
+        f"workers {workers}"
+    )
+    return _titled(title, table)
+
+
+def _scale_table(scale: ScaleResult) -> Group:
+    windows = [phase.window for phase in scale.phases]
+    table = _table("", *(f"{phase.streams} streams" for phase in scale.phases))
+    for name, *cells in _window_rows(windows):
+        table.add_row(name, *cells)
+    table.add_section()
+    table.add_row("CPU per chunk, us", *(_number(window.cost_us) for window in windows))
+    for process in windows[-1].cpu_s:
+        table.add_row(f"  {process}", *(_number(window.cost_of_us(process)) for window in windows))
+    table.add_section()
+    table.add_row("answers whole", *(f"{phase.whole} of {phase.streams}" for phase in scale.phases))
+    pace = f"each of {scale.num_edges} edges {scale.num_edges} rows a chunk" if scale.num_edges > 1 else "a chunk a row"
+    each = f"{scale.real_time_per_s(1):g} chunks/s a stream"
+    return _titled(f"scale: {scale.graph}, fake engine, a row each {scale.step_ms} ms, {pace}: {each}", table)
+
+
+def _window_rows(windows: Sequence[Window]) -> Iterator[list[str]]:
+    """The name of a row and its cells, a window each."""
+    yield ["chunks, 1/s", *(_number(window.chunks_per_s) for window in windows)]
+    for name, hops in (
+        ("between workers", [window.between_workers for window in windows]),
+        ("worker to gateway", [window.to_gateway for window in windows]),
+    ):
+        yield [f"{name}, p50 ms", *(_number(ages.p50_us / 1e3 if ages else None) for ages in hops)]
+        yield [f"{name}, p99 ms", *(_number(ages.p99_us / 1e3 if ages else None) for ages in hops)]
+    yield ["the load itself, cores", *(_number(window.generator_cores) for window in windows)]
+    yield ["others, cores", *(_number(window.others_cores) for window in windows)]
+
+
+def _join_table(joined: Joined) -> Group:
+    table = _table("", "one worker", "two")
+    for name, *cells in _window_rows((joined.alone, joined.together)):
+        table.add_row(name, *cells)
+    table.add_row("answers whole", "", f"{joined.whole} of {joined.streams}")
+    slots = f"{joined.streams} streams for {joined.slots} slots of {joined.role}"
+    return _titled(f"{slots}; a second worker, from its start to its last stream's first chunk {joined.start_s:.1f} s", table)
 
 
 def _ratio_table(ratios: tuple[Ratio, ...]) -> Group:

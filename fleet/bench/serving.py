@@ -83,9 +83,9 @@ def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int
 
 
 def _check_stages(api: ChatApi, config: FleetConfig) -> None:
-    """The options' graph must be the fleet's, or its bounds would name stages that are not there."""
+    """The options' deployment must be the fleet's, or its bounds would name stages that are not there."""
     roles = api.roles()
-    ours = {stage.name for stage in config.graph_declaration().stages}
+    ours = {role.name for role in config.roles()}
     if not ours <= roles:
         theirs = ", ".join(sorted(roles))
         raise BenchError(

@@ -1,7 +1,9 @@
 """What a fleet is held to, as ratios that hold on any machine. Pure."""
 
+from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
 from fleet.bench.reference import Result
+from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, percentile, summarise
 
@@ -10,6 +12,13 @@ LAST_SAMPLE_RATIO = 0.6
 THROUGHPUT_RATIO, THROUGHPUT_CONCURRENCY = 4.0, 8
 TWIN_RATIO = 1.25
 HOP_P50_US = 400.0
+SCALE_HOP_P99_MS = 50.0
+SCALE_COST_RATIO = 1.3
+SCALE_PACE_RATIO = 0.97
+"""Streams that fall behind real time are no load of that size."""
+JOIN_RATIO = 1.5
+HAND_OFF_P50_MS = 5.0
+PAGES_RATIO = 0.5
 
 
 def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
@@ -44,3 +53,37 @@ def of_hops(hops: HopResult) -> list[Ratio]:
     if delivery is None:
         return []
     return [Ratio(name="hop p50", value=delivery.p50, target=HOP_P50_US, at_most=True, unit="us")]
+
+
+def of_hand_offs(result: HandOffResult) -> list[Ratio]:
+    """The median of each stage's; and the speed of blocks, of a plain read's."""
+    wholes = [(stage.stage, stage.whole_ms) for stage in result.stages]
+    ratios = [
+        Ratio(name=f"hand-off p50, {name}", value=whole.p50, target=HAND_OFF_P50_MS, at_most=True, unit="ms")
+        for name, whole in wholes
+        if whole is not None
+    ]
+    if result.pages is not None:
+        ratios.append(Ratio(name="KV blocks / plain read", value=result.pages.ratio, target=PAGES_RATIO, at_most=False))
+    return ratios
+
+
+def of_scale(scale: ScaleResult) -> list[Ratio]:
+    """At the most streams: real time, and late chunks. From the fewest to the most: the cost of a chunk. Nothing may be lost."""
+    few, many = scale.phases[0], scale.phases[-1]
+    window, joined = many.window, scale.joined
+    pace = window.chunks_per_s / scale.real_time_per_s(many.streams)
+    ratios = [Ratio(name=f"pace of {many.streams} streams / real time", value=pace, target=SCALE_PACE_RATIO, at_most=False)]
+    for name, ages in (("between workers", window.between_workers), ("worker to gateway", window.to_gateway)):
+        if ages is not None:
+            late = f"hop p99 at {many.streams} streams, {name}"
+            ratios.append(Ratio(name=late, value=ages.p99_us / 1e3, target=SCALE_HOP_P99_MS, at_most=True, unit="ms"))
+    if few is not many and few.window.cost_us:
+        name = f"CPU per chunk, {many.streams} streams / {few.streams}"
+        value = window.cost_us / few.window.cost_us
+        ratios.append(Ratio(name=name, value=value, target=SCALE_COST_RATIO, at_most=True))
+    if joined.alone.chunks:
+        value = joined.together.chunks_per_s / joined.alone.chunks_per_s
+        ratios.append(Ratio(name="chunks/s with a second worker", value=value, target=JOIN_RATIO, at_most=False))
+    broken = sum(len(phase.broken) for phase in (*scale.phases, joined))
+    return [*ratios, Ratio(name="answers not whole", value=broken, target=0, at_most=True, unit="answers")]

@@ -5,21 +5,25 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fleet.bench.chat import Recording
+from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Recording
+from fleet.bench.trace import Heard, play
 
 DATA, DONE = b"data: ", b"[DONE]"
 TEXT, AUDIO = "text", "audio"
+BYTES_PER_S = BYTES_PER_SAMPLE * PCM_RATE_HZ
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a listener was told. Units: `audio` is 16-bit little-endian mono PCM at 24 kHz; times are seconds since the request.
 
-    `chunks_s`: when each piece of audio came, or of text where the answer has no audio.
+    `chunks_s`: when each piece of audio came, or of text where the answer has no audio. `stalled_s`: for how long a listener who
+    plays from the first piece on had nothing to play before the end; None without audio.
     """
 
     text: bytes
     audio: bytes
     chunks_s: tuple[float, ...]
+    stalled_s: float | None = None
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +71,7 @@ def read_answer(recording: Recording) -> Answer:
     """Decode a stream to its end. Raises: Broken if it carries an error or stops before its end."""
     text, audio = bytearray(), bytearray()
     text_s: list[float] = []
-    audio_s: list[float] = []
+    heard: list[Heard] = []
     for at_s, event in _events(recording):
         if event.error is not None:
             raise Broken(event.error.message)
@@ -76,9 +80,12 @@ def read_answer(recording: Recording) -> Answer:
                 text += choice.delta.content.encode()
                 text_s.append(at_s)
             if choice.delta.audio is not None and choice.delta.audio.data:
-                audio += b64decode(choice.delta.audio.data)
-                audio_s.append(at_s)
-    return Answer(text=bytes(text), audio=bytes(audio), chunks_s=tuple(audio_s or text_s))
+                pcm = b64decode(choice.delta.audio.data)
+                audio += pcm
+                heard.append(Heard(at_s, len(pcm) / BYTES_PER_S))
+    chunks_s = tuple(piece.at_s for piece in heard) or tuple(text_s)
+    stalled_s = play(heard).stalled_s if heard else None
+    return Answer(text=bytes(text), audio=bytes(audio), chunks_s=chunks_s, stalled_s=stalled_s)
 
 
 def _events(recording: Recording) -> Iterator[tuple[float, _Event]]:

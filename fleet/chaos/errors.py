@@ -1,4 +1,4 @@
-"""Chaos's own error: it could not be run, which says nothing of what the fleet stands."""
+"""Chaos's own errors: it could not be run, or a listener was not answered."""
 
 from fleet.core.errors import FleetError
 
@@ -7,3 +7,9 @@ class ChaosError(FleetError):
     """An option that will not do, or a fleet that fails while nobody disturbs it; the message says what and how to mend it."""
 
     code = "chaos_failed"
+
+
+class Unanswered(FleetError):
+    """A listener was refused, or found no gateway."""
+
+    code = "unanswered"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fleet.bench.chat import ChatApi
-from fleet.bench.errors import BenchError
 from fleet.chaos.answer import Answer, Broken, Difference, first_difference, read_answer
+from fleet.chaos.errors import Unanswered
+from fleet.chaos.listen import Gateways
 
 STALLED_S = 300.0
 """Ten times what a request waits for a role that nobody serves; when nobody is told anything for so long, nobody will be."""
@@ -21,13 +21,18 @@ POLL_S = 0.05
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One request as its listener met it. `lost` says why it was not answered whole, and is empty where it was.
 
-    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent.
+    `id` is the fleet's name of it; `moves` counts the gateways that the listener lost meanwhile.
+    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent. `stalled_s`: silence in
+    the middle of an answer played from its first sound on.
     """
 
     request: int
     sent_s: float
     ended_s: float
+    id: str = ""
+    moves: int = 0
     chunks_s: tuple[float, ...] = ()
+    stalled_s: float | None = None
     lost: str = ""
     difference: Difference | None = None
 
@@ -38,8 +43,8 @@ class Load:
     Without `expected` the answers are learnt, not compared.
     """
 
-    def __init__(self, api: ChatApi, bodies: Sequence[bytes], expected: Sequence[Answer] | None = None) -> None:
-        self._api, self._bodies, self._expected = api, bodies, expected
+    def __init__(self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[Answer] | None = None) -> None:
+        self._gateways, self._bodies, self._expected = gateways, bodies, expected
         self.began_s = time.perf_counter()
         self.outcomes: list[Outcome] = []
         self.learnt: dict[int, Answer] = {}
@@ -109,15 +114,20 @@ class Load:
 
     def _ask(self, number: int, request: int) -> Outcome:
         sent_s = self._under_way[number]
+        take = None
         try:
-            recording = self._api.answer(request, self._bodies[request], self.began_s, self._cut_off.is_set)
+            take = self._gateways.answer(self._bodies[request], self._cut_off.is_set)
             ended_s = self.now_s()
-            answer = read_answer(recording)
-        except (BenchError, Broken, msgspec.DecodeError) as error:
-            return Outcome(request=request, sent_s=sent_s, ended_s=self.now_s(), lost=str(error))
+            answer = read_answer(take.recording(request))
+        except (Unanswered, Broken, msgspec.DecodeError) as error:
+            name = take.request_id if take else ""
+            return Outcome(request=request, sent_s=sent_s, ended_s=self.now_s(), id=name, lost=str(error))
         difference = None
         if self._expected is None:
             self.learnt[request] = answer
         else:
             difference = first_difference(self._expected[request], answer)
-        return Outcome(request=request, sent_s=sent_s, ended_s=ended_s, chunks_s=answer.chunks_s, difference=difference)
+        return Outcome(
+            request=request, sent_s=sent_s, ended_s=ended_s, id=take.request_id, moves=take.moves, chunks_s=answer.chunks_s,
+            stalled_s=answer.stalled_s, difference=difference,
+        )  # fmt: skip

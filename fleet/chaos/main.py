@@ -1,45 +1,44 @@
 """`fleet chaos`: a fleet of its own, loaded twice, struck the second time, and judged. Each step is a module of its own."""
 
-import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from fleet.bench.chat import ChatApi, ChatBody
+from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, Target, configured, own_fleet
 from fleet.bench.machine import describe_machine
-from fleet.bench.prompts import PROMPTS
-from fleet.bench.serving import chat_of, stage_bounds
-from fleet.chaos.blows import Hit, Striker
+from fleet.chaos.blows import Hit, Striker, gateway_words
 from fleet.chaos.errors import ChaosError
+from fleet.chaos.listen import Gateways
 from fleet.chaos.load import Load, Outcome
 from fleet.chaos.options import Given, Options, chaos_overrides, check
 from fleet.chaos.plot import draw
-from fleet.chaos.processes import Extras
+from fleet.chaos.processes import Extras, free_port
 from fleet.chaos.progress import Meter, meter
 from fleet.chaos.report import Run, Verdict, judge, show, write_json
-from fleet.chaos.schedule import CONDUCTOR
+from fleet.chaos.requests import make_bodies
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, How
 from fleet.chaos.schedule import draw as draw_blows
+from fleet.chaos.trail import Trail
 from fleet.chaos.watch import Residue, Watch
-from fleet.config import FleetConfig
 from fleet.config.settings import read_settings
 
 EXTRAS_LOG = "chaos.log"
-MAX_TOKENS, FRAMES = (12, 32), (40, 120)
-"""Bounds of an answer, each request's drawn between them: long enough to be struck in the middle, short enough to be many."""
-TEMPERATURE = 0.9
+SILENCE_S = 5.0
+"""Where gateways are frozen: a listener who hears nothing for so long asks another."""
 SETTLE_S = 15.0
-"""Beside a lease, in which workers say three times what they hold: in this time the end of a request reaches all who held it."""
+"""Beside a lease, in which workers say more than once what they hold: in this time a request's end reaches all who held it."""
 SETTLE_POLL_S = 0.25
 INTERRUPTED = 130
+WIDTH = 120
+"""Of tables that go to a file or a pipe, in characters."""
 
 
 def run(given: Given, command: tuple[str, ...]) -> int:
@@ -54,7 +53,7 @@ def run(given: Given, command: tuple[str, ...]) -> int:
     except KeyboardInterrupt:
         print("fleet chaos: stopped before the end", file=sys.stderr)
         return INTERRUPTED
-    show(verdict, Console())
+    show(verdict, Console() if Console().is_terminal else Console(width=WIDTH))
     if options.json:
         write_json(verdict, options.json)
     if options.png:
@@ -81,11 +80,13 @@ def _run(options: Options, command: tuple[str, ...], kept_log: Path) -> Verdict:
         started = progress.steps("starting the fleet", 1)
         with own_fleet(options.config, options.overrides) as target:
             started()
-            api = ChatApi(target.url, read_settings().api_key)
-            rig = Rig(target=target, api=api, options=options, progress=progress)
+            config, model = target.config, ChatApi(target.url, read_settings().api_key).model()
+            rig = Rig(target=target, options=options, progress=progress)
             asked = Run(
-                began=began, command=command, machine=machine, model=api.model(), numerics=target.config.numerics,
-                seed=options.seed, requests=options.requests, concurrency=options.concurrency,
+                began=began, command=command, machine=machine, model=model, numerics=config.numerics, seed=options.seed,
+                requests=options.requests, concurrency=options.concurrency,
+                replicas={str(role.name): role.replicas for role in config.roles()},
+                standby={str(role.name): role.standby for role in config.roles() if role.standby},
             )  # fmt: skip
             verdict = rig.run(asked)
             if not verdict.passed:
@@ -105,89 +106,84 @@ class Rig:
     """One fleet under test, from ready to judged."""
 
     target: Target
-    api: ChatApi
     options: Options
     progress: Meter
 
     def run(self, asked: Run) -> Verdict:
         config, options = self.target.config, self.options
         extras = Extras(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG)
-        with closing(Watch(config)) as watch:
-            try:
-                # `fleet up` starts one conductor; a standby is what takes over.
-                extras.start([CONDUCTOR])
-                bodies = make_bodies(asked.model, config, options)
-                undisturbed = self._learn(bodies)
-                disturbed, hits = self._disturb(undisturbed, bodies, watch, extras)
-                residue = self._settle(watch)
-            finally:
-                extras.stop()
+        with ExitStack() as stack:
+            stack.callback(extras.stop)
+            # `fleet up` starts one conductor and one gateway; a standby, and another gateway, are what takes over.
+            extras.start([CONDUCTOR])
+            urls = [self.target.url, *self._more_gateways(extras)]
+            watch = stack.enter_context(closing(Watch(config, len(urls))))
+            trail = stack.enter_context(closing(Trail(config.redis.port)))
+            striker = Striker(watch, trail, extras)
+            self.progress.steps("the fleet becoming whole", None)
+            if not striker.await_whole():
+                raise ChaosError("the fleet did not become whole although nobody disturbed it")
+            silence_s = SILENCE_S if GATEWAY in options.roles and How.STOP in options.hows else None
+            gateways = Gateways(urls, read_settings().api_key, silence_s)
+            bodies = make_bodies(asked.model, config, options)
+            undisturbed = self._learn(gateways, bodies)
+            disturbed, hits = self._disturb(gateways, undisturbed, bodies, striker)
+            residue = self._settle(watch)
         return judge(asked, undisturbed.outcomes, disturbed, hits, options.kills, residue)
 
-    def _learn(self, bodies: list[bytes]) -> Load:
+    def _more_gateways(self, extras: Extras) -> list[str]:
+        """Addresses of gateways started beside the deployment's own."""
+        if GATEWAY not in self.options.roles:
+            return []
+        port = free_port()
+        extras.start(gateway_words(port))
+        return [f"http://127.0.0.1:{port}"]
+
+    def _learn(self, gateways: Gateways, bodies: list[bytes]) -> Load:
         """Raises: ChaosError if the fleet loses a request that nobody disturbed."""
         options = self.options
-        warm_up = bodies[: options.concurrency]
-        self._undisturbed("warm-up", warm_up)
-        return self._undisturbed(f"undisturbed requests, {options.concurrency} at a time", bodies)
+        self._undisturbed("warm-up", gateways, bodies[: options.concurrency])
+        return self._undisturbed(f"undisturbed requests, {options.concurrency} at a time", gateways, bodies)
 
-    def _undisturbed(self, what: str, bodies: list[bytes]) -> Load:
-        load = Load(self.api, bodies)
+    def _undisturbed(self, what: str, gateways: Gateways, bodies: list[bytes]) -> Load:
+        load = Load(gateways, bodies)
         load.start(self.options.concurrency, self.progress.steps(what, len(bodies)), once=True)
         lost = next((outcome for outcome in load.finish() if outcome.lost), None)
         if lost:
             raise ChaosError(f"the fleet failed request {lost.request} although nobody disturbed it: {lost.lost}")
         return load
 
-    def _disturb(self, learnt: Load, bodies: list[bytes], watch: Watch, extras: Extras) -> tuple[list[Outcome], list[Hit]]:
+    def _disturb(
+        self, gateways: Gateways, learnt: Load, bodies: list[bytes], striker: Striker
+    ) -> tuple[list[Outcome], list[Hit]]:
         options = self.options
-        blows = draw_blows(options.seed, options.kills, options.roles, options.hows, options.spacing_s)
-        load = Load(self.api, bodies, [learnt.learnt[request] for request in range(len(bodies))])
-        striker = Striker(watch, extras, load.now_s)
-        if not striker.await_whole():
-            raise ChaosError("the fleet did not become whole although nobody disturbed it")
+        blows = draw_blows(options.seed, options.kills, options.roles, options.hows, options.spacing_s, options.halves)
+        load = Load(gateways, bodies, [learnt.learnt[request] for request in range(len(bodies))])
         struck = self.progress.steps(f"blows, under {options.concurrency} requests at a time", options.kills)
 
         def tell(hit: Hit) -> None:
             struck()
             after = "not whole again" if hit.whole_s is None else f"whole again after {hit.whole_s:.1f} s"
-            self.progress.say(f"{hit.at_s:6.1f} s  {hit.signal} {hit.victim} ({hit.num_tasks} tasks): {after}")
+            held = f"{len(hit.requests)} requests" + (", in a hand-off" if hit.in_hand_off else "")
+            self.progress.say(f"{hit.at_s:6.1f} s  {hit.signal} {hit.victim} ({held}): {after}")
 
         try:
             load.start(options.concurrency, self.progress.steps("requests answered while struck", None))
-            hits = striker.strike_all(blows, tell)
+            hits = striker.strike_all(blows, load.now_s, tell)
             self.progress.steps("the last answers", None)
             return load.finish(), hits
         finally:
             load.abandon()
 
     def _settle(self, watch: Watch) -> Residue:
-        """What is still there after a while without requests."""
-        patience_s = SETTLE_S + self.target.config.lease.worker_s
+        """What is still there after a while without requests.
+
+        A request whose gateway died before it could tell its name is asked anew, and what it left waits to be taken over.
+        """
+        lease = self.target.config.lease
+        patience_s = SETTLE_S + lease.worker_s + (lease.resume_s if GATEWAY in self.options.roles else 0)
         pause, deadline_s = threading.Event(), time.monotonic() + patience_s
         while not (residue := watch.residue()).nothing and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
         return residue
 
-
-def make_bodies(model: str, config: FleetConfig, options: Options) -> list[bytes]:
-    """Spoken where the graph speaks; every other one greedy, the others drawn with a seed of their own; all from one seed."""
-    rng = random.Random(options.seed)
-    media = set(config.graph_declaration().media.values())
-    bodies: list[bytes] = []
-    for number in range(options.requests):
-        bounds = stage_bounds(config, rng.randint(*MAX_TOKENS), rng.randint(*FRAMES))
-        drawn = number % 2 == 1
-        if drawn:
-            bounds = {stage: {"max_tokens": given["max_tokens"]} for stage, given in bounds.items()}
-        body = ChatBody(
-            model=model,
-            messages=chat_of(rng.choice(PROMPTS)),
-            modalities=sorted(media, reverse=True),
-            audio={"format": "pcm16"} if "audio" in media else None,
-            temperature=TEMPERATURE if drawn else 0.0,
-            seed=rng.randrange(2**31),
-            fleet=bounds,
-        )
-        bodies.append(msgspec.json.encode(body))
-    return bodies

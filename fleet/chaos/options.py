@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.chaos.errors import ChaosError
-from fleet.chaos.schedule import CONDUCTOR, HOWS, How
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, HOWS, How
 from fleet.config import FleetConfig
 
 DEFAULT_REPLICAS = 2
@@ -21,6 +21,7 @@ class Given:
     requests: int
     concurrency: int
     kills: int | None
+    kills_per_role: int | None
     roles: str
     how: str
     spacing_s: float
@@ -30,7 +31,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Invariants: counts are positive; `roles` are stages of the graph, or the conductor, each once; `hows` each once."""
+    """Invariants: counts are positive; `roles` are those of the deployment, the conductor or the gateway, each once; `hows` each
+    once. `halves`: those of the roles that serve one half of a stage.
+    """
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -39,6 +42,7 @@ class Options:
     concurrency: int
     kills: int
     roles: tuple[str, ...]
+    halves: tuple[str, ...]
     hows: tuple[How, ...]
     spacing_s: float
     json: Path | None
@@ -47,13 +51,20 @@ class Options:
 
 def chaos_overrides(config: FleetConfig, overrides: Sequence[str]) -> tuple[str, ...]:
     """What chaos changes about a deployment; what was given wins over it."""
-    replicas = (f"stages.{stage.name}.replicas={DEFAULT_REPLICAS}" for stage in config.graph_declaration().stages)
+    replicas = (f"stages.{place}.replicas={DEFAULT_REPLICAS}" for place in _places(config))
     return ("numerics=invariant", *replicas, *overrides)
+
+
+def _places(config: FleetConfig) -> list[str]:
+    """Where a deployment says how many workers there are: of a stage, or of each half of one that is split."""
+    split = {stage.name for stage in config.graph_declaration().stages if config.stage(stage.name).split is not None}
+    return [str(role.name).replace(".", ".split.") if role.stage in split else str(role.name) for role in config.roles()]
 
 
 def check(given: Given, config: FleetConfig) -> Options:
     """Raises: ChaosError naming the option and the fix."""
-    for name, value in (("--requests", given.requests), ("--concurrency", given.concurrency), ("--kills", given.kills)):
+    counts = {"--requests": given.requests, "--concurrency": given.concurrency, "--kills": given.kills}
+    for name, value in (counts | {"--kills-per-role": given.kills_per_role}).items():
         if value is not None and value < 1:
             raise ChaosError(f"{name} {value}: give a whole number of at least 1", param=name)
     if not 0 <= given.spacing_s < float("inf"):
@@ -67,8 +78,9 @@ def check(given: Given, config: FleetConfig) -> Options:
     for name, path in (("--json", given.json), ("--png", given.png)):
         if path is not None and not path.absolute().parent.is_dir():
             raise ChaosError(f"{name} {path}: there is no folder {path.absolute().parent}", param=name)
-    stages = [str(stage.name) for stage in config.graph_declaration().stages]
-    roles = _words("--roles", given.roles, [*stages, CONDUCTOR])
+    if given.kills is not None and given.kills_per_role is not None:
+        raise ChaosError("--kills-per-role counts the blows already; leave out --kills", param="--kills-per-role")
+    roles = _words("--roles", given.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY])
     hows = tuple(How(word) for word in _words("--how", given.how, HOWS))
     return Options(
         config=given.config,
@@ -76,8 +88,9 @@ def check(given: Given, config: FleetConfig) -> Options:
         seed=given.seed,
         requests=given.requests,
         concurrency=given.concurrency,
-        kills=given.kills or len(roles) * len(hows),
+        kills=given.kills or len(roles) * (given.kills_per_role or len(hows)),
         roles=roles,
+        halves=tuple(str(role.name) for role in config.roles() if role.name in roles and role.name != role.stage),
         hows=hows,
         spacing_s=given.spacing_s,
         json=given.json,

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.chaos.answer import longest_gap_s
-from fleet.chaos.report import Verdict, is_caught
+from fleet.chaos.pauses import is_caught
+from fleet.chaos.report import Verdict
 from fleet.chaos.schedule import How
 
 COLOURS = {How.KILL: "#dc2626", How.STOP: "#2563eb", How.TERM: "#b45309"}

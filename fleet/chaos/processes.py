@@ -1,19 +1,21 @@
 """The fleet's processes on this machine: found below this one, started beside `fleet up`, signalled. Knows no Redis."""
 
 import contextlib
-import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
+from fleet.chaos.errors import ChaosError
+from fleet.core.parent_death import signalled_with_parent
+
 STOP_S = 20.0
 MODULE = "fleet.cli"
-PR_SET_PDEATHSIG = 1
 KEEP = "--keep"
 
 
@@ -38,6 +40,21 @@ def is_connected(process: psutil.Process, port: int) -> bool:
     return False
 
 
+def listening_port(process: psutil.Process) -> int:
+    """Where it takes connections. Raises: ChaosError if it takes none."""
+    ports = [one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    if not ports:
+        raise ChaosError(f"process {process.pid} listens on no port, although it is a gateway at work")
+    return ports[0]
+
+
+def free_port() -> int:
+    """One that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Extras:
     """Commands started beside `fleet up`, each kept running by `--keep`; all are stopped by `stop`."""
 
@@ -54,7 +71,7 @@ class Extras:
                 subprocess.Popen(
                     [sys.executable, "-m", MODULE, *words, KEEP],
                     env=self._env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=_stop_with_parent(),
+                    preexec_fn=signalled_with_parent(signal.SIGTERM),
                 )
             )  # fmt: skip
 
@@ -68,11 +85,3 @@ class Extras:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def _stop_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes the command: ask Linux to stop it when this process is killed."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

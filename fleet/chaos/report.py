@@ -11,9 +11,11 @@ from rich.table import Table
 
 from fleet.bench.machine import Machine
 from fleet.bench.stats import Summary, summarise
-from fleet.chaos.answer import longest_gap_s
+from fleet.chaos.aftermath import BY_WHOM
 from fleet.chaos.blows import Hit
 from fleet.chaos.load import Outcome
+from fleet.chaos.pauses import Kind, Pauses, by_finding, by_kind, is_caught, pauses
+from fleet.chaos.requests import is_drawn
 from fleet.chaos.schedule import SIGNALS
 from fleet.chaos.watch import Residue
 
@@ -21,17 +23,12 @@ NONE = "-"
 SHOWN = 8
 
 
-class Pauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Over some requests, each counting once. Units: seconds; the longest gap between two chunks, and the wait for the first."""
-
-    gap_s: Summary | None
-    first_s: Summary | None
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One run. `began` is local time, ISO 8601; `requests` are those that differ, each sent at least once while struck.
 
-    `caught` are the requests that were under way when a signal fell, or started while a process was stopped.
+    `caught` are the requests that were under way when a signal fell, or started while a process was stopped. `struck_roles`
+    counts blows by role and signal; `aimed` those that waited for a hand-off, `in_hand_off` those that met one. `moves` counts
+    changes of gateway in mid-answer. `replicas` and `standby` are workers by role.
     """
 
     passed: bool
@@ -43,12 +40,22 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     requests: int
     concurrency: int
+    replicas: dict[str, int]
+    standby: dict[str, int]
     answered: int
+    answered_greedy: int
+    answered_drawn: int
+    moves: int
     lost: tuple[Outcome, ...]
     different: tuple[Outcome, ...]
     caught: int
     pauses_caught: Pauses
     pauses_undisturbed: Pauses
+    kinds: tuple[Kind, ...]
+    findings: tuple[Kind, ...]
+    struck_roles: dict[str, dict[str, int]]
+    aimed: int
+    in_hand_off: int
     hits: tuple[Hit, ...]
     blows_left: int
     residue: Residue
@@ -67,6 +74,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     requests: int
     concurrency: int
+    replicas: dict[str, int]
+    standby: dict[str, int]
 
 
 def judge(
@@ -77,15 +86,26 @@ def judge(
     different = tuple(outcome for outcome in disturbed if outcome.difference)
     caught = [outcome for outcome in disturbed if any(is_caught(outcome, hit) for hit in hits)]
     recovered = len(hits) == blows and all(hit.whole_s is not None for hit in hits)
+    answered = [outcome for outcome in disturbed if not outcome.lost]
+    drawn = sum(is_drawn(outcome.request) for outcome in answered)
+    alone = {role for role, count in run.replicas.items() if count == 1 and not run.standby.get(role)}
     return Verdict(
         passed=not lost and not different and residue.nothing and recovered,
         **msgspec.structs.asdict(run),
-        answered=len(disturbed) - len(lost),
+        answered=len(answered),
+        answered_greedy=len(answered) - drawn,
+        answered_drawn=drawn,
+        moves=sum(outcome.moves for outcome in disturbed),
         lost=lost,
         different=different,
         caught=len(caught),
         pauses_caught=pauses(caught),
         pauses_undisturbed=pauses(undisturbed),
+        kinds=by_kind(disturbed, hits, alone),
+        findings=by_finding(disturbed, hits, alone),
+        struck_roles=_struck_roles(hits),
+        aimed=sum(hit.aimed for hit in hits),
+        in_hand_off=sum(hit.in_hand_off for hit in hits),
         hits=tuple(hits),
         blows_left=blows - len(hits),
         residue=residue,
@@ -94,15 +114,12 @@ def judge(
     )
 
 
-def is_caught(outcome: Outcome, hit: Hit) -> bool:
-    return outcome.sent_s <= hit.until_s and outcome.ended_s >= hit.at_s
-
-
-def pauses(outcomes: Sequence[Outcome]) -> Pauses:
-    return Pauses(
-        gap_s=summarise([longest_gap_s(outcome.chunks_s) for outcome in outcomes]),
-        first_s=summarise([outcome.chunks_s[0] if outcome.chunks_s else None for outcome in outcomes]),
-    )
+def _struck_roles(hits: Sequence[Hit]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for hit in hits:
+        of_role = counts.setdefault(hit.role, {})
+        of_role[hit.signal] = of_role.get(hit.signal, 0) + 1
+    return counts
 
 
 def write_json(verdict: Verdict, path: Path) -> None:
@@ -111,12 +128,15 @@ def write_json(verdict: Verdict, path: Path) -> None:
 
 def show(verdict: Verdict, console: Console) -> None:
     colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
-    for table in (_answers(verdict), _pauses(verdict), _hits(verdict)):
+    for table in (_answers(verdict), _hits(verdict), _pauses(verdict), _struck(verdict)):
         console.print(table)
     for line in _complaints(verdict):
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
     if verdict.numerics != "invariant" and verdict.different:
         line = f"numerics are {verdict.numerics}: a difference need not be a fault; compare with --set numerics=invariant"
+        console.print(line, highlight=False, soft_wrap=True)
+    if verdict.aimed:
+        line = f"{verdict.aimed} blows waited for a hand-off, {verdict.in_hand_off} fell before it was confirmed"
         console.print(line, highlight=False, soft_wrap=True)
     how_many = f"{verdict.model}, {verdict.concurrency} at a time, seed {verdict.seed}"
     console.print(f"[{colour}]chaos {word}[/] ({how_many})", highlight=False, soft_wrap=True)
@@ -134,7 +154,10 @@ def _answers(verdict: Verdict) -> Table:
     table = _table("answers while processes were struck", "", "count")
     rows = (
         ("requests", len(verdict.disturbed)),
+        ("answered, greedy", verdict.answered_greedy),
+        ("answered, drawn with a seed", verdict.answered_drawn),
         ("under way during a blow", verdict.caught),
+        ("taken over from a lost gateway", verdict.moves),
         ("lost", len(verdict.lost)),
         ("differing in any byte", len(verdict.different)),
         ("still live at the end", verdict.residue.live),
@@ -152,15 +175,35 @@ def _answers(verdict: Verdict) -> Table:
 def _pauses(verdict: Verdict) -> Table:
     table = _table("pauses heard, ms", "", "requests", "p50", "p95", "max")
     for name, pauses_ in (("undisturbed", verdict.pauses_undisturbed), ("under way during a blow", verdict.pauses_caught)):
-        for what, summary in (("longest gap", pauses_.gap_s), ("first sound", pauses_.first_s)):
-            cells = [f"{value * 1e3:.0f}" for value in (summary.p50, summary.p95, summary.high)] if summary else [NONE] * 3
-            table.add_row(f"{name}: {what}", str(summary.count if summary else 0), *cells)
+        parts = (("longest gap", pauses_.gap_s), ("first sound", pauses_.first_s), ("silence when played", pauses_.stalled_s))
+        for what, summary in parts:
+            table.add_row(f"{name}: {what}", str(summary.count if summary else 0), *_ms(summary))
+    return table
+
+
+def _ms(summary: Summary | None) -> list[str]:
+    """p50, p95 and the highest."""
+    return [f"{value * 1e3:.0f}" for value in (summary.p50, summary.p95, summary.high)] if summary else [NONE] * 3
+
+
+def _struck(verdict: Verdict) -> Table:
+    """Nothing is subtracted; what the undisturbed requests heard stands above."""
+    title = "pauses of requests that were struck, ms; found and claimed again after (p95), another loaded after (p50), ms"
+    pause = ("pause p50", "p95", "max", "gap p95")
+    table = _table(title, "blow", "found by", "blows", "requests", *pause, "found", "claimed", "loaded")
+    for kind in (*verdict.kinds, *verdict.findings):
+        name = f"{kind.signal} {kind.role}" if kind.role else "all"
+        found = BY_WHOM.get(kind.found, NONE) + (", alone" if kind.alone else "")
+        at = [f"{one.p95 * 1e3:.0f}" if one else NONE for one in (kind.fenced_s, kind.claimed_s)]
+        joined = f"{kind.joined_s.p50 * 1e3:.0f}" if kind.joined_s else NONE
+        gap = f"{kind.gap_s.p95 * 1e3:.0f}" if kind.gap_s else NONE
+        table.add_row(name, found, str(kind.hits), str(kind.struck), *_ms(kind.pause_s), gap, *at, joined)
     return table
 
 
 def _hits(verdict: Verdict) -> Table:
     hows = list(SIGNALS)
-    table = _table("blows", "role", *(SIGNALS[how] for how in hows), "tasks held", "whole again after, s: p50", "max")
+    table = _table("blows", "role", *(SIGNALS[how] for how in hows), "requests held", "whole again after, s: p50", "max")
     fell = Counter((hit.role, hit.how) for hit in verdict.hits)
     for role in dict.fromkeys(hit.role for hit in verdict.hits):
         of_role = [hit for hit in verdict.hits if hit.role == role]
@@ -168,7 +211,7 @@ def _hits(verdict: Verdict) -> Table:
         table.add_row(
             role,
             *(str(fell[role, how]) for how in hows),
-            str(sum(hit.num_tasks for hit in of_role)),
+            str(sum(len(hit.requests) for hit in of_role)),
             *((f"{whole.p50:.1f}", f"{whole.high:.1f}") if whole else (NONE, NONE)),
         )
     return table

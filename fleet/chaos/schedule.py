@@ -1,12 +1,12 @@
 """Which role is struck, how and when: drawn from a seed, so that a run can be repeated. Pure."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-CONDUCTOR = "conductor"
-"""The one role besides the graph's stages."""
+CONDUCTOR, GATEWAY = "conductor", "web"
+"""The roles besides those of the graph's stages."""
 
 
 class How(StrEnum):
@@ -23,19 +23,27 @@ SIGNALS = {How.KILL: "SIGKILL", How.STOP: "SIGSTOP", How.TERM: "SIGTERM"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    """One process of `role` is to be struck, `pause_s` seconds after the fleet became whole."""
+    """One process of `role` is to be struck, `pause_s` seconds after the fleet became whole.
+
+    `in_hand_off`: not before a task is on its way between the halves of the role's stage.
+    """
 
     role: str
     how: How
     pause_s: float
+    in_hand_off: bool = False
 
 
-def draw(seed: int, kills: int, roles: Sequence[str], hows: Sequence[How], spacing_s: float) -> list[Blow]:
+def draw(
+    seed: int, kills: int, roles: Sequence[str], hows: Sequence[How], spacing_s: float, halves: Collection[str] = ()
+) -> list[Blow]:
     """Rounds of every role in every way, each round in an order of its own; a pause is a spacing, give or take half.
 
+    `halves`: the roles that serve one half of a split stage; every other blow at each of them waits for a hand-off.
     Invariants: any `len(roles)` blows of a round meet every role once; a whole round every role in every way once.
     """
     rng = random.Random(seed)
+    in_hand_off = {role: rng.random() < 0.5 for role in roles if role in halves}
     blows: list[Blow] = []
     while len(blows) < kills:
         # Round by round over the roles, so that even a short run meets each of them; the ways rotate from role to role.
@@ -44,5 +52,8 @@ def draw(seed: int, kills: int, roles: Sequence[str], hows: Sequence[How], spaci
         for turn in turns:
             for role in rng.sample(list(roles), len(roles)):
                 how = hows[(first[role] + turn) % len(hows)]
-                blows.append(Blow(role=role, how=how, pause_s=spacing_s * rng.uniform(0.5, 1.5)))
+                pause_s = spacing_s * rng.uniform(0.5, 1.5)
+                blows.append(Blow(role=role, how=how, pause_s=pause_s, in_hand_off=in_hand_off.get(role, False)))
+                if role in in_hand_off:
+                    in_hand_off[role] = not in_hand_off[role]
     return blows[:kills]

@@ -2,16 +2,17 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
 from fleet.chaos.processes import find, is_connected
-from fleet.chaos.schedule import CONDUCTOR
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient, WorkerView
 from fleet.control.connect import connect_async, text
-from fleet.core.ids import WorkerId
+from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 
 NUM_CONDUCTORS = 2
 NAMED_KEYS = 20
@@ -19,12 +20,17 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One worker, or the conductor that leads. `num_tasks` are those it owns now."""
+    """One worker or gateway, or the conductor that leads. `requests` are those of whose tasks it owns one now."""
 
     id: str
     role: str
     pid: int
-    num_tasks: int = 0
+    requests: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(worker: str) -> "Member":
+        """As its id says."""
+        return Member(id=worker, role=role_of(WorkerId(worker)), pid=place_of(WorkerId(worker))[1])
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +55,8 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 class Watch:
     """Reads of one fleet, each a blocking call from one thread. Raises: RedisUnreachable."""
 
-    def __init__(self, config: FleetConfig) -> None:
-        self._config, self._port = config, config.redis.port
+    def __init__(self, config: FleetConfig, num_gateways: int) -> None:
+        self._config, self._port, self._num_gateways = config, config.redis.port, num_gateways
         url = f"redis://127.0.0.1:{self._port}"
         self._runner = asyncio.Runner()
         self._client: FleetClient = self._runner.run(FleetClient.connect(url, config))
@@ -62,18 +68,24 @@ class Watch:
         self._runner.close()
 
     def members(self, role: str) -> list[Member]:
-        """Who serves a role: workers that take tasks, or the leader among the conductors."""
+        """Who serves a role: workers that take tasks, gateways, or the leader among the conductors."""
         return self._runner.run(self._members(role))
 
     async def _members(self, role: str) -> list[Member]:
         if role == CONDUCTOR:
             leader = text(await self._redis.get(keys.CONDUCTOR)).partition("|")[0]
             return [Member(id=leader, role=role, pid=int(leader.split(":")[1]))] if leader else []
-        views = [view for view in await self._client.workers() if view.role == role and view.takes_tasks]
-        return [Member(id=view.id, role=role, pid=view.pid, num_tasks=await self._num_tasks(view.id)) for view in views]
+        registered = "" if role == GATEWAY else role
+        views = [view for view in await self._client.workers() if view.role == registered and view.takes_tasks]
+        return [Member(id=view.id, role=role, pid=view.pid, requests=await self._requests(view.id)) for view in views]
 
-    async def _num_tasks(self, worker: WorkerId) -> int:
-        return int(text(await self._redis.execute_command("SCARD", keys.worker_tasks(worker))))
+    async def _requests(self, worker: WorkerId) -> tuple[str, ...]:
+        owned = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.worker_tasks(worker)))
+        return tuple(sorted(text(task).partition("|")[0] for task in owned))
+
+    def gives_away(self, role: str) -> bool:
+        """Whether the role's workers hand their tasks on, rather than take them over."""
+        return self._config.role(role).next is not None
 
     def is_listed(self, member: Member) -> bool:
         """Whether it has its right still: its lease, or the leadership."""
@@ -85,13 +97,28 @@ class Watch:
         return await self._redis.execute_command("ZSCORE", keys.WORKERS, member.id)
 
     def is_whole(self) -> bool:
-        """Every role has the workers it is meant to have, two conductors are at work, and one of them leads."""
-        for stage in self._config.graph_declaration().stages:
-            if len(self.members(stage.name)) < self._config.stage(stage.name).replicas:
+        """Every role has the workers it is meant to have, every gateway is there, two conductors are at work, and one leads."""
+        for role in self._config.roles():
+            if len(self.members(role.name)) < role.replicas or self._num_standing_by(role.name) < role.standby:
                 return False
-        conductors = find("conductor")
+        if len(self.members(GATEWAY)) < self._num_gateways:
+            return False
+        conductors = find(CONDUCTOR)
         at_work = {pid for pid, process in conductors.items() if is_connected(process, self._port)}
         return len(at_work) >= NUM_CONDUCTORS and any(leader.pid in at_work for leader in self.members(CONDUCTOR))
+
+    def _num_standing_by(self, role: str) -> int:
+        return sum(view.role == role and view.standby for view in self._runner.run(self._client.workers()))
+
+    def has_unheard(self) -> bool:
+        """Whether some answer's gateway is lost, and no other has taken it over."""
+        return self._runner.run(self._has_unheard())
+
+    async def _has_unheard(self) -> bool:
+        members = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.LIVE))
+        live = [RequestId(text(request)) for request in members]
+        owners = [await self._redis.execute_command("HGET", keys.task(request, CLIENT), "owner") for request in live]
+        return any(not text(owner) for owner in owners)
 
     def residue(self) -> Residue:
         return self._runner.run(self._residue())
@@ -105,7 +132,7 @@ class Watch:
             queued=sum(role.queue_depth for role in roles),
             running=sum(view.running for view in workers),
             arena_slots=sum(view.slots_used for view in workers),
-            kv_pages=sum(view.pages_used for view in workers),
+            kv_pages=sum(view.pages_used - view.pages_kept for view in workers),
             num_keys=len(left),
             keys=tuple(left[:NAMED_KEYS]),
         )

@@ -37,7 +37,7 @@ def status(
     """Show what waits for each role and who serves it, the workers, the roles nobody serves, and how many requests are live.
 
     Per role: tasks queued for a worker, how long the oldest has waited, how many of them no worker has read yet (lag), workers
-    that take tasks, tasks running of those that fit. A worker that is leaving counts as no capacity.
+    that take tasks, tasks running of those that fit. A worker that is leaving, or that stands by, counts as no capacity.
 
     On a terminal it is refreshed until Ctrl-C; elsewhere it is printed once.
 
@@ -109,6 +109,7 @@ def _as_json(seen: Seen) -> dict[str, object]:
             "running": worker.running,
             "capacity": worker.capacity,
             "draining": worker.draining,
+            "standby": worker.standby,
         }
         for worker in seen.workers
     ]
@@ -137,10 +138,15 @@ def _role_table(seen: Seen) -> "Table":
             str(role.queue_depth),
             f"{role.oldest_s:.1f} s" if role.queue_depth else "-",
             str(role.lag),
-            f"{role.workers} + {role.draining} leaving" if role.draining else str(role.workers),
+            _workers_of(role),
             f"{role.running}/{role.capacity}",
         )
     return table
+
+
+def _workers_of(role: "RoleView") -> str:
+    beside = [f" + {count} {what}" for count, what in ((role.standby, "standing by"), (role.draining, "leaving")) if count]
+    return str(role.workers) + "".join(beside)
 
 
 def _worker_table(seen: Seen) -> "Table":
@@ -156,7 +162,7 @@ def _worker_table(seen: Seen) -> "Table":
             worker.host,
             str(worker.pid),
             _duration((now_us() - worker.started_us) / 1e6),
-            "leaving" if worker.draining else f"{worker.lease_left_s:.1f} s",
+            "leaving" if worker.draining else "stands by" if worker.standby else f"{worker.lease_left_s:.1f} s",
             f"{worker.running}/{worker.capacity}",
         )
     return table

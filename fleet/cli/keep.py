@@ -5,7 +5,6 @@ Under honcho the end of one process ends all of them; a kept process rides throu
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -17,6 +16,8 @@ from typing import IO, Protocol
 
 import psutil
 
+from fleet.core.parent_death import signalled_with_parent
+
 CANNOT_START_S = 60.0
 WELL_S = 60.0
 FIRST_PAUSE_S = 0.1
@@ -26,7 +27,6 @@ LINGER_S = 3.0
 LINGER_POLL_S = 0.05
 STOP_PATIENCE_S = 10.0
 READER_PATIENCE_S = 1.0
-PR_SET_PDEATHSIG = 1
 NOT_STARTED = 1
 
 
@@ -77,7 +77,7 @@ class Keeper:
     """Runs `fleet ARGUMENTS` again and again until `stop` is set.
 
     `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
-    goodbye. `when_dead` is told the pid of each command that died, before the next one starts.
+    goodbye. `when_dead` is told the pid of each command that died, before anything else is done about it.
     """
 
     arguments: list[str]
@@ -98,7 +98,7 @@ class Keeper:
         started_s = loop.time()
         policy = RestartPolicy(first_started_s=started_s)
         while True:
-            pid, status = await self._run_once()
+            status = await self._run_once()
             if self.stop.is_set():
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
@@ -110,8 +110,6 @@ class Keeper:
                 self._tell(f"{_how(status)} and is not started again", error=True)
                 return status
             self._tell(f"{_how(status)}; starting it again in {pause_s:.1f} s")
-            if self.when_dead:
-                await self.when_dead(pid)
             if await _set_within(self.stop, pause_s):
                 return 0
             started_s = loop.time()
@@ -122,20 +120,20 @@ class Keeper:
         said = f"; it said last:\n{chr(10).join(last)}" if last else ""
         self.output.say(f"{self.name} {what}{said}", error=error)
 
-    async def _run_once(self) -> tuple[int, int]:
-        """(pid, exit status). In a session of its own, so that a signal to our group reaches the command once, and from us."""
+    async def _run_once(self) -> int:
+        """The exit status. In a session of its own, so that a signal to our group reaches the command once, and from us."""
         self._last_lines.clear()
         read_end, write_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "fleet.cli", *self.arguments, stdout=write_end, stderr=write_end, env=self.env,
-                start_new_session=True, preexec_fn=_die_with_parent(os.getpid()),
+                start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
             )  # fmt: skip
         except OSError as error:
             # A machine without memory or processes to spare: one more death, to be tried again later.
             os.close(read_end)
             self._last_lines.append(str(error).encode())
-            return 0, NOT_STARTED
+            return NOT_STARTED
         finally:
             os.close(write_end)
         # A pipe and a thread of our own: what the command forked may hold the pipe open after its death, and must not hide it.
@@ -143,8 +141,11 @@ class Keeper:
         reader.start()
         self.output.started(process.pid)
         status = await self._until_ended(process)
+        if self.when_dead and status != 0 and not self.stop.is_set():
+            # First of all: listeners wait for what it held.
+            await self.when_dead(process.pid)
         await asyncio.to_thread(reader.join, READER_PATIENCE_S)
-        return process.pid, status
+        return status
 
     def _pass_on(self, pipe: IO[bytes]) -> None:
         with pipe:
@@ -207,20 +208,3 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """What the child does before it becomes the command: ask Linux to kill it when this process dies, however it dies.
-
-    Without it a killed keeper would leave a command that nobody stops. Other systems have no such request.
-    """
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-
-    def ask() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

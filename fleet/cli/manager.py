@@ -29,8 +29,8 @@ from fleet.cli.supervise import alone_at, fence_at
 
 ALONE = "redis"
 """The command that is stopped only once nobody else is connected to Redis."""
-REGISTERED = ("worker", "web")
-"""The commands that register themselves in Redis, and so are fenced when they die."""
+REGISTERED = ("worker", "web", "conductor")
+"""The commands that hold a right in Redis, which is ended when they die."""
 END_PATIENCE_S = 5.0
 
 

@@ -14,12 +14,13 @@ app = typer.Typer(name="pocket", no_args_is_help=True, help="Make and judge Pock
 def train(
     steps: Annotated[list[str] | None, typer.Argument(metavar="[STEP]...", help="Only these steps of the recipe.")] = None,
     work: Annotated[Path, typer.Option(help="Data and trained parts; a run goes on from what is here.")] = Path(".fleet/pocket"),
+    device: Annotated[str, typer.Option(help="Where the trainings compute: cpu, cuda, cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads of a training.")] = 1,
     workers: Annotated[int, typer.Option(help="Processes that speak and record.")] = 1,
     share: Annotated[float, typer.Option(help="Of every training's steps: 0.01 tries the recipe out.")] = 1.0,
     start: Annotated[Path | None, typer.Option(help="A folder made before, whose weights the trainings begin with.")] = None,
 ) -> None:
-    """Make Pocket from nothing: hours on two CPU cores. Stop it at any time: the same command goes on.
+    """Make Pocket from nothing: hours on two CPU cores, less on a GPU. Stop it at any time: the same command goes on.
 
     A step's name runs it alone; `fleet pocket steps` lists them in order. Those that share nothing may run at the same time, one
     command each. The last one writes the folder that a deployment's `checkpoint` names.
@@ -30,7 +31,8 @@ def train(
         from fleet.pocket import recipe
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    recipe.make(recipe.Work(folder=work, threads=threads, workers=workers, share=share, start=start), steps or [])
+    options = recipe.Work(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
+    recipe.make(options, steps or [])
 
 
 @app.command(name="steps")

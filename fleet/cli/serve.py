@@ -47,9 +47,9 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
     Example: fleet conductor
     """
-    if kept:
-        raise typer.Exit(asyncio.run(keep(["conductor", *passed_on(config, set_)])))
     deployment = open_deployment(config, set_)
+    if kept:
+        raise typer.Exit(_keep_fenced(["conductor", *passed_on(config, set_)], deployment))
     _await_redis(deployment)
     from fleet.conductor.driver import run_conductor
 
@@ -104,7 +104,7 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -
 
 
 def _keep_fenced(arguments: list[str], deployment: Deployment) -> int:
-    """Keep a command that registers itself: what it held is freed when it is seen to die, not when its lease lapses."""
+    """Keep a command that holds a right: what it held is freed when it is seen to die, not when its lease lapses."""
     from fleet.cli.supervise import fence_at
 
     return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url)))

@@ -4,11 +4,16 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import psutil
 from redis.exceptions import RedisError
 
-FENCE_TIMEOUT_S = 5.0
+from fleet.control import keys, scripts
+from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
+from fleet.core.ids import WorkerId, place_of
+
+FENCE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -18,30 +23,33 @@ def fence_at(redis_url: str) -> Callable[[int], Awaitable[None]]:
 
     async def fence(pid: int) -> None:
         try:
-            await asyncio.wait_for(fence_process(redis_url, pid), FENCE_TIMEOUT_S)
-        except (RedisError, OSError, TimeoutError) as error:
+            await asyncio.to_thread(fence_process, redis_url, pid)
+        except RedisError as error:
             log.warning("process %d could not be fenced (%s); its lease will lapse", pid, error)
 
     return fence
 
 
-async def fence_process(redis_url: str, pid: int) -> None:
-    """Fence every worker and gateway that process `pid` of this host registered.
+def fence_process(redis_url: str, pid: int) -> None:
+    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led.
 
     By incarnation, whose id is never used again: a process that meanwhile got the same pid has another one. Should two hosts
     bear one name, a living worker may be fenced for a dead one; it joins anew, as after any lapse.
     """
-    from fleet.control import scripts
-    from fleet.control.connect import connect_async, run_async
-    from fleet.control.views import read_workers
-
-    client = connect_async(redis_url)
+    if _is_running(pid):
+        return
+    gone = (socket.gethostname(), pid)
+    client = connect_for_a_call(redis_url, FENCE_TIMEOUT_S)
     try:
-        for worker in await read_workers(client):
-            if worker.pid == pid and worker.host == socket.gethostname() and not _is_running(pid):
-                await run_async(client, scripts.fence_worker("", worker.id, died=True))
+        listed, leads = exchange(client, (), ("ZRANGE", keys.WORKERS, 0, -1), ("GET", keys.CONDUCTOR))
+        workers = [WorkerId(text(name)) for name in cast("list[bytes]", listed)]
+        calls = [scripts.fence_worker("", worker, died=True) for worker in workers if place_of(worker) == gone]
+        leader = WorkerId(text(leads).partition("|")[0])
+        if place_of(leader) == gone:
+            calls.append(scripts.lead(leader, text(leads), 1))
+        exchange(client, calls)
     finally:
-        await client.aclose()
+        client.close()
 
 
 def _is_running(pid: int) -> bool:
@@ -54,7 +62,6 @@ def _is_running(pid: int) -> bool:
 
 def alone_at(redis_url: str) -> Callable[[], Awaitable[bool]]:
     """Whether the one who asks is the server's only client; a server that does not answer has none."""
-    from fleet.control.connect import connect_async
 
     async def alone() -> bool:
         client = connect_async(redis_url)

@@ -21,6 +21,9 @@ READY_POLL_S = 0.25
 def up(config: ConfigFile = None, set_: Overrides = None) -> None:
     """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
 
+    Workers beyond a stage's replicas, as many as its `standby` says, load their weights and wait: when a worker of the stage is
+    lost, one of them takes its place at once, and the one that is started in its stead waits for the next time.
+
     Prints one line with the address once requests are served. A process that dies is started again, after a pause that grows
     while it keeps dying; one that cannot even start ends them all. Ctrl-C stops them all, and so does the death of this command.
     Redis is left out where REDIS_URL names one.
@@ -30,6 +33,8 @@ def up(config: ConfigFile = None, set_: Overrides = None) -> None:
       fleet up
 
       fleet up --config configs/text.yaml --set web.port=8001 --set stages.lm.replicas=2
+
+      fleet up --config configs/text.yaml --set stages.lm.standby=1
     """
     from fleet.cli.manager import FleetManager
 
@@ -100,7 +105,8 @@ def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, l
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
     for role in config.roles():
-        named += [(f"{role.name}.{number + 1}", ["worker", role.name]) for number in range(role.replicas)]
+        workers = role.replicas + role.standby
+        named += [(f"{role.name}.{number + 1}", ["worker", role.name]) for number in range(workers)]
     return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
 
 

@@ -61,6 +61,9 @@ def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
         if given.replicas != StageConfig().replicas:
             message = "a split stage has no workers of its own; give split.prefill.replicas and split.decode.replicas instead"
             yield Problem(("stages", stage.name, "replicas"), message)
+        if given.standby != StageConfig().standby:
+            message = "a split stage has no workers of its own; give split.prefill.standby or split.decode.standby instead"
+            yield Problem(("stages", stage.name, "standby"), message)
 
 
 def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:

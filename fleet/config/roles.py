@@ -9,12 +9,16 @@ PREFILL_HALF, DECODE_HALF = "prefill", "decode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """`walks` are those it serves; after the last of them a task goes on in role `next`, if there is one."""
+    """`walks` are those it serves; after the last of them a task goes on in role `next`, if there is one.
+
+    `replicas` workers take tasks; `standby` more are loaded, and each takes the place of one that is lost.
+    """
 
     name: RoleName
     stage: StageName
     walks: tuple[Walk, ...]
     replicas: int
+    standby: int = 0
     next: RoleName | None = None
 
 

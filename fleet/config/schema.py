@@ -25,6 +25,7 @@ Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
 """Counts of tokens, frames, chunks: beyond a million nobody means it."""
 
 MAX_ACK_STRIDE = 16
+RENEWALS = 5
 
 
 class Strict(BaseModel):
@@ -32,10 +33,11 @@ class Strict(BaseModel):
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats."""
+    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `ahead_s`: None is the graph's."""
 
     kind: Literal["each", "ramp", "all"]
     ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
+    ahead_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
 
     @field_validator("ramp")
     @classmethod
@@ -66,6 +68,7 @@ class HalfConfig(Strict):
     """The workers of one half of a split stage; what is not given is the stage's."""
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
+    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
     device: Device | None = None
 
@@ -80,10 +83,12 @@ class SplitConfig(Strict):
 class StageConfig(Strict):
     """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores.
 
-    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `sampling` holds `SamplingDefaults` fields.
+    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `standby` counts workers beside
+    them that are loaded and take nothing until one of the stage is lost. `sampling` holds `SamplingDefaults` fields.
     """
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
+    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
     max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
     prefill_chunk_tokens: Items = 256
     kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 1024
@@ -97,7 +102,10 @@ class StageConfig(Strict):
 
 
 class Limits(Strict):
-    """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429."""
+    """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429.
+
+    `max_sessions`: conversations of which each worker keeps what it computed, for their next turns; 0 keeps nothing.
+    """
 
     max_requests: Items = 64
     max_body_bytes: Annotated[int, BeforeValidator(Whole(1, 2**32))] = 32 * 1024 * 1024
@@ -105,6 +113,7 @@ class Limits(Strict):
     max_audio_s: Annotated[float, BeforeValidator(Number(0, 86_400, above=True))] = 120.0
     max_answer_tokens: Items = 4096
     max_messages: Items = 256
+    max_sessions: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
 
 
 class WebConfig(Strict):
@@ -123,16 +132,17 @@ class RedisConfig(Strict):
 class LeaseConfig(Strict):
     """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
     `no_worker_s` fails its request, so that nobody waits for ever. A request whose gateway is lost waits
-    `resume_s` for another.
+    `resume_s` for another. What is kept for a conversation's next turn is given up after `session_s`; 0 keeps nothing.
 
-    Leases are renewed three times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
+    Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
     """
 
-    worker_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 3.0
-    conductor_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 3.0
+    worker_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.25
+    conductor_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 1.5
     unclaimed_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
     no_worker_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
     resume_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 60.0
+    session_s: Annotated[float, BeforeValidator(Number(0, 86_400))] = 60.0
 
 
 class TransferConfig(Strict):
@@ -183,11 +193,12 @@ class FleetConfig(Strict):
         """The stage's roles in the order in which a task passes through them."""
         walks, given = self.graph_declaration().stage(name).walks, self.stage(name)
         if given.split is None:
-            return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas),)
+            return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby),)
+        prefill, decode = given.split.prefill, given.split.decode
         first, last = half(name, PREFILL_HALF), half(name, DECODE_HALF)
         return (
-            Role(name=first, stage=name, walks=walks[:-1], replicas=given.split.prefill.replicas, next=last),
-            Role(name=last, stage=name, walks=walks[-1:], replicas=given.split.decode.replicas),
+            Role(name=first, stage=name, walks=walks[:-1], replicas=prefill.replicas, standby=prefill.standby, next=last),
+            Role(name=last, stage=name, walks=walks[-1:], replicas=decode.replicas, standby=decode.standby),
         )
 
     def role(self, name: str) -> Role:
@@ -214,8 +225,14 @@ class FleetConfig(Strict):
         """The edge's chunk policy: `async_chunk: false` is "everything at the end" on every edge."""
         if not self.async_chunk:
             return ALL
+        return self._given_policy(edge)
+
+    def _given_policy(self, edge: Edge) -> ChunkPolicy:
         given = self.edges.get(edge.name, EdgeConfig()).policy
-        return ChunkPolicy(kind=given.kind, ramp=given.ramp) if given else edge.policy
+        if given is None:
+            return edge.policy
+        ahead_s = edge.policy.ahead_s if given.ahead_s is None else given.ahead_s
+        return ChunkPolicy(kind=given.kind, ramp=given.ramp, ahead_s=ahead_s)
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
@@ -227,6 +244,4 @@ class FleetConfig(Strict):
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
         """The ramp of an edge even where `async_chunk` is off: windows are a pure function of the item's index."""
         edge = self.graph_declaration().edge(edge_name)
-        given = self.edges.get(edge_name, EdgeConfig()).policy
-        policy = ChunkPolicy(kind=given.kind, ramp=given.ramp) if given else edge.policy
-        return policy.ramp or edge.policy.ramp or (1,)
+        return self._given_policy(edge).ramp or edge.policy.ramp or (1,)

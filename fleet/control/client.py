@@ -5,17 +5,17 @@ import contextlib
 import logging
 import os
 import socket
-import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Self, TypeVar, cast
 
 import redis.asyncio
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
+from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, pairs, run_async, text
-from fleet.control.notices import ChunkNotice, EndNotice, Notice, parse_notice
+from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, parse_notice
 from fleet.control.stream import ClientStream
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
 from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
@@ -42,6 +42,7 @@ class FleetClient:
         self._jobs: list[asyncio.Task[None]] = []
         self._stopping = False
         self._strays: set[RequestId] = set()
+        self._joining = asyncio.Lock()
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
@@ -58,7 +59,7 @@ class FleetClient:
                 if attempt == 99:
                     raise RedisUnreachable(f"no Redis answers ({error}); start one with `fleet redis`") from error
                 await asyncio.sleep(0.1)
-        self._jobs = [asyncio.create_task(self._renew()), asyncio.create_task(self._read())]
+        self._jobs = [asyncio.create_task(job) for job in (self._renew(), self._read(), self._poll_slowly())]
 
     async def stop(self) -> None:
         """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""
@@ -87,25 +88,31 @@ class FleetClient:
 
     async def _renew(self) -> None:
         while not self._stopping:
-            await asyncio.sleep(self.config.lease.worker_s / 3)
+            await asyncio.sleep(self.config.lease.worker_s / RENEWALS)
             try:
                 call = scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})
                 answer = text(await run_async(self._reader, call))  # not behind a burst of requests
                 if answer != "ok":
-                    await self._rejoin()
+                    await self._rejoin(self.id)
                 await self._disown_unknown()
                 await self._end_strays()
             except RedisError as error:
                 log.warning("the lease could not be renewed: %s", error)
 
-    async def _rejoin(self) -> None:
-        """This incarnation was fenced, or Redis lost it: go on under a new id with what nobody else has taken over."""
-        former = self.id
-        log.warning("gateway %s was fenced; joining anew", former)
-        self.id = new_worker_id("gateway", socket.gethostname(), os.getpid())
-        await self._register()
-        for stream in list(self._streams.values()):
-            await self._take_back(stream, former)
+    async def _rejoin(self, former: WorkerId) -> None:
+        """This incarnation was fenced, or Redis lost it: go on under a new id with what nobody else has taken over.
+
+        Whoever finds out first does it, the others wait.
+        """
+        async with self._joining:
+            if self.id != former:
+                return
+            log.warning("gateway %s was fenced; joining anew", former)
+            self.id = new_worker_id("gateway", socket.gethostname(), os.getpid())
+            await self._register()
+            for stream in list(self._streams.values()):
+                if stream.epoch:
+                    await self._take_back(stream, former)
 
     async def _take_back(self, stream: ClientStream, former: WorkerId) -> None:
         """Raises: redis's errors; what was not taken back is asked for again at the next renewal."""
@@ -148,7 +155,7 @@ class FleetClient:
 
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
-        last, inbox, untrimmed, next_poll = "0-0", keys.inbox(self.id), 0, 0.0
+        last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
@@ -163,9 +170,6 @@ class FleetClient:
                     last = text(entry)
                     self._receive(raw)
                 untrimmed += len(entries)
-            if time.monotonic() >= next_poll:
-                next_poll = time.monotonic() + SLOW_POLL_S
-                await self._poll_slowly()
             if untrimmed and (untrimmed >= INBOX_COUNT or not reply):
                 untrimmed = 0
                 with contextlib.suppress(RedisError):
@@ -178,7 +182,7 @@ class FleetClient:
         except UnknownWireVersion as error:
             log.error("a notice could not be read: %s", error)
 
-    def _deliver(self, notice: Notice | None) -> None:
+    def _deliver(self, notice: AnyNotice | None) -> None:
         match notice:
             case ChunkNotice(chunk=chunk):
                 stream = self._streams.get(chunk.request)
@@ -192,12 +196,14 @@ class FleetClient:
                 return
 
     async def _poll_slowly(self) -> None:
-        """Covers a lost notice: streams that wait read their edge logs from the next index."""
-        for stream in list(self._streams.values()):
-            try:
-                await stream.catch_up()
-            except RedisError as error:
-                log.warning("the log of %s could not be read: %s", stream.request_id, error)
+        """Covers a lost notice: streams that wait read their edge logs from the next index. No arriving chunk waits for this."""
+        while not self._stopping:
+            await asyncio.sleep(SLOW_POLL_S)
+            for stream in [stream for stream in self._streams.values() if not stream.moved()]:
+                try:
+                    await stream.catch_up()
+                except RedisError as error:
+                    log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
@@ -208,11 +214,10 @@ class FleetClient:
         if missing:
             raise NoWorker(f"no worker serves the role {', '.join(missing)}; start one with `fleet worker {missing[0]}`")
         stream = ClientStream(spec, blob, self.config, self._redis, self._keep)
-        self._streams[spec.id] = stream
-        stream.on_close = lambda: self._streams.pop(spec.id, None)
+        self._hold(stream)
         stream.on_lost = lambda: self._send_again(stream)
         try:
-            answer = cast("list[object]", await self._ask(run_async(self._redis, self._submission(spec, blob))))
+            answer = await self._as_listed(lambda: self._submission(spec, blob), unless="stale")
             if text(answer[0]) != "ok":
                 raise self._refusal(text(answer[0]), self.config.limits.max_requests)
         except FleetError as error:
@@ -234,10 +239,9 @@ class FleetClient:
             return None
         spec = decode_request(cast(bytes, raw))
         stream = ClientStream(spec, None, self.config, self._redis, self._keep)
-        self._streams[request] = stream
-        stream.on_close = lambda: self._streams.pop(request, None)
+        self._hold(stream)
         try:
-            answer = cast("list[object]", await self._ask(run_async(self._redis, scripts.attach(request, self.id))))
+            answer = await self._as_listed(lambda: scripts.attach(request, self.id), unless="unlisted")
             if text(answer[0]) == "ok":
                 stream.epoch = Epoch(int(text(answer[1])))
             elif text(answer[0]) != "ended":
@@ -247,6 +251,26 @@ class FleetClient:
             self._streams.pop(request, None)
             raise
         return spec, stream
+
+    async def _as_listed(self, call: Callable[[], scripts.Call], *, unless: str) -> list[object]:
+        """A call in our name; if the answer is that nobody of that name is listed (a lapse of ours), once more in a new one."""
+        former = self.id
+        answer = cast("list[object]", await self._ask(run_async(self._redis, call())))
+        if text(answer[0]) == unless:
+            await self._ask(self._rejoin(former))
+            answer = cast("list[object]", await self._ask(run_async(self._redis, call())))
+        return answer
+
+    def _hold(self, stream: ClientStream) -> None:
+        """Notices of the request go to this stream from now on; that of an older connection, which may close later, gets none."""
+        request = stream.request_id
+
+        def let_go() -> None:
+            if self._streams.get(request) is stream:
+                del self._streams[request]
+
+        stream.on_close = let_go
+        self._streams[request] = stream
 
     def _disown(self, request: RequestId) -> None:
         """The script may have run although its answer was lost; a request nobody reads would never end."""

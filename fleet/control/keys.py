@@ -58,6 +58,10 @@ def kv(request_id: RequestId, stage: StageName) -> str:
     return f"{PREFIX}req:{request_id}:kv:{stage}"
 
 
+def session(name: str) -> str:
+    return f"{PREFIX}sessions:{name}"
+
+
 def transcript(audio_id: str) -> str:
     return f"{PREFIX}transcript:{audio_id}"
 
@@ -76,18 +80,21 @@ class Row:
 TABLE: tuple[Row, ...] = (
     Row(pattern="workers", redis_type="zset", life="forever", owner="register", meaning="incarnation -> lease deadline, us"),
     Row(pattern="worker:{id}", redis_type="hash", life="lease", owner="register", meaning="role, host, pid, metadata"),
-    Row(pattern="worker:{id}:tasks", redis_type="set", life="lease", owner="claim", meaning="request|stage it owns"),
+    Row(pattern="worker:{id}:tasks", redis_type="set", life="lease", owner="claim",
+        meaning="request|stage it owns, or that is put to it"),
     Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
     Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append", meaning="chunks, credit, ends, walks"),
     Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),
     Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
     Row(pattern="req:{r}:blob", redis_type="string", life="live", owner="submit", meaning="audio prompt, float32"),
     Row(pattern="req:{r}:task:{stage}", redis_type="hash", life="retention", owner="grant",
-        meaning="state, role, owner, epoch, walks, produced and consumed per edge"),
+        meaning="state, role, owner, epoch, walks, produced and consumed per edge, what was told of it"),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
     Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
     Row(pattern="req:{r}:kv:{stage}", redis_type="hash", life="live", owner="hand_off",
-        meaning="computed blocks on offer: state, epoch, source, rows, where they are"),
+        meaning="computed blocks on offer: state, epoch, source, rows, where they are; at which epoch they were taken"),
+    Row(pattern="sessions:{session}", redis_type="hash", life="retention", owner="retain",
+        meaning="stage -> worker that keeps the prefix of the conversation's last turn"),
     Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
-from fleet.core.ids import EdgeName, RequestId, Walk
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,16 +58,35 @@ class FreeNotice:
     request: RequestId
 
 
-Notice = FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantNotice:
+    """A task is put to this worker, since it keeps the prefix of the task's session."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
 
 
-def parse_notice(fields: dict[str, bytes]) -> Notice | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionNotice:
+    """Whoever stood by takes tasks from now on: a worker of its role is gone."""
+
+
+Notice = PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
+AnyNotice = GrantNotice | Notice
+
+
+def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
     """One inbox entry; None for a kind this version does not know (a newer peer's)."""
     kind = text(fields["k"])
     if kind == "c":
         location = decode_location(fields["l"]) if fields.get("l") else {}
         return ChunkNotice(chunk=decode_chunk(fields["h"]), location=location)
-    request = RequestId(text(fields["r"]))
+    if kind == "p":
+        return PromotionNotice()
+    request = RequestId(text(fields.get("r")))
+    if kind == "g":
+        return GrantNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
     if kind == "a":
         return CreditNotice(request=request, edge=EdgeName(text(fields["e"])), consumed=int(fields["n"]))
     if kind == "x":

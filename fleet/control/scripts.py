@@ -4,7 +4,7 @@ Each script's own header in `lua/` says what it compares and what it writes.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,6 +12,7 @@ from importlib import resources
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
 from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.pages import PagesRef, encode_pages
 from fleet.core.request import RequestSpec, encode_request
 
 Arg = str | bytes | int
@@ -41,7 +42,8 @@ def sha(name: str) -> str:
 
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
-    "fence_worker", "lead", "relocate", "lose_tensors", "hand_off", "confirm", "release", "drain", "queues",
+    "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
+    "queues",
 )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def submit(
     return Call(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
-         gateway, encode_event(submitted)),
+         gateway, encode_event(submitted), spec.session),
     )  # fmt: skip
 
 
@@ -122,6 +124,7 @@ def grant(
 
 
 def claim(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """`entry` is "" where the grant came into the worker's inbox."""
     return Call("claim", (worker, role, entry, request, stage, epoch))
 
 
@@ -154,11 +157,15 @@ def relocate(moved: Relocation) -> Call:
 
 def hand_off(
     request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, role: RoleName,
-    *, num_rows: int = 0, location: Location | None = None, data: bytes = b"",
+    *, num_rows: int = 0, pages: PagesRef | None = None, location: Location | None = None, data: bytes = b"",
+    prefilled_us: int = 0,
 ) -> Call:  # fmt: skip
-    """The blocks of `num_rows` rows lie at `location`, or are `data`, or nowhere: then they are computed again."""
-    where = encode_location(location) if location else b""
-    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, where, data))
+    """The blocks of `num_rows` rows lie in `pages`, or at `location`, or are `data`, or nowhere: then they are computed again.
+
+    `prefilled_us`: when the giver's last step had ended, for the story.
+    """
+    lent, where = encode_pages(pages) if pages else b"", encode_location(location) if location else b""
+    return Call("hand_off", (request, stage, epoch, worker, role, num_rows, lent, where, data, prefilled_us))
 
 
 def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
@@ -169,9 +176,26 @@ def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call:
     return Call("release", (request, stage, worker))
 
 
+def tell(request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes) -> Call:
+    """Adds `line` to the task's story under `name`."""
+    return Call("tell", (request, stage, epoch, name, line))
+
+
+def retain(
+    request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str, *, kept: int, spared: int, keep_s: float
+) -> Call:
+    """`kept` rows of the task stay with the worker for the session's next request; `spared` are those of its own that were so."""
+    return Call("retain", (request, stage, epoch, worker, session, kept, spared, int(keep_s * 1000)))
+
+
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
     """`stage` cannot pull what `producer` published: its holder is gone."""
     return Call("lose_tensors", (request, stage, epoch, producer))
+
+
+def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """A step that failed as a whole took the task with it: it counts as a death over the task, and the worker lives."""
+    return Call("lose_task", (request, stage, epoch))
 
 
 def fail(event: TaskFailed) -> Call:
@@ -201,12 +225,16 @@ def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None
     return Call("attach", (request, gateway, instead_of or ""))
 
 
-def register(worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes]) -> Call:
+def register(
+    worker: WorkerId, role: str, lease_us: int, fields: dict[str, str | bytes], *, replicas: int = 1, standby: int = 0
+) -> Call:
+    """Where `replicas` workers of the role take tasks, up to `standby` more are answered "standby": theirs is to wait."""
     pairs = [part for field in fields.items() for part in field]
-    return Call("register", (worker, role, lease_us, encode_event(WorkerJoined(worker=worker, role=role)), *pairs))
+    joined = encode_event(WorkerJoined(worker=worker, role=role))
+    return Call("register", (worker, role, lease_us, joined, replicas, standby, *pairs))
 
 
-def renew(worker: WorkerId, lease_us: int, vitals: dict[str, int]) -> Call:
+def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
     """`vitals` are counts for people to look at: running, pages_used, slots_used and the like."""
     pairs = [part for field in vitals.items() for part in field]
     return Call("renew", (worker, lease_us, *pairs))
@@ -214,7 +242,8 @@ def renew(worker: WorkerId, lease_us: int, vitals: dict[str, int]) -> Call:
 
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False) -> Call:
     """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end."""
-    return Call("fence_worker", (leader, worker, encode_event(WorkerLeft(worker=worker)), "1" if died or leader else ""))
+    left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left")
+    return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
 
 
 def drain(worker: WorkerId) -> Call:

@@ -48,6 +48,7 @@ class ClientStream:
         self._error: FleetError | None = None
         self._wake = asyncio.Event()
         self._closed = False
+        self._next_before = dict(self._next)
 
     def put(self, chunk: Chunk) -> None:
         """A chunk arrived, in whatever order; repeats are dropped."""
@@ -116,8 +117,14 @@ class ClientStream:
             producer=self._sources[edge], delivered=delivered,
         )  # fmt: skip
 
+    def moved(self) -> bool:
+        """Whether each open edge has brought a chunk since this was last asked: then no notice can have been lost."""
+        before, self._next_before = self._next_before, dict(self._next)
+        return bool(self._open) and all(self._next[edge] > before[edge] for edge in self._open)
+
     async def catch_up(self) -> None:
         """Read from the logs what no notice brought, and give the credit that is still owed."""
+        await self._learn_credit()
         await self._send_acks()
         if self._closed:
             self._forget_when_square()
@@ -128,6 +135,13 @@ class ClientStream:
             for _, raw in cast("list[tuple[bytes, object]]", entries):
                 self.put(decode_chunk(pairs(raw)["h"]))
         await self._learn_end()
+
+    async def _learn_credit(self) -> None:
+        """A Redis that lost its last writes may know of less than was given, and the producer waits for it."""
+        edges = list(self._acked)
+        known = await self._redis.hmget(keys.task(self.request_id, CLIENT), [f"consumed:{edge}" for edge in edges])
+        for edge, consumed in zip(edges, known, strict=True):
+            self._acked[edge] = min(self._acked[edge], int(consumed or 0))
 
     @property
     def told_nothing(self) -> bool:

@@ -1,13 +1,15 @@
 """What the console, `fleet status` and the API show: typed snapshots read from Redis. Never written back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import redis.asyncio
 
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
+from fleet.core.hand_off import HandOff, decode_hand_off
+from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -17,8 +19,11 @@ from fleet.graphs import get_graph
 class WorkerView:
     """One live worker or gateway, its counts as of its last renewal.
 
+    `hops`: how old chunks were when they reached it, counted since it joined.
     Units: `started_us` since 1970 on Redis's clock; `lease_left_s` may be negative just before its end; pages of its KV pool;
-    `slots_used` of its transfer arena. `draining`: it is leaving, finishes what it has and takes nothing new.
+    `pages_kept` of `pages_used` wait for the next turns of conversations, which have spared its engine `rows_reused` rows so far;
+    `slots_used` of its transfer arena. `draining`: it is leaving, finishes what it has and takes nothing new. `standby`: it takes
+    nothing until a worker of its role is gone.
     """
 
     id: WorkerId
@@ -31,13 +36,17 @@ class WorkerView:
     capacity: int
     pages_used: int = 0
     pages_total: int = 0
+    pages_kept: int = 0
+    rows_reused: int = 0
     slots_used: int = 0
     draining: bool = False
+    standby: bool = False
+    hops: HopCounts = field(default_factory=HopCounts)
 
     @property
     def takes_tasks(self) -> bool:
         """Whether it counts as capacity."""
-        return self.lease_left_s > 0 and not self.draining
+        return self.lease_left_s > 0 and not self.draining and not self.standby
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +55,8 @@ class RoleView:
 
     Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the rest is being
     claimed at this moment; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` counts those that
-    take tasks, `capacity` their slots, `draining` those that leave; `running` counts the tasks of both.
+    take tasks, `capacity` their slots, `draining` those that leave, `standby` those that wait to take a lost one's place;
+    `running` counts the tasks of all.
     """
 
     role: str
@@ -55,17 +65,24 @@ class RoleView:
     oldest_s: float
     workers: int
     draining: int
+    standby: int
     running: int
     capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
+    """`hand_off`: how its decode came to another worker than its prefill, once that one has gone on. `spared`: the rows of it
+    that its session's earlier turn had computed.
+    """
+
     stage: StageName
     state: str
     owner: str
     walk: str
     epoch: int
+    hand_off: HandOff | None = None
+    spared: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +137,12 @@ def _worker(worker: str, deadline: float, now: int, fields: dict[str, bytes]) ->
         capacity=number("capacity"),
         pages_used=number("pages_used"),
         pages_total=number("pages_total"),
+        pages_kept=number("pages_kept"),
+        rows_reused=number("rows_reused"),
         slots_used=number("slots_used"),
         draining=number("draining") > 0,
+        standby=number("standby") > 0,
+        hops=decode_hops(text(fields.get("hops"))),
     )
 
 
@@ -142,6 +163,7 @@ def _role(role: str, queue: list[object], workers: list[WorkerView]) -> RoleView
         oldest_s=oldest_us / 1e6,
         workers=sum(worker.takes_tasks for worker in workers),
         draining=sum(worker.draining for worker in workers),
+        standby=sum(worker.standby for worker in workers),
         running=sum(worker.running for worker in workers),
         capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
     )
@@ -190,4 +212,6 @@ def _task(stage: StageName, fields: dict[str, bytes]) -> TaskView:
         owner=text(fields.get("holder")),
         walk=text(fields.get("walk")),
         epoch=int(text(fields.get("epoch")) or 0),
+        hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
+        spared=int(text(fields.get("spared")) or 0),
     )

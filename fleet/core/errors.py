@@ -125,6 +125,14 @@ class OutOfPages(EngineError):
     status = 400
 
 
+class OutOfMemory(EngineError):
+    """Work for one request found no memory; it may find some when less runs at once."""
+
+    code = "out_of_memory"
+    status = 503
+    retryable = True
+
+
 class UnknownWireVersion(FleetError):
     """A message was written by another version of the protocol."""
 
@@ -141,6 +149,23 @@ def _index(cls: type[FleetError]) -> None:
 
 
 _index(FleetError)
+
+
+NO_MEMORY = ("out of memory", "allocate memory")
+"""What torch says in a plain RuntimeError: of a device the first, of the CPU the second."""
+
+
+def failure_of(doing: str, error: Exception) -> FleetError:
+    """What a request is told when work for it alone raised `error`; `doing` says which work failed."""
+    if isinstance(error, FleetError):
+        return error
+    said = str(error) or type(error).__name__
+    if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        return OutOfMemory(
+            f"{doing}: out of memory ({said}); shorten the prompt or lower max_tokens, or let the stage do less at once "
+            "(stages.NAME.prefill_chunk_tokens, stages.NAME.max_batch)"
+        )
+    return EngineError(f"{doing}: {said}")
 
 
 def from_code(code: str, message: str, param: str | None = None) -> FleetError:

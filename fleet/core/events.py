@@ -114,7 +114,10 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
+    """`how`: `left` by its own word, `died` as whoever saw its process end says, `lapsed` as its lease says."""
+
     worker: WorkerId
+    how: str = ""
 
 
 class GrantOverdue(Event, frozen=True, kw_only=True):

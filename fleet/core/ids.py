@@ -31,6 +31,13 @@ def role_of(worker: WorkerId) -> str:
     return worker.partition("@")[0]
 
 
+def place_of(worker: WorkerId) -> tuple[str, int]:
+    """(host, pid), as its id says; ("", 0) for one without."""
+    host, _, rest = worker.partition("@")[2].partition(":")
+    pid = rest.partition(":")[0]
+    return (host, int(pid)) if pid.isdecimal() else ("", 0)
+
+
 def new_worker_id(role: str, host: str, pid: int) -> WorkerId:
     """Mint the id of one incarnation of a worker or gateway."""
     return WorkerId(f"{role}@{host}:{pid}:{secrets.token_hex(3)}")

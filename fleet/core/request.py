@@ -35,6 +35,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `prompt_ids` already holds one placeholder id per audio position. `outputs` are client edges wanted.
 
     `reply` is what a gateway must know to go on with the answer of another; no worker reads it.
+    `session` names the conversation whose earlier turns this prompt begins with; "" where there is none.
 
     Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
     """
@@ -47,6 +48,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[StageName, Sampling] = {}
     params: dict[str, str] = {}
     reply: dict[str, str] = {}
+    session: str = ""
     created_us: int = 0
     version: int = 1
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId, Walk
+from fleet.core.pages import Memory, PagesRef
 from fleet.core.request import Sampling
 
 Arrays = Mapping[str, np.ndarray]
@@ -24,12 +25,15 @@ class EngineRequest:
 
     `history` is what an earlier owner's engine drew for this request, from the first on and joined along axis 0: it is not drawn
     again but returned again, and what follows continues it. Empty for a request that begins.
+    `session`: when the request has ended by itself or by `finish`, what was computed of it is kept for the next request of this
+    name, which need not compute the rows with which it begins alike. Where empty, nothing is kept nor taken.
     """
 
     request_id: RequestId
     sampling: Sampling
     params: Mapping[str, str] = field(default_factory=dict[str, str])
     history: Arrays = field(default_factory=dict[str, np.ndarray])
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +68,30 @@ class KVBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVPages:
+    """Pages of an engine's own pool that belong to no request: full ones, lent for another engine to read, or empty ones, into
+    which another's are read. They hold, or will hold, the keys and values of `num_rows` rows. `table` is the engine's own.
+    """
+
+    num_rows: int
+    at: PagesRef
+    table: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """`running` requests are held; `ready` could take part in the next step. Pages are 0 for an engine without a KV pool."""
+    """`running` requests are held; `ready` could take part in the next step. Pages are 0 for an engine without a KV pool.
+
+    `pages_kept` are those of `pages_used` that no request holds but sessions do. `rows_reused` counts the rows that sessions have
+    spared, since the engine was made.
+    """
 
     running: int
     ready: int
     pages_used: int = 0
     pages_total: int = 0
+    pages_kept: int = 0
+    rows_reused: int = 0
 
 
 class Engine(Protocol):
@@ -80,8 +101,8 @@ class Engine(Protocol):
         """Take a request. Raises: OutOfPages when it could never fit."""
         ...
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
-        """Append input. A request unknown (ended, aborted) is ignored."""
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
+        """Append input. A request unknown (ended, aborted) is ignored. Returns how many of its rows its session spares."""
         ...
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
@@ -90,6 +111,10 @@ class Engine(Protocol):
 
     def ready(self) -> bool:
         """Whether `step()` would run a pass now."""
+        ...
+
+    def due_in_s(self) -> float:
+        """Seconds until `ready()` with what was fed: 0 if it is so now, infinite if more input must come first."""
         ...
 
     def step(self) -> Sequence[EngineOutput]:
@@ -103,13 +128,39 @@ class Engine(Protocol):
         """End a request early but normally (a stop string was met, or another goes on with it): no more outputs, memory freed."""
         ...
 
+    def kept(self, session: str) -> int:
+        """How many rows are kept for a session. What is kept is given up whenever a request needs the memory."""
+        ...
+
+    def forget(self, session: str | None = None) -> None:
+        """Give up what is kept for a session, or for all of them."""
+        ...
+
     def export(self, request_id: RequestId) -> KVBlocks | None:
         """A copy of what is computed of a request, for another engine to adopt; None where there is nothing."""
         ...
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+    def memory(self) -> Memory | None:
+        """Where its pages lie, if another process can read them there."""
+        ...
+
+    def lend(self, request_id: RequestId) -> KVPages | None:
+        """Finish a request, and keep what is computed of it for another engine to read, until `take_back`. None, and nothing
+        done, where there is nothing, or the pages cannot be spared.
+        """
+        ...
+
+    def receive(self, num_rows: int) -> KVPages | None:
+        """Pages to read so many rows into, until `adopt` or `take_back`; None where there are none to spare."""
+        ...
+
+    def take_back(self, pages: KVPages) -> None:
+        """What was lent, or received and not adopted, is free again: nobody reads it or writes to it any more."""
+        ...
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """Take over what another engine computed, for a request that was fed and has not begun. Whether that was possible: if
-        not, it is computed here, which takes longer and changes nothing.
+        not, it is computed here, which takes longer and changes nothing. Received pages are then the request's.
         """
         ...
 

@@ -4,37 +4,67 @@ Each input row moves a per-request checksum; each output row is made of it. What
 on how they were cut into pieces or when they came. Knows no stage.
 """
 
+import math
+import time
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
+from fleet.core.pages import Memory
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 
 DECODE = Walk("decode")
 
 
 @dataclass(slots=True)
 class _Running:
+    """`out` are all numbers made, for whoever goes on; `again` rows that were made elsewhere and are still to be returned.
+
+    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request.
+    """
+
     request: EngineRequest
-    state: int
+    state: int = 0
     rows: deque[bytes] = field(default_factory=deque[bytes])
+    absorbed: int = 0
     made: int = 0
+    out: "array[int]" = field(default_factory=lambda: array("i"))
+    again: list[list[int]] = field(default_factory=list[list[int]])
     fed_final: bool = False
     paused: bool = False
+    trail: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
+    follows: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
 
     def absorb(self, row: bytes) -> None:
         self.state = zlib.crc32(row, self.state)
+        self.absorbed += 1
+        if self.request.session:
+            self.trail.append((row, self.state))
+
+    def follow(self) -> int:
+        """Take the rows that the session's last request took too, but for the last of all; how many."""
+        for row, state in self.follows:
+            if len(self.rows) < 2 or self.rows[0] != row:
+                break
+            self.state = state
+            self.trail.append((self.rows.popleft(), state))
+        self.absorbed, self.follows = len(self.trail), []
+        return self.absorbed
 
     def emit(self, width: int) -> list[int]:
+        if not self.made:  # not before: what is kept of a prompt must serve any seed
+            self.state = zlib.crc32(b"%d" % self.request.sampling.seed, self.state)
         self.made += 1
         values: list[int] = []
-        for column in range(width):
-            self.state = zlib.crc32(b"%d" % column, self.state)
+        for column in _columns(width):
+            self.state = zlib.crc32(column, self.state)
             values.append(self.state & 0x7FFF)
         return values
 
@@ -43,27 +73,38 @@ class FakeEngine:
     """Up to max_tokens rows, one a step.
 
     `autoregressive`: a step takes one input row, waiting for it until the input is final; otherwise a codec, with one output row
-    per input row and no bound. `source`: the whole input is a prompt, taken before the first row.
+    per input row and no bound. `source`: the whole input is a prompt, taken before the first row, and kept for its session.
+    `step_s`: how long a pass takes, as on a device that works while its worker listens; the next pass begins no sooner.
 
     Shapes: each output has `out`: int32 [n, width].
     """
 
-    def __init__(self, *, max_batch: int, width: int = 1, autoregressive: bool = True, source: bool = False) -> None:
+    def __init__(
+        self, *, max_batch: int, width: int = 1, autoregressive: bool = True, source: bool = False, step_s: float = 0.0
+    ) -> None:
         self._max_batch, self._width = max_batch, width
         self._autoregressive, self._source = autoregressive, source
+        self._step_s = step_s
+        self._free_at_s = 0.0
         self._running: dict[RequestId, _Running] = {}
+        self._kept: dict[str, list[tuple[bytes, int]]] = {}
+        self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
         if request.request_id in self._running:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        self._running[request.request_id] = _Running(request, zlib.crc32(b"%d" % request.sampling.seed))
+        self._running[request.request_id] = _Running(request, follows=self._kept.pop(request.session, []))
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         running = self._running.get(request_id)
-        if running is not None:
-            assert not running.fed_final, "input after the final one"
-            running.rows += _rows(piece.arrays)
-            running.fed_final = piece.final
+        if running is None:
+            return 0
+        assert not running.fed_final, "input after the final one"
+        running.rows += _rows(piece.arrays)
+        running.fed_final = piece.final
+        num_reused = running.follow() if running.follows and running.fed_final else 0
+        self._rows_reused += num_reused
+        return num_reused
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         running = self._running.get(request_id)
@@ -71,31 +112,49 @@ class FakeEngine:
             running.paused = paused
 
     def ready(self) -> bool:
-        return any(self._can_step(running) for running in self._running.values())
+        return self.due_in_s() <= 0
+
+    def due_in_s(self) -> float:
+        if not any(self._can_step(running) for running in self._running.values()):
+            return math.inf
+        return max(0.0, self._free_at_s - time.monotonic()) if self._step_s else 0.0
 
     def _can_step(self, running: _Running) -> bool:
         if running.paused:
             return False
-        return running.fed_final or (bool(running.rows) and not self._source)
+        return running.fed_final or bool(running.again) or (bool(running.rows) and not self._source)
 
     def step(self) -> Sequence[EngineOutput]:
+        if self._step_s:
+            self._begin_pass()
         batch = [(key, r) for key, r in self._running.items() if self._can_step(r)][: self._max_batch]
         return [self._advance(key, running) for key, running in batch]
+
+    def _begin_pass(self) -> None:
+        """A pass that began a little late does not put off those after it: the mean pace is the device's."""
+        now_s = time.monotonic()
+        began_s = self._free_at_s if now_s - self._free_at_s < self._step_s else now_s
+        self._free_at_s = began_s + self._step_s
 
     def _advance(self, key: RequestId, running: _Running) -> EngineOutput:
         rows = self._decode(running) if self._autoregressive else self._convert(running)
         spent = running.fed_final and not running.rows
         final = running.made >= running.request.sampling.max_tokens if self._autoregressive else spent
         if final:
-            del self._running[key]
+            self.finish(key)
         out = np.array(rows, dtype=np.int32).reshape(len(rows), self._width)
         return EngineOutput(request_id=key, walk=DECODE, arrays={"out": out}, final=final)
 
     def _decode(self, running: _Running) -> list[list[int]]:
+        if running.again:
+            again, running.again = running.again, []
+            return again
         take = len(running.rows) if self._source else min(1, len(running.rows))
         for _ in range(take):
             running.absorb(running.rows.popleft())
-        return [running.emit(self._width)]
+        row = running.emit(self._width)
+        running.out.extend(row)
+        return [row]
 
     def _convert(self, running: _Running) -> list[list[int]]:
         made: list[list[int]] = []
@@ -105,20 +164,62 @@ class FakeEngine:
         return made
 
     def finish(self, request_id: RequestId) -> None:
-        self._running.pop(request_id, None)
+        running = self._running.pop(request_id, None)
+        if running is not None and running.trail and self._source:
+            self._kept[running.request.session] = running.trail
+
+    def kept(self, session: str) -> int:
+        return len(self._kept.get(session, ()))
+
+    def forget(self, session: str | None = None) -> None:
+        for name in list(self._kept) if session is None else [session]:
+            self._kept.pop(name, None)
 
     def export(self, request_id: RequestId) -> KVBlocks | None:
+        """The checksum, and what was made, which is returned again from there since there is no history."""
+        running = self._running.get(request_id)
+        if running is None or not running.made or not self._autoregressive:
+            return None
+        numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
+        return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
+
+    def memory(self) -> Memory | None:
         return None
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
-        return False
+    def lend(self, request_id: RequestId) -> KVPages | None:
+        return None
+
+    def receive(self, num_rows: int) -> KVPages | None:
+        return None
+
+    def take_back(self, pages: KVPages) -> None:
+        """There are none."""
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+        running = self._running.get(request_id)
+        if running is None or isinstance(blocks, KVPages) or running.made or len(blocks.data) % np.dtype(np.int64).itemsize:
+            return False
+        state, absorbed, *out = np.frombuffer(blocks.data.tobytes(), np.int64).tolist()
+        if absorbed > len(running.rows):
+            return False
+        for _ in range(absorbed):
+            running.rows.popleft()
+        running.state, running.absorbed, running.made = state, absorbed, len(out) // self._width
+        running.out.extend(out)
+        running.again = [out[at : at + self._width] for at in range(0, len(out), self._width)]
+        return True
 
     def abort(self, request_id: RequestId) -> None:
         self._running.pop(request_id, None)
 
     def stats(self) -> EngineStats:
         ready = sum(self._can_step(running) for running in self._running.values())
-        return EngineStats(running=len(self._running), ready=ready)
+        return EngineStats(running=len(self._running), ready=ready, rows_reused=self._rows_reused)
+
+
+@cache
+def _columns(width: int) -> tuple[bytes, ...]:
+    return tuple(b"%d" % column for column in range(width))
 
 
 def _rows(arrays: Arrays) -> list[bytes]:

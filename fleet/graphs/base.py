@@ -11,10 +11,15 @@ PolicyKind = Literal["each", "ramp", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """When an edge releases a chunk: `each` item at once, a `ramp` of item counts (the last repeats), or `all` at the end."""
+    """When an edge releases a chunk: `each` item at once, a `ramp` of item counts (the last repeats), or `all` at the end.
+
+    Units: `ahead_s` seconds. A ramp's chunk goes early, with what there is, where waiting for one more item would leave who plays
+    them since the first chunk less than this to play: chunks grow as the producer gets ahead of the listener. 0: never early.
+    """
 
     kind: PolicyKind = "each"
     ramp: tuple[int, ...] = ()
+    ahead_s: float = 0.0
 
     def size(self, chunk_index: int) -> int | None:
         """Items in chunk `chunk_index`; None means all that is left at the end."""
@@ -52,6 +57,7 @@ class Edge:
     remote: tuple[str, ...] = ()
     policy: ChunkPolicy = EACH
     credits: int = 64
+    item_ms: float = 0.0
     transitions: tuple[Transition, ...] = ()
 
     def consumer_walk(self, producer_walk: Walk, ordinal: int) -> Walk | None:
@@ -59,8 +65,11 @@ class Edge:
 
         The one home of this rule: the producer asks it when it drives the walk, the conductor when it does.
         """
-        matching = [t for t in self.transitions if t.producer_walk == producer_walk and t.nth <= ordinal]
-        return max(matching, key=lambda t: t.nth).to if matching else None
+        last: Transition | None = None
+        for one in self.transitions:
+            if one.producer_walk == producer_walk and (last.nth if last else -1) < one.nth <= ordinal:
+                last = one
+        return last.to if last else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

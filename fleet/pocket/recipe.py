@@ -21,7 +21,7 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Where and with what.
+    """Where and with what. `device`: where the trainings compute, such as cuda.
 
     `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it. `start`: an exported folder
     whose weights the trainings begin with, of the same shape and, for codec and Talker, the same codebook.
@@ -29,6 +29,7 @@ class Work:
 
     folder: Path = DEFAULT_FOLDER
     start: Path | None = None
+    device: str = "cpu"
     threads: int = 1
     workers: int = 1
     share: float = 1.0
@@ -37,6 +38,11 @@ class Work:
         for name in ("threads", "workers", "share"):
             if getattr(self, name) <= 0:
                 raise BadInput(f"{name}: must be positive, not {getattr(self, name)}", param=name)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).splitlines()[0]
+            raise BadInput(f"device: {self.device!r} is not here ({why}); use cpu", param="device") from error
 
     @property
     def speech(self) -> Path:
@@ -56,11 +62,21 @@ class Work:
     def scaled(self, schedule: Schedule) -> Schedule:
         return schedule.scaled(self.share)
 
+    def keep_start(self, part: str, name: str) -> None:
+        """If the training `name` was never run, what the start holds of `part` stands for its result."""
+        from safetensors.torch import save_file
+
+        from fleet.pocket.export import part_of
+
+        if self.start is not None and not self.weights(name).exists():
+            self.parts.mkdir(parents=True, exist_ok=True)
+            save_file(part_of(self.start, part), self.weights(name))
+
     def train(self, part: Part, schedule: Schedule) -> None:
         from fleet.pocket.export import PLACES, part_of
 
         start = part_of(self.start, part.name) if self.start and part.name in PLACES else None
-        train(part, self.parts, schedule.warm() if start else schedule, seed=shape.SEED, start=start)
+        train(part, self.parts, schedule.warm() if start else schedule, seed=shape.SEED, start=start, device=self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,21 +135,21 @@ def _hearing(work: Work) -> None:
 
 
 def _joint(work: Work) -> None:
+    """Of the start's weights where one of the two was not trained here."""
     from fleet.pocket.train import joint
 
+    for part in ("thinker", "hearing"):
+        work.keep_start(part, part)
     work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE))
 
 
 def _export(work: Work) -> None:
     """A part that was not trained here is the start's."""
-    from safetensors.torch import save_file
-
-    from fleet.pocket.export import export, part_of
+    from fleet.pocket.export import export
 
     files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
     for part, name in files.items():
-        if work.start is not None and not work.weights(name).exists():
-            save_file(part_of(work.start, part), work.weights(name))
+        work.keep_start(part, name)
     export({part: work.weights(name) for part, name in files.items()}, work.folder / "pocket")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
@@ -17,12 +18,30 @@ from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 SAMPLES_PER_ROW = 1920
 
 
+class _Output:
+    """One output edge: how rows of numbers become what its first tensor declares. All rows at once: this is in every hot path."""
+
+    def __init__(self, edge: Edge) -> None:
+        self.name = edge.name
+        self._tensor, dtype = next(iter(edge.tensors.items()))
+        self._dtype = np.dtype(dtype)
+
+    def pieces(self, rows: np.ndarray) -> list[Arrays]:
+        """Shapes: rows int32 [n, width]; n pieces, of one row each."""
+        values = rows.astype(self._dtype, copy=False)
+        if self._tensor == "pcm":
+            samples = np.tile(values, (1, -(-SAMPLES_PER_ROW // rows.shape[1])))
+            return [{self._tensor: row[:SAMPLES_PER_ROW]} for row in samples]
+        values = values if rows.shape[1] > 1 else values[:, 0]
+        return [{self._tensor: values[i : i + 1]} for i in range(len(rows))]
+
+
 class FakeTask:
     """Source stages read the prompt; the others what their input edges bring. Every output row becomes an item on each edge."""
 
     def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions) -> None:
         self._spec, self._stage = spec, options.stage
-        self._outputs = [edge for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
+        self._outputs = [_Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
         self._is_source = not graph.edges_to(options.stage)
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
@@ -40,27 +59,35 @@ class FakeTask:
         rows = output.arrays["out"]
         items: list[Item] = []
         for edge in self._outputs:
-            pieces = [self._arrays(edge, rows[i : i + 1]) for i in range(len(rows))] or [{}]
+            pieces = edge.pieces(rows) or [{}]
             for position, arrays in enumerate(pieces):
                 last = output.final and position == len(pieces) - 1
                 if arrays or last:
                     items.append(Item(edge=edge.name, walk=output.walk, arrays=arrays, final=last))
         return items
 
-    def _arrays(self, edge: Edge, row: np.ndarray) -> Arrays:
-        name, dtype = next(iter(edge.tensors.items()))
-        if name == "pcm":
-            return {name: np.resize(row.astype(np.int16).ravel(), SAMPLES_PER_ROW)}
-        return {name: row.astype(dtype) if row.shape[1] > 1 else row[:, 0].astype(dtype)}
-
     def stopped(self) -> bool:
         return False
 
 
 def build(options: BuildOptions, graph: Graph) -> BuiltStage:
-    """One stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec)."""
+    """One stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec).
+
+    `extra.step_ms` is how long a pass takes; 0 where it is not given.
+    """
     inputs = graph.edges_to(options.stage)
     codec = any(edge.policy.kind == "ramp" for edge in inputs)
     width = 1 if not inputs or codec else 16
-    engine = FakeEngine(max_batch=options.max_batch, width=width, autoregressive=not codec, source=not inputs)
+    engine = FakeEngine(
+        max_batch=options.max_batch, width=width, autoregressive=not codec, source=not inputs, step_s=_step_s(options)
+    )
     return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, graph, options))
+
+
+def _step_s(options: BuildOptions) -> float:
+    """Raises: ConfigError if `extra.step_ms` is no number of milliseconds."""
+    given = options.extra.get("step_ms", 0)
+    if isinstance(given, str | bool) or given < 0:
+        field = f"stages.{options.stage}.extra.step_ms"
+        raise ConfigError(f"{field}: {given!r} is no number of milliseconds; leave it out, or give one such as 80", param=field)
+    return given / 1000

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Protocol, cast
 
 from fleet.core.errors import TransferError
-from fleet.transfer.memory import HostMemory
+from fleet.core.pages import Memory, Span
 
 BACKEND = "UCX"
 HOST_DEVICE = 0
@@ -34,6 +34,7 @@ class _NixlAgent(Protocol):
     def registerMem(self, descriptors: object, backends: Sequence[int], /) -> object: ...
     def getLocalMD(self) -> bytes: ...
     def loadRemoteMD(self, metadata: bytes, /) -> bytes: ...
+    def makeConnection(self, agent: str, backends: Sequence[int], /) -> object: ...
     def createXferReq(
         self, operation: object, local: object, remote: object, agent: str, note: bytes, backends: Sequence[int], /
     ) -> int: ...
@@ -70,28 +71,33 @@ def load_bindings() -> _Bindings:
 
 
 class Agent:
-    """A NIXL agent over one region of host memory, with its progress thread.
+    """A NIXL agent over regions of host memory, with its progress thread.
 
     Invariants: after `close` no read that it started can write into the memory any more. Nothing less ensures that: with
     NIXL 1.5.1 over TCP, a read under way lands in full after its handle was released and the remote agent removed.
     Raises: TransferError from every method when NIXL fails.
     """
 
-    def __init__(self, name: str, memory: HostMemory) -> None:
+    def __init__(self, name: str, regions: Sequence[Memory]) -> None:
         self._bindings = load_bindings()
         self._errors = tuple(
             value
             for value in vars(self._bindings).values()
             if isinstance(value, type) and issubclass(value, Exception)
         )
-        self._memory = memory
         config = self._bindings.nixlAgentConfig()
         config.useProgThread, config.useListenThread, config.pthrDelay = True, False, PROGRESS_DELAY_US
         with self._explained("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]
-            region = (memory.address, memory.length_bytes, HOST_DEVICE, "")
-            self._nixl.registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, [region]), self._backends)
+        for region in regions:
+            self.register(region)
+
+    def register(self, region: Memory) -> None:
+        """Make a region a source of peers' reads and a destination of ours; what `metadata` gave before does not tell of it."""
+        with self._explained("register memory"):
+            regions = [(region.address, region.length_bytes, HOST_DEVICE, "")]
+            self._open().registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, regions), self._backends)
 
     def metadata(self) -> bytes:
         with self._explained("give its metadata"):
@@ -102,11 +108,16 @@ class Agent:
         with self._explained("load a peer's metadata"):
             return self._open().loadRemoteMD(metadata).decode()
 
-    def start_read(self, peer: str, remote_address: int, local_address: int, length_bytes: int) -> int:
-        """Begin to copy from a peer's memory into ours; return the handle to ask `is_done` with."""
+    def connect(self, peer: str) -> None:
+        """Begin to connect to a peer, which the first read would do else."""
+        with self._explained(f"connect to {peer}"):
+            self._open().makeConnection(peer, self._backends)
+
+    def start_read(self, peer: str, spans: Sequence[Span]) -> int:
+        """Begin to copy spans from a peer's memory into ours; return the handle to ask `is_done` with."""
         with self._explained(f"start a read from {peer}"):
-            local = self._span(local_address, length_bytes)
-            remote = self._span(remote_address, length_bytes)
+            local = self._descriptors([(span.local_address, span.length_bytes, HOST_DEVICE) for span in spans])
+            remote = self._descriptors([(span.remote_address, span.length_bytes, HOST_DEVICE) for span in spans])
             # No local name for the agent: a traceback that someone keeps would keep it from being torn down.
             handle = self._open().createXferReq(self._bindings.NIXL_READ, local, remote, peer, b"", self._backends)
             self._open().postXferReq(handle, b"")
@@ -135,8 +146,8 @@ class Agent:
             raise TransferError("the NIXL agent is closed")
         return self._nixl
 
-    def _span(self, address: int, length_bytes: int) -> object:
-        return self._bindings.nixlXferDList(self._bindings.DRAM_SEG, [(address, length_bytes, HOST_DEVICE)])
+    def _descriptors(self, spans: list[tuple[int, int, int]]) -> object:
+        return self._bindings.nixlXferDList(self._bindings.DRAM_SEG, spans)
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:

@@ -1,10 +1,13 @@
 """The twin for where NIXL is missing: a tensor's bytes ride in its chunk header, through Redis. Counts what NIXL would hold."""
 
+from collections.abc import Sequence
+
 from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
+from fleet.core.pages import Memory, Span
 from fleet.transfer.arena import Arena
-from fleet.transfer.base import Pull
+from fleet.transfer.base import BlockRead, Pull
 from fleet.transfer.memory import flat_bytes
 
 
@@ -14,6 +17,13 @@ class InlineTransfer:
     def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
         self.agent = agent
         self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
+
+    def register(self, memory: Memory) -> bool:
+        return False
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
 
     def metadata(self) -> bytes:
         return b""
@@ -28,8 +38,17 @@ class InlineTransfer:
             f"{ref.agent} published a tensor by NIXL, but {self.agent} has none; set transfer.kind alike for every worker"
         )
 
+    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        """Nobody is ever read from."""
+
+    def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
+        raise TransferError(f"{peer} lends blocks by NIXL, but {self.agent} has none; set transfer.kind alike for every worker")
+
     def release(self, request: RequestId) -> None:
         self.arena.free_request(request)
+
+    def owing(self) -> list[WorkerId]:
+        return []
 
     def forget_peer(self, peer: WorkerId) -> None:
         """There is nothing of a peer's to drop."""

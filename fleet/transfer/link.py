@@ -1,123 +1,196 @@
 """The reads from one peer, through an agent of their own: tearing that agent down is the one way to stop a late landing.
 
-A read's destination slot: allocated by `pull`; freed when the bytes were copied out, when the read ended unwanted, or with the
-agent. In between it may be quarantined: the read was given up, and still may land. Knows no requests.
+A read into the arena has a destination slot: allocated by `pull`; freed when the bytes were copied out, when the read ended
+unwanted, or with the agent. In between it may be quarantined: the read was given up, and still may land. A read of blocks goes
+where its caller says, who must keep that place as long as the read may land (`settled`). Knows no requests.
 """
 
 import time
+from collections.abc import Sequence
+from typing import TypeVar
 
 from fleet.core.chunk import TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.ids import WorkerId
+from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import Agent
 from fleet.transfer.arena import Arena, Slot
 from fleet.transfer.memory import HostMemory, stored_bytes
 
 
-class NixlPull:
-    """One read under way, ended with bytes, or ended with a failure.
+class Read:
+    """One read under way, ended with what was read, or ended with a failure.
 
-    Invariants: at most one of `data`, `failure` is set, and once set it stays.
+    Invariants: `settled` once NIXL writes for it no more; until then its destination is its own, wanted or not. Once `failure` is
+    set it stays, and what was read is not used.
     Units: `deadline_s` is a time of `time.monotonic`.
     """
 
-    def __init__(self, link: "Link", ref: TensorRef, slot: Slot, handle: int, deadline_s: float) -> None:
-        self.ref, self.slot, self.handle, self.deadline_s = ref, slot, handle, deadline_s
-        self.data: bytes | None = None
+    def __init__(self, link: "Link", what: str, handle: int, deadline_s: float) -> None:
+        self.what, self.handle, self.deadline_s = what, handle, deadline_s
         self.failure: str | None = None
+        self.settled = False
         self._link = link
 
-    def poll(self) -> bytes | None:
+    def advance(self) -> None:
+        """Raises: TransferError once it has failed."""
         if self.wanted():
             self._link.advance(self)
         if self.failure is not None:
             raise TransferError(self.failure)
-        return self.data
 
     def cancel(self) -> None:
         if self.wanted():
-            self._link.give_up(self, f"the read of slot {self.ref.slot} of {self.ref.agent} was cancelled")
+            self._link.give_up(self, f"the read of {self.what} was cancelled")
 
     def wanted(self) -> bool:
-        return self.data is None and self.failure is None
+        return not self.settled and self.failure is None
+
+    def land(self) -> None:
+        """All bytes are in the destination."""
+
+    def settle(self) -> None:
+        """Nothing is written to the destination any more."""
+        self.settled = True
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more, and it may still land."""
+
+
+class NixlPull(Read):
+    """A read of one tensor through a slot of the arena.
+
+    Invariants: at most one of `data`, `failure` is set.
+    """
+
+    def __init__(self, link: "Link", ref: TensorRef, slot: Slot, handle: int, deadline_s: float) -> None:
+        super().__init__(link, f"slot {ref.slot} of {ref.agent}", handle, deadline_s)
+        self.ref, self.slot = ref, slot
+        self.data: bytes | None = None
+
+    def poll(self) -> bytes | None:
+        self.advance()
+        return self.data
+
+    def land(self) -> None:
+        try:
+            self.data = self._link.memory.open(self.slot, self.ref)
+        except TransferError as error:
+            self.failure = error.message
+
+    def settle(self) -> None:
+        super().settle()
+        self._link.arena.free(self.slot)
+
+    def abandon(self) -> None:
+        self._link.arena.quarantine(self.slot)
+
+
+class NixlBlockRead(Read):
+    """A read of blocks from a peer's registered memory into ours."""
+
+    def poll(self) -> bool:
+        self.advance()
+        return self.settled
+
+
+ReadT = TypeVar("ReadT", bound=Read)
 
 
 class Link:
     """Reads from one peer, until `close`.
 
-    Invariants: `reads` are those that NIXL may still be writing for, each with its slot held; none after `close`.
+    Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
     """
 
-    def __init__(self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena) -> None:
-        """Raises: TransferError if NIXL cannot start, or the metadata is not the peer's."""
+    def __init__(
+        self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = ()
+    ) -> None:
+        """`more`: other memory that blocks are read into.
+
+        Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
+        """
         self.peer = peer
         self.closed = False
-        self.reads: set[NixlPull] = set()
-        self._memory, self._arena = memory, arena
-        self._agent = Agent(name, memory)
+        self.reads: set[Read] = set()
+        self.memory, self.arena = memory, arena
+        self._agent = Agent(name, [memory.region, *more])
         named = self._agent.add_peer(peer_metadata)
         if named != peer:
             self._agent.close()
             raise TransferError(f"the metadata given for {peer} is that of {named}")
 
+    def meet(self) -> None:
+        """Have the connection made while nobody waits for it. Raises: TransferError."""
+        self._agent.connect(self.peer)
+
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
         """Begin a read; a link that NIXL refuses it on is closed. Raises: TransferError then, or when the arena is full."""
         num_bytes = stored_bytes(ref.length_bytes)
-        slot = self._arena.allocate(num_bytes)
+        slot = self.arena.allocate(num_bytes)
         try:
-            handle = self._agent.start_read(self.peer, ref.address, self._memory.address + slot.offset, num_bytes)
+            handle = self._start([Span(ref.address, self.memory.address + slot.offset, num_bytes)])
+        except TransferError:
+            self.arena.free(slot)
+            raise
+        return self._begun(NixlPull(self, ref, slot, handle, deadline_s))
+
+    def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
+        """Begin a read into memory that the caller keeps for it; the rest as `pull`."""
+        return self._begun(NixlBlockRead(self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s))
+
+    def _start(self, spans: Sequence[Span]) -> int:
+        try:
+            return self._agent.start_read(self.peer, spans)
         except TransferError as error:
             self.close(error.message)
-            self._arena.free(slot)
             raise
-        pull = NixlPull(self, ref, slot, handle, deadline_s)
-        self.reads.add(pull)
-        return pull
 
-    def advance(self, pull: NixlPull) -> None:
+    def _begun(self, read: ReadT) -> ReadT:
+        self.reads.add(read)
+        return read
+
+    def advance(self, read: Read) -> None:
         """Bring a wanted read to its end if it has come to one, or to its deadline."""
-        if self._landed(pull):
-            try:
-                pull.data = self._memory.open(pull.slot, pull.ref)
-            except TransferError as error:
-                pull.failure = error.message
-            self._end(pull)
-        elif pull.wanted() and time.monotonic() > pull.deadline_s:
-            self.give_up(pull, f"slot {pull.ref.slot} of {self.peer} did not arrive before the deadline")
+        if self._landed(read):
+            read.land()
+            self._end(read)
+        elif read.wanted() and time.monotonic() > read.deadline_s:
+            self.give_up(read, f"{read.what} did not arrive before the deadline")
 
-    def give_up(self, pull: NixlPull, reason: str) -> None:
+    def give_up(self, read: Read, reason: str) -> None:
         """Stop wanting a read that may still land: its destination is out of use until that is certain."""
-        pull.failure = reason
-        self._arena.quarantine(pull.slot)
+        read.failure = reason
+        read.abandon()
 
     def reap(self) -> None:
-        """Free the destinations of given-up reads that have ended; give up those that nobody polled before the deadline."""
+        """Settle given-up reads that have ended; give up those that nobody polled before the deadline."""
         now_s = time.monotonic()
-        for pull in list(self.reads):
-            if pull.wanted() and now_s > pull.deadline_s:
-                self.give_up(pull, f"slot {pull.ref.slot} of {self.peer} was not asked for before the deadline")
-            if not pull.wanted() and not self.closed and self._landed(pull):
-                self._end(pull)
+        for read in list(self.reads):
+            if read.wanted() and now_s > read.deadline_s:
+                self.give_up(read, f"{read.what} was not asked for before the deadline")
+            if not read.wanted() and not self.closed and self._landed(read):
+                self._end(read)
 
     def close(self, reason: str) -> None:
-        """Tear the agent down, then free every destination; reads that are still wanted fail. Idempotent."""
+        """Tear the agent down, then settle every read; those that are still wanted fail. Idempotent."""
         self.closed = True
         self._agent.close()
-        for pull in self.reads:
-            if pull.wanted():
-                pull.failure = reason
-            self._arena.free(pull.slot)
+        for read in self.reads:
+            if read.wanted():
+                read.failure = reason
+            read.settle()
         self.reads.clear()
 
-    def _landed(self, pull: NixlPull) -> bool:
+    def _landed(self, read: Read) -> bool:
         """Whether NIXL is through with a read. A failed one takes the link down, for its connection is gone."""
         try:
-            return self._agent.is_done(pull.handle)
+            return self._agent.is_done(read.handle)
         except TransferError as error:
             self.close(f"the connection to {self.peer} broke: {error.message}")
             return False
 
-    def _end(self, pull: NixlPull) -> None:
-        self.reads.discard(pull)
-        self._arena.free(pull.slot)
-        self._agent.release(pull.handle)
+    def _end(self, read: Read) -> None:
+        self.reads.discard(read)
+        read.settle()
+        self._agent.release(read.handle)

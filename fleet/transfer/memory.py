@@ -11,6 +11,7 @@ import zlib
 
 from fleet.core.chunk import DTYPE_BYTES, TensorRef
 from fleet.core.errors import TransferError
+from fleet.core.pages import Memory
 from fleet.transfer.arena import Slot
 
 HEADER = struct.Struct("<QQ")
@@ -38,6 +39,10 @@ class HostMemory:
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.length_bytes = length_bytes
+
+    @property
+    def region(self) -> Memory:
+        return Memory(self.address, self.length_bytes)
 
     def seal(self, slot: Slot, source: memoryview) -> int:
         """Copy a tensor's flat bytes into a slot under their header; return their checksum."""

@@ -5,13 +5,15 @@ Two kinds of agent: one that peers read from, under the worker's id and for its 
 """
 
 import time
+from collections.abc import Sequence
 
 from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
+from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
-from fleet.transfer.link import Link, NixlPull
+from fleet.transfer.link import Link, NixlBlockRead, NixlPull
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
 
 
@@ -26,10 +28,22 @@ class NixlTransfer:
         self.agent = agent
         self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
         self.memory = HostMemory(arena_bytes)
-        self._server = Agent(agent, self.memory)
+        self._server = Agent(agent, [self.memory.region])
         self._metadata = self._server.metadata()
+        self._more: list[Memory] = []
         self._links: dict[WorkerId, Link] = {}
         self._forgotten: set[WorkerId] = set()
+
+    def register(self, memory: Memory) -> bool:
+        assert not self._links, "memory is registered before anything is pulled"
+        self._server.register(memory)
+        self._metadata = self._server.metadata()
+        self._more.append(memory)
+        return True
+
+    @property
+    def shares_memory(self) -> bool:
+        return bool(self._more)
 
     def metadata(self) -> bytes:
         return self._metadata
@@ -53,9 +67,22 @@ class NixlTransfer:
         self.reap()
         return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
 
+    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        self._link(peer, peer_metadata).meet()
+
+    def read_blocks(
+        self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
+    ) -> NixlBlockRead:
+        self.reap()
+        return self._link(peer, peer_metadata).read_blocks(spans, time.monotonic() + deadline_s)
+
     def release(self, request: RequestId) -> None:
         for slot in self.arena.free_request(request):
             self.memory.wipe(slot)
+
+    def owing(self) -> list[WorkerId]:
+        self.reap()
+        return [peer for peer, link in self._links.items() if any(not pull.wanted() for pull in link.reads)]
 
     def forget_peer(self, peer: WorkerId) -> None:
         self._forgotten.add(peer)
@@ -85,5 +112,7 @@ class NixlTransfer:
             raise TransferError(f"{peer} is gone, and no worker returns under its former id")
         link = self._links.get(peer)
         if link is None or link.closed:
-            link = self._links[peer] = Link(f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena)
+            link = self._links[peer] = Link(
+                f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more
+            )
         return link

@@ -1,6 +1,7 @@
-"""Both ends of a hand-off of computed blocks: the source's offers, and the new owner's pull. Knows no Redis and no engine.
+"""Both ends of a hand-off of computed blocks: the source's offers, and the new owner's pull. Knows no Redis.
 
-A pull that fails costs time only: what was to be adopted is computed.
+Blocks are lent where they lie, in the pool's own pages, if both pools are memory that peers can read; else a copy is offered. A
+pull that fails costs time only: what was to be adopted is computed.
 """
 
 import time
@@ -10,48 +11,91 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.core.chunk import Location
+from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
-from fleet.engine.base import KVBlocks
-from fleet.transfer.base import Pull, Transfer
+from fleet.core.pages import PagesRef, spans_between
+from fleet.engine.base import Engine, KVBlocks, KVPages
+from fleet.transfer.base import BlockRead, Pull, Transfer
 
 KV = "kv"
 
 
+def share_pool(engine: Engine, transfer: Transfer) -> None:
+    """Let peers read the engine's pages where they lie, where that is possible. Comes before the transfer's metadata is told."""
+    memory = engine.memory()
+    if memory is not None:
+        transfer.register(memory)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Blocks of `num_rows` rows that an earlier owner holds for us, at `location` or here as `data`."""
+    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its arena, or here as `data`."""
 
     num_rows: int
+    source: WorkerId
+    pages: PagesRef | None
     location: Location
     data: bytes
 
 
 class Offers:
-    """What this worker holds for others: freed when it was taken, when its lease is over, or when the request has ended."""
+    """What this worker holds for others, until it was taken or withdrawn.
 
-    def __init__(self, transfer: Transfer, lease_s: float) -> None:
-        self._transfer, self._lease_s = transfer, lease_s
+    Lent pages have no generation, so nobody may still take them when they are used again: `free` comes after the script that says
+    so (`confirm`, `release`), or after the end of the request, or of this incarnation.
+    """
+
+    def __init__(self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float) -> None:
+        self._engine, self._transfer, self._worker, self._lease_s = engine, transfer, worker, lease_s
         self._until: dict[RequestId, float] = {}
+        self._lent: dict[RequestId, KVPages] = {}
 
     def requests(self) -> list[RequestId]:
         return list(self._until)
 
-    def publish(self, request: RequestId, blocks: KVBlocks) -> tuple[Location, bytes]:
-        """Where the blocks are from now on; nowhere if the arena has no room for them."""
-        try:
-            wire = self._transfer.publish(_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
-        except TransferError:
-            return {}, b""
+    def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
+        """End a request in the engine, and keep what is computed of it: the pages themselves if they can be lent, or a copy."""
+        pages = self._engine.lend(request) if self._transfer.shares_memory else None
+        if pages is not None:
+            return pages
+        blocks = self._engine.export(request)
+        self._engine.finish(request)
+        return blocks
+
+    def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
+        """What to tell the next owner; None if there is nothing, or the arena has no room for a copy."""
+        if blocks is None:
+            return None
+        self.free(request)
+        pages, location, data = None, Location(), b""
+        if isinstance(blocks, KVPages):
+            self._lent[request], pages = blocks, blocks.at
+        else:
+            try:
+                wire = self._transfer.publish(_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
+            except TransferError:
+                return None
+            location, data = ({KV: wire.ref}, b"") if wire.ref is not None else ({}, wire.data or b"")
         self._until[request] = time.monotonic() + self._lease_s
-        return ({KV: wire.ref}, b"") if wire.ref is not None else ({}, wire.data or b"")
+        return Offer(num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data)
+
+    def expire(self, request: RequestId) -> None:
+        """It is to be withdrawn."""
+        if request in self._until:
+            self._until[request] = 0.0
 
     def overdue(self) -> list[RequestId]:
         now = time.monotonic()
         return [request for request, until in self._until.items() if now > until]
 
     def free(self, request: RequestId) -> None:
-        if self._until.pop(request, None) is not None:
+        if self._until.pop(request, None) is None:
+            return
+        pages = self._lent.pop(request, None)
+        if pages is not None:
+            self._engine.take_back(pages)
+        else:
             self._transfer.release(_owner(request))
 
 
@@ -61,38 +105,76 @@ def _owner(request: RequestId) -> RequestId:
 
 
 class Adoption:
-    """The pull of what was offered. `blocks` once it is here; `failed` once it will not come."""
+    """The pull of what was offered. `blocks` once it is here; `failed` once it will not come. `pulled_us`: when it came.
 
-    def __init__(self, offer: Offer, transfer: Transfer, peer: Callable[[WorkerId], bytes | None], deadline_s: float) -> None:
-        self._offer, self._transfer, self._peer = offer, transfer, peer
+    Pages that are read into belong to it until the engine adopts them, or `take_back`.
+    """
+
+    def __init__(
+        self, offer: Offer, engine: Engine, transfer: Transfer, peer: Callable[[WorkerId], bytes], deadline_s: float
+    ) -> None:
+        """`peer`: what is needed to read from a worker. Raises, when called: TransferError for one that is gone."""
+        self._offer, self._engine, self._transfer, self._peer = offer, engine, transfer, peer
         self._deadline_s = deadline_s
         self._pull: Pull | None = None
+        self._read: BlockRead | None = None
+        self._pages: KVPages | None = None
         self.failed = False
-        self.blocks = self._made(offer.data) if offer.data else None
+        self.pulled_us: int | None = None
+        self.blocks: KVBlocks | KVPages | None = None
+        if offer.data:
+            self._arrived(self._made(offer.data))
 
     def poll(self) -> None:
         """Go on with the pull, beginning it the first time."""
         if self.failed or self.blocks is not None:
             return
         try:
-            data = self._begun().poll()
+            blocks = self._poll_pages(self._offer.pages) if self._offer.pages is not None else self._poll_copy()
         except TransferError:
             self.failed = True
             return
-        self.blocks = self._made(data) if data is not None else None
+        if blocks is not None:
+            self._arrived(blocks)
 
-    def _begun(self) -> Pull:
+    def _poll_pages(self, remote: PagesRef) -> KVPages | None:
+        if self._read is None:
+            self._pages = self._engine.receive(self._offer.num_rows)
+            spans = spans_between(remote, self._pages.at) if self._pages is not None else []
+            if not spans:
+                raise TransferError("there is no room for the blocks, or the pools are not alike")
+            source = self._offer.source
+            self._read = self._transfer.read_blocks(source, self._peer(source), spans, self._deadline_s)
+        return self._pages if self._read.poll() else None
+
+    def _poll_copy(self) -> KVBlocks | None:
         if self._pull is None:
             ref = self._offer.location[KV]
-            metadata = self._peer(ref.agent)
-            if metadata is None:
-                raise TransferError(f"worker {ref.agent}, which holds the blocks, is gone")
-            self._pull = self._transfer.pull(ref, metadata, self._deadline_s)
-        return self._pull
+            self._pull = self._transfer.pull(ref, self._peer(ref.agent), self._deadline_s)
+        data = self._pull.poll()
+        return self._made(data) if data is not None else None
 
     def _made(self, data: bytes) -> KVBlocks:
         return KVBlocks(num_rows=self._offer.num_rows, data=np.frombuffer(data, np.uint8))
 
+    def _arrived(self, blocks: KVBlocks | KVPages) -> None:
+        self.blocks, self.pulled_us = blocks, now_us()
+
     def cancel(self) -> None:
-        if self._pull is not None and self.blocks is None:
-            self._pull.cancel()
+        for under_way in (self._pull, self._read):
+            if under_way is not None and self.blocks is None:
+                under_way.cancel()
+
+    def adopt(self, request: RequestId) -> bool:
+        """Give the engine what came. Whether it took it."""
+        taken = self.blocks is not None and self._engine.adopt(request, self.blocks)
+        if taken:
+            self._pages = None
+        return taken
+
+    def take_back(self) -> bool:
+        """Free what nobody adopted, as soon as nothing can land in it any more. Whether that is done."""
+        if self._pages is not None and (self._read is None or self._read.settled):
+            self._engine.take_back(self._pages)
+            self._pages = None
+        return self._pages is None

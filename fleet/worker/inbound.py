@@ -35,6 +35,11 @@ class InboundEdge:
         """The conductor's word: from this index on the consumer is in `walk`. The first word for an index stands."""
         self._walks.setdefault(from_index, walk)
 
+    @property
+    def num_held(self) -> int:
+        """Chunks that came and were not consumed."""
+        return len(self._held)
+
     def peek(self) -> Arrived | None:
         """The next chunk if it is here and its walk is known."""
         arrived = self._held.get(self.consumed)

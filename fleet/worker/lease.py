@@ -1,31 +1,36 @@
 """Keeping a worker's right to act: a thread that renews the lease while the engine loop moves. Knows no task.
 
-A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound. A long
-known operation (loading, compiling) announces a longer bound.
+A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound: a pass may
+take longer than a lease. A long known operation (loading, compiling) announces a longer bound.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import redis
 from redis.exceptions import RedisError
 
+from fleet.config.schema import RENEWALS
 from fleet.control import scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import WorkerId
 
 log = logging.getLogger(__name__)
 
+STUCK_S = 6.0
+
 
 class Lease:
     """`lost` is set once a renewal was refused: the incarnation is over, its tasks are another's."""
 
-    def __init__(self, client: redis.Redis, worker: WorkerId, lease_s: float, vitals: Callable[[], dict[str, int]]) -> None:
+    def __init__(
+        self, client: redis.Redis, worker: WorkerId, lease_s: float, vitals: Callable[[], Mapping[str, int | str]]
+    ) -> None:
         self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
         self._stamp = time.monotonic()
-        self._bound_s = lease_s
+        self._bound_s = max(STUCK_S, 2 * lease_s)
         self._stop = threading.Event()
         self.lost = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -40,11 +45,11 @@ class Lease:
 
     def progress(self, bound_s: float | None = None) -> None:
         """The loop moved. `bound_s` announces that the next move may take this long."""
-        self._bound_s = max(bound_s or 0.0, 2 * self._lease_s)
+        self._bound_s = max(bound_s or 0.0, STUCK_S, 2 * self._lease_s)
         self._stamp = time.monotonic()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_s / 3):
+        while not self._stop.wait(self._lease_s / RENEWALS):
             if time.monotonic() - self._stamp > self._bound_s:
                 log.warning("the engine loop has not moved for %.1f s; the lease is left to lapse", self._bound_s)
                 continue

@@ -12,10 +12,13 @@ import redis
 
 from fleet.control import keys
 from fleet.control.connect import Reply, exchange, pairs, text
-from fleet.control.notices import Notice, parse_notice
+from fleet.control.notices import ChunkNotice, GrantNotice, Notice, parse_notice
 from fleet.control.scripts import Arg, Call
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
-from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.clock import now_us
+from fleet.core.hops import HopCounts
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.pages import decode_pages
 from fleet.worker.hand_off import Offer
 
 MAX_NOTICES = 512
@@ -23,7 +26,9 @@ MAX_NOTICES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An offer read from the role's stream. `alone`: for a worker that holds no other task, and takes none beside it."""
+    """An offer read from the role's stream, or put to this worker alone: then `entry` is "". `alone`: for a worker that holds no
+    other task, and takes none beside it.
+    """
 
     entry: str
     request: RequestId
@@ -57,17 +62,18 @@ class Logs:
 
 
 class Link:
-    """Not thread-safe. Raises redis's connection errors; the loop waits them out."""
+    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: how old chunks were on arrival here."""
 
     def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName) -> None:
         self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
         self._worker = worker
         self._read_up_to: str | None = None
+        self.hops = HopCounts()
 
     def exchange(
         self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
     ) -> Mail:
-        """Send `calls`, then read: grants only with free slots; wait up to `block_ms` (0: not at all) if nothing is there."""
+        """Send `calls`, then read: the role's grants only with free slots; wait up to `block_ms` (0: not at all) for anything."""
         commands: list[Sequence[Arg]] = []
         if self._read_up_to:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
@@ -79,8 +85,9 @@ class Link:
         notices, grants = self._parse(replies[-1])
         if 0 < free_slots <= len(notices):
             # The read was cut short by the grants' bound; the rest of the inbox must not wait for another turn each.
-            rest, _ = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
+            rest, put_here = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
             notices += rest
+            grants += put_here
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
         return Mail(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
 
@@ -94,6 +101,7 @@ class Link:
     def _parse(self, reply: Reply) -> tuple[list[Notice], list[Grant]]:
         notices: list[Notice] = []
         grants: list[Grant] = []
+        arrived_us = now_us()
         for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
             if text(name) == self._inbox and entries:
                 self._read_up_to = text(entries[-1][0])
@@ -101,7 +109,12 @@ class Link:
                 fields = pairs(raw)
                 if text(name) == self._inbox:
                     notice = parse_notice(fields)
+                    if isinstance(notice, GrantNotice):
+                        grants.append(Grant(entry="", request=notice.request, stage=notice.stage, epoch=notice.epoch))
+                        continue
                     notices += [notice] if notice else []
+                    if isinstance(notice, ChunkNotice):
+                        self.hops.add(arrived_us - notice.chunk.made_us)
                 else:
                     grants.append(_grant(text(entry), fields))
         return notices, grants
@@ -131,6 +144,11 @@ class Link:
             offer=_offer(pairs(offered)),
         )
 
+    def workers_of(self, role: RoleName) -> list[WorkerId]:
+        """Every listed worker of a role."""
+        listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
+        return [worker for worker in listed if role_of(worker) == role]
+
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
         """What a peer's transfer needs to be pulled from; None if the peer is gone."""
         return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
@@ -140,7 +158,13 @@ def _offer(fields: Mapping[str, bytes]) -> Offer | None:
     if fields.get("state") != b"offered":
         return None
     location = decode_location(fields["loc"]) if fields["loc"] else {}
-    return Offer(num_rows=int(fields["rows"]), location=location, data=fields["data"])
+    return Offer(
+        num_rows=int(fields["rows"]),
+        source=WorkerId(text(fields["source"])),
+        pages=decode_pages(fields["pages"]) if fields["pages"] else None,
+        location=location,
+        data=fields["data"],
+    )
 
 
 def _chunks(entries: Reply) -> list[Chunk]:

@@ -4,6 +4,7 @@ One pipelined round trip per turn; no wait for the conductor. A failure of one r
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,28 +13,36 @@ from typing import cast
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, pairs, text
-from fleet.control.notices import ChunkNotice, CreditNotice, EndNotice, FreeNotice, Notice, RelocationNotice, WalkNotice
-from fleet.core.errors import ChunkOrderError, EngineError, FleetError
+from fleet.control.notices import (
+    ChunkNotice,
+    CreditNotice,
+    EndNotice,
+    FreeNotice,
+    Notice,
+    PromotionNotice,
+    RelocationNotice,
+    WalkNotice,
+)
+from fleet.core.clock import now_us
+from fleet.core.errors import ChunkOrderError, FleetError, failure_of
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import decode_request
-from fleet.engine.base import EngineOutput, KVBlocks
+from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.hand_off import Adoption, Offers
 from fleet.worker.link import Grant, Link
+from fleet.worker.passing import Passing, Post
 from fleet.worker.receive import Receiver
 from fleet.worker.send import Sender
+from fleet.worker.sessions import Sessions
 from fleet.worker.task import Task, made_before, open_task
 
 log = logging.getLogger(__name__)
 
 IDLE_BLOCK_MS = 200
-PULL_BLOCK_MS = 1
+PULL_POLL_S = 0.0005
 SLOW_POLL_S = 0.5
-HAND_OFF_LEASE_S = 10.0
-Post = tuple[scripts.Call, Callable[[Reply], None]]
-"""A script to run, and what to do with its answer."""
 
 
 class WorkerLoop:
@@ -46,7 +55,6 @@ class WorkerLoop:
         self.engine, self.link, self.transfer = built.engine, link, transfer
         self.serves = config.role(role)
         self.stage = self.serves.stage
-        self.last_walk = config.graph_declaration().stage(self.stage).walks[-1]
         self.capacity = config.stage(self.stage).max_batch
         self.tasks: dict[RequestId, Task] = {}
         self.lingering: set[RequestId] = set()
@@ -54,11 +62,19 @@ class WorkerLoop:
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
         self.failures: list[TaskFailed] = []
         self.reserved: list[Grant] = []
-        self.offers = Offers(transfer, HAND_OFF_LEASE_S)
-        self.giving: list[tuple[Task, KVBlocks | None]] = []
+        walks = config.graph_declaration().stage(self.stage).walks
+        source = next((other.name for other in config.roles_of(self.stage) if other.next == role), None)
+        self.passing = Passing(
+            worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop
+        )
+        whole = len(config.roles_of(self.stage)) == 1  # between halves, who ends a task is not who begins the next
+        most = config.limits.max_sessions if whole else 0
+        self.sessions = Sessions(self.engine, worker, keep_s=config.lease.session_s, most=most)
+        self.told: list[scripts.Call] = []
         self.next_poll = 0.0
-        self.vitals: dict[str, int] = {}
+        self.vitals: dict[str, int | str] = {}
         self.draining = False
+        self.standing_by = False
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
         while not stopping():
@@ -66,27 +82,35 @@ class WorkerLoop:
             progress()
         self._take_vitals()
 
+    def holds_anything(self) -> bool:
+        """Whether somebody waits for what is here: of a worker that leaves, at most for a while."""
+        return bool(self.tasks or self.lingering or self.passing.offers.requests())
+
     def turn(self) -> None:
-        for output in self._step():
+        began_us = now_us()
+        outputs = self._step()
+        ended_us = now_us()
+        for output in outputs:
             task = self.tasks.get(output.request_id)
             if task is None:
                 continue
+            self.passing.tell(task, began_us)
             if output.error is not None:
                 self._fail(task, output.error)
             else:
                 self._guard(task, lambda task=task, output=output: task.produced(output))
-                self._consider_giving(task, output)
+                self.passing.consider_giving(task, output, ended_us)
+                self._consider_end(task, output)
         self._exchange()
         self._feed()
 
-    def _consider_giving(self, task: Task, output: EngineOutput) -> None:
-        """This role's walks are over with the first output of the next one: another worker goes on from here."""
-        is_next = self.serves.next is not None and output.walk == self.last_walk
-        if not is_next or output.final or task.given_up or task.all_ended() or task.request not in self.tasks:
+    def _consider_end(self, task: Task, output: EngineOutput) -> None:
+        """What the engine keeps of a task is told before its last chunk is, after which another may hold the right."""
+        if task.adapter.stopped() and task.all_ended():
+            self.engine.finish(task.request)
+        elif not output.final:
             return
-        task.given_up = True
-        self.giving.append((task, self.engine.export(task.request)))
-        self.engine.finish(task.request)
+        self.sessions.ended(task)
 
     def _step(self) -> Sequence[EngineOutput]:
         if not self.engine.ready():
@@ -95,9 +119,22 @@ class WorkerLoop:
             return self.engine.step()
         except Exception as error:  # the process loop: the batch is lost, the worker is not
             log.exception("a batch of %d failed", len(self.tasks))
-            for task in list(self.tasks.values()):
-                self._fail(task, EngineError(f"the batch failed: {error}"))
+            self._lose_batch(error)
             return ()
+
+    def _lose_batch(self, error: Exception) -> None:
+        """Nobody can tell whose fault it was, nor what the engine has left of those that took part: each goes on from its log,
+        as if this worker had died. So the one at fault comes to run alone, and fails alone.
+        """
+        held = list(self.tasks.values())
+        took_part = [task for task in held if not task.paused] or held
+        if len(took_part) == 1:
+            self._fail(took_part[0], failure_of("the engine failed the request", error))
+            return
+        for task in took_part:
+            self.told.append(scripts.lose_task(task.request, task.stage, task.epoch))
+            self.engine.abort(task.request)
+            self._finish(task)
 
     def _exchange(self) -> None:
         """The turn's one round trip: every write out; answers, notices and grants in."""
@@ -106,7 +143,7 @@ class WorkerLoop:
         mail = self.link.exchange(
             [call for call, _ in posts],
             free_slots=self._free_slots(),
-            block_ms=self._block_ms(bool(self.failures)),
+            block_ms=self._block_ms(bool(self.failures) or self.passing.confirms(posts)),
             ask_live=ask,
         )
         self.failures, self.receiver.lost = [], []
@@ -122,8 +159,11 @@ class WorkerLoop:
     def _posts(self) -> list[Post]:
         """What this turn writes, in order: a task's chunks go before its hand-off."""
         appends, relocations = self.sender.collect(list(self.tasks.values()))
-        acks = [ack for task in self.tasks.values() for ack in task.acks_due()]
+        acks = [ack for task in self.tasks.values() if task.owes for ack in task.acks_due()]
         posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
+        told, self.told = self.told, []
+        posts += [(call, _ignore) for call in told]
+        posts += self.passing.stories() + self.sessions.posts()
         # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
         posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
         if appends:
@@ -131,76 +171,32 @@ class WorkerLoop:
         posts += [(scripts.fail(event), _ignore) for event in self.failures]
         for task, edge in self.receiver.lost:
             posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
-        posts += [(scripts.release(request, self.stage, self.worker), _ignore) for request in self._withdrawn()]
-        for task in self._arrived():
-            posts.append((scripts.confirm(task.request, task.stage, task.epoch), partial(self._adopt, task)))
-        return posts + self._gifts()
-
-    def _gifts(self) -> list[Post]:
-        """Hand-offs of tasks that have come to the end of this role's walks."""
-        giving, self.giving = self.giving, []
-        posts: list[Post] = []
-        for task, blocks in giving:
-            if self.tasks.get(task.request) is not task or self.serves.next is None:
-                continue
-            location, data = self.offers.publish(task.request, blocks) if blocks is not None else ({}, b"")
-            rows = blocks.num_rows if blocks is not None else 0
-            call = scripts.hand_off(
-                task.request, task.stage, task.epoch, self.worker, self.serves.next, num_rows=rows, location=location, data=data
-            )
-            posts.append((call, partial(self._settle_gift, task)))
-        return posts
-
-    def _settle_gift(self, task: Task, reply: Reply) -> None:
-        if text(cast("list[Reply]", reply)[0]) != "ok":
-            self.offers.free(task.request)
-            self._drop(task.request)
-        elif self.tasks.get(task.request) is task:
-            self._finish(task)
-
-    def _withdrawn(self) -> list[RequestId]:
-        """Offers nobody took in time."""
-        overdue = self.offers.overdue()
-        for request in overdue:
-            self.offers.free(request)
-        return overdue
-
-    def _arrived(self) -> list[Task]:
-        """Tasks whose blocks are here, and whose input reaches as far as it did when they were opened: to be confirmed."""
-        due: list[Task] = []
-        for task in self.tasks.values():
-            if task.adoption is None:
-                continue
-            task.adoption.poll()
-            if task.adoption.failed:
-                log.warning("request %s: what %s computed could not be pulled; it is computed here", task.request, task.stage)
-                task.adoption = None
-            elif task.adoption.blocks is not None and task.has_read_logs():
-                due.append(task)
-        return due
-
-    def _adopt(self, task: Task, reply: Reply) -> None:
-        """The blocks are ours if they were still on offer; if not, they are computed here."""
-        adoption, task.adoption = task.adoption, None
-        if self.tasks.get(task.request) is not task or adoption is None or adoption.blocks is None or text(reply) != "ok":
-            return
-        if self.engine.adopt(task.request, adoption.blocks):
-            task.adopted(self.config.graph_declaration().stage(self.stage).walks[:-1])
+        return posts + self.passing.posts()
 
     def _block_ms(self, hurry: bool) -> int:
-        if hurry or self.engine.ready() or self.receiver.can_advance(self.tasks.values()):
+        due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
+        if hurry or not due_ms or self.receiver.can_advance(self.tasks.values()):
             return 0
         pulling = self.receiver.pulling() or any(task.adoption is not None for task in self.tasks.values())
-        return PULL_BLOCK_MS if pulling else IDLE_BLOCK_MS
+        if not pulling:
+            return due_ms
+        # Redis looks at the time ten times a second while nothing happens: a block of 1 ms would be one of 100 (measured).
+        time.sleep(PULL_POLL_S)
+        return 0
 
     def _free_slots(self) -> int:
-        closed = self.draining or self.reserved or any(task.alone for task in self.tasks.values())
+        closed = self.draining or self.standing_by or self._is_for_one()
         return 0 if closed else max(0, self.capacity - len(self.tasks))
 
+    def _is_for_one(self) -> bool:
+        return bool(self.reserved) or any(task.alone for task in self.tasks.values())
+
     def _take(self, grants: Sequence[Grant]) -> None:
-        """Claim what came; a task that is to run alone waits until nothing else runs here, and nothing new is taken meanwhile."""
+        """Claim what came; a task that is to run alone waits until nothing else runs here, and nothing new is taken meanwhile.
+        What was put to this worker then is left, and granted to another when it is overdue.
+        """
         self.reserved += [grant for grant in grants if grant.alone]
-        due = [grant for grant in grants if not grant.alone]
+        due = [grant for grant in grants if not grant.alone and (grant.entry or not self._is_for_one())]
         if self.reserved and not self.tasks and not due:
             due.append(self.reserved.pop(0))
         if due:
@@ -213,7 +209,19 @@ class WorkerLoop:
             return []
         self.next_poll = now + SLOW_POLL_S
         self._take_vitals()
-        return list({*self.tasks, *self.lingering, *self.offers.requests()})
+        self.sessions.expire()
+        self._forget_the_gone()
+        for task in self.tasks.values():
+            task.stirred = task.owes = True
+        if not self.tasks:
+            self.passing.meet(self.link.workers_of, self.receiver.peer)
+        return list({*self.tasks, *self.lingering, *self.passing.offers.requests()})
+
+    def _forget_the_gone(self) -> None:
+        """A frozen worker may owe us a read for ever; once it has lost its right, what it would write into is free again."""
+        for peer in self.transfer.owing():
+            if self.link.peer_metadata(peer) is None:
+                self.transfer.forget_peer(peer)
 
     def _take_vitals(self) -> None:
         """Counts for the lease thread to publish; taken here because the engine is this thread's."""
@@ -222,7 +230,10 @@ class WorkerLoop:
             "running": len(self.tasks),
             "pages_used": stats.pages_used,
             "pages_total": stats.pages_total,
+            "pages_kept": stats.pages_kept,
+            "rows_reused": stats.rows_reused,
             "slots_used": self.transfer.used_slots(),
+            "hops": self.link.hops.encoded(),
         }
 
     def _settle_appends(self, appends: list[scripts.Append], reply: Reply) -> None:
@@ -245,8 +256,8 @@ class WorkerLoop:
                     task.inbound[chunk.edge].put(chunk, location)
             case CreditNotice(request=request, edge=edge, consumed=consumed):
                 task = self.tasks.get(request)
-                if task is not None and edge in task.outbound:
-                    task.outbound[edge].credit(consumed)
+                if task is not None:
+                    task.credited(edge, consumed)
             case RelocationNotice(request=request, edge=edge, index=index, location=location):
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
@@ -255,8 +266,11 @@ class WorkerLoop:
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
                     task.inbound[edge].assign(index, walk)
+            case PromotionNotice():
+                log.info("worker %s stood by, and takes tasks from now on", self.worker)
+                self.standing_by = False
             case FreeNotice(request=request):
-                self.offers.free(request)
+                self.passing.offers.free(request)
             case EndNotice(request=request):
                 self._drop(request)
 
@@ -271,6 +285,7 @@ class WorkerLoop:
                 log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
         for notice in mail.notices:  # only now: some may be for the tasks just opened
             self._deliver(notice)
+        self._take(mail.grants)
 
     def _open(self, grant: Grant, raw_spec: bytes, fields: dict[str, bytes]) -> None:
         """Begin a claimed task, or go on where an earlier owner's log ends: claim first, then the logs, then the inbox; the index
@@ -289,30 +304,33 @@ class WorkerLoop:
                     task.inbound[edge].put(chunk, location)
             _assign_walks(task, fields)
             request, first = adapter.open(made_before(logs))
-            self.engine.submit(request)
+            self.engine.submit(self.sessions.joined(request, spec.session))
             self.tasks[grant.request] = task
             for piece in first:
-                self.engine.feed(grant.request, piece)
+                task.spared += self.engine.feed(grant.request, piece)
             if logs.offer is not None:
-                deadline_s = self.config.transfer.deadline_s
-                task.adoption = Adoption(logs.offer, self.transfer, self.link.peer_metadata, deadline_s)
+                self.passing.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
                 self.engine.pause(grant.request, paused=True)
                 task.paused = True
         except FleetError as error:
             self._report(grant.request, grant.stage, grant.epoch, error)
+            self._drop(grant.request)
         except Exception as error:  # the process loop: this request fails, the others go on
             log.exception("request %s could not be opened", grant.request)
-            self._report(grant.request, grant.stage, grant.epoch, EngineError(f"could not be opened: {error}"))
+            self._report(grant.request, grant.stage, grant.epoch, failure_of("the request could not be opened", error))
+            self._drop(grant.request)
 
     def _feed(self) -> None:
-        """Move arrived chunks into the engine, and tell it who has no credit."""
-        for task in list(self.tasks.values()):
+        """Move arrived chunks into the engine, and tell it who has no credit. Tasks for which nothing came are passed over."""
+        for task in [task for task in self.tasks.values() if task.may_move()]:
             self._guard(task, lambda task=task: self._feed_one(task))
 
     def _feed_one(self, task: Task) -> None:
+        task.stirred = False
         for edge, walk, arrays, final in self.receiver.advance(task):
+            task.owes = True
             for piece in task.adapter.consume(edge, walk, arrays, final=final):
-                self.engine.feed(task.request, piece)
+                task.spared += self.engine.feed(task.request, piece)
         if task.adapter.stopped() and task.all_ended():
             self.engine.finish(task.request)
         paused = not task.has_credit() or task.adoption is not None
@@ -327,7 +345,7 @@ class WorkerLoop:
             self._fail(task, error)
         except Exception as error:  # the process loop: this request fails, the others go on
             log.exception("request %s failed", task.request)
-            self._fail(task, EngineError(f"stage {self.stage}: {error}"))
+            self._fail(task, failure_of(f"stage {self.stage} failed the request", error))
 
     def _fail(self, task: Task, error: FleetError) -> None:
         self._report(task.request, task.stage, task.epoch, error)
@@ -344,6 +362,7 @@ class WorkerLoop:
         """Our part is done; published tensors stay until the request ends, for its consumers may still pull them."""
         self.engine.finish(task.request)
         self.receiver.forget(task.request)
+        self.passing.forget(task)
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)
@@ -353,10 +372,10 @@ class WorkerLoop:
         self.engine.abort(request)
         self.receiver.forget(request)
         self.sender.release(request)
-        self.offers.free(request)
+        self.passing.offers.expire(request)
         task = self.tasks.pop(request, None)
-        if task is not None and task.adoption is not None:
-            task.adoption.cancel()
+        if task is not None:
+            self.passing.forget(task)
         self.lingering.discard(request)
 
 

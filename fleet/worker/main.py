@@ -21,6 +21,7 @@ from fleet.control.connect import connect, run, text
 from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
+from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
@@ -66,11 +67,11 @@ def _auto_device() -> str:
 
 def _checked_device(device: str) -> str:
     """Raises: ConfigError for a device this machine does not have."""
-    import torch
-
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return device
+    import torch
+
     there = torch.cuda.device_count() if kind == "cuda" else 0
     if not there or (number and (not number.isdigit() or int(number) >= there)):
         raise ConfigError(f"device: {device!r} is not here ({there} CUDA devices); use auto or cpu", param="device")
@@ -121,6 +122,7 @@ class WorkerProcess:
     def _drop_tasks(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
             self.built.engine.abort(request)
+        self.built.engine.forget()
 
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
@@ -128,6 +130,8 @@ class WorkerProcess:
         if self.last is not None:
             # Nobody need wait for the lease of an incarnation that we know to be over.
             run(client, scripts.fence_worker("", self.last))
+        if self.loop is not None:
+            self.loop.passing.close()
         self.last = worker
         from fleet.transfer.factory import open_transfer
         settings = self.config.transfer
@@ -135,12 +139,15 @@ class WorkerProcess:
             settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024
         )
         try:
-            self._register(client, worker, transfer.metadata())
+            if self.config.stage(self.config.role(self.role).stage).split is not None:
+                share_pool(self.built.engine, transfer)
+            stands_by = self._register(client, worker, transfer.metadata())
             loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
+            loop.standing_by = stands_by
             self.loop = loop
             lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: loop.vitals)
             lease.start()
-            log.info("worker %s is ready", worker)
+            log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
             try:
                 loop.run(lambda: self.stop.is_set() or lease.lost.is_set(), lease.progress)
                 if self.stop.is_set() and not lease.lost.is_set():
@@ -159,16 +166,18 @@ class WorkerProcess:
         """Told to stop: take nothing new, finish what can be finished soon."""
         loop.draining = True
         until = time.monotonic() + DRAIN_S
-        while (loop.tasks or loop.lingering) and time.monotonic() < until and not lease.lost.is_set():
+        while loop.holds_anything() and time.monotonic() < until and not lease.lost.is_set():
             loop.turn()
             lease.progress()
 
-    def _register(self, client: redis.Redis, worker: WorkerId, metadata: bytes) -> None:
+    def _register(self, client: redis.Redis, worker: WorkerId, metadata: bytes) -> bool:
+        """Whether it is to stand by. Raises: VersionSkew."""
+        serves = self.config.role(self.role)
         fields: dict[str, str | bytes] = {
             "kind": "worker",
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
-            "capacity": str(self.config.stage(self.config.role(self.role).stage).max_batch),
+            "capacity": str(self.config.stage(serves.stage).max_batch),
             "running": "0",
             "protocol": PROTOCOL_VERSION,
             "package": version("fleet-serving"),
@@ -176,10 +185,12 @@ class WorkerProcess:
             "transfer": metadata,
         }
         lease_us = int(self.config.lease.worker_s * 1e6)
-        answer = run(client, scripts.register(worker, self.role, lease_us, fields))
+        call = scripts.register(worker, self.role, lease_us, fields, replicas=serves.replicas, standby=serves.standby)
+        answer = run(client, call)
         if isinstance(answer, list):
             why = text(cast("list[bytes]", answer)[1])
             raise VersionSkew(f"worker {self.role} is refused: {why}; run one version and one checkpoint in one fleet")
+        return text(answer) == "standby"
 
 
 def fingerprint_of(folder: Path) -> str:

@@ -3,8 +3,9 @@
 A new owner makes again what the log holds: those rows are not released a second time, and the log's next index is the next.
 """
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,15 +68,38 @@ class _Group:
     boundary: bool
 
 
+@dataclass(slots=True, kw_only=True)
+class _Listened:
+    """Somebody who plays every item at once, and when there is nothing waits. Whoever takes an edge over takes it that nothing is
+    left to play: the one before may have been gone for long.
+
+    `num_items`: released after the first chunk.
+    """
+
+    began_s: float
+    dry_at_s: float
+    num_items: int = 0
+
+    def released(self, now_s: float, num_items: int, item_s: float) -> None:
+        self.num_items += num_items if now_s > self.began_s else 0
+        self.dry_at_s = max(self.dry_at_s, now_s) + num_items * item_s
+
+    def left_s(self, now_s: float, num_waiting: int) -> float:
+        """To play, when one more item than those waiting is there, made as fast as those before."""
+        made = self.num_items + num_waiting
+        return self.dry_at_s - now_s - (now_s - self.began_s) / made
+
+
 class OutboundEdge:
     """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing follows the final chunk.
 
-    `marks` is whether this side writes the transition markers (`transition_source: producer`).
+    `marks` is whether this side writes the transition markers (`transition_source: producer`). Units: `clock` in seconds.
     """
 
     def __init__(
-        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: Logged | None = None
-    ) -> None:
+        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: Logged | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self.edge, self._policy, self._credits, self._marks = edge, policy, credits, marks
         logged = logged or Logged()
         self.produced = len(logged.rows)
@@ -89,6 +113,8 @@ class OutboundEdge:
         self._last_walk: Walk | None = None
         self._group: _Group | None = None
         self._items: list[Arrays] = []
+        self._clock = clock
+        self._listened = self._begin_listening(clock()) if logged.rows else None
 
     def offer(self, item: Item) -> list[Draft]:
         """Take one item; returns the chunks it releases, in order."""
@@ -103,7 +129,7 @@ class OutboundEdge:
             drafts += self._enter_group(item)
             self._items.append(rest)
             size = self._policy.size(self.produced)
-            if size is not None and len(self._items) >= size:
+            if size is not None and (len(self._items) >= size or self._is_awaited()):
                 drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
@@ -181,6 +207,14 @@ class OutboundEdge:
             self._group = _Group(item.walk, ordinal, target, boundary)
         return drafts
 
+    def _begin_listening(self, now_s: float) -> _Listened | None:
+        timed = self._policy.ahead_s and self.edge.item_ms
+        return _Listened(began_s=now_s, dry_at_s=now_s) if timed else None
+
+    def _is_awaited(self) -> bool:
+        """Whether who listens since the first chunk will have little left to play when there is one more item."""
+        return self._listened is not None and self._listened.left_s(self._clock(), len(self._items)) < self._policy.ahead_s
+
     def _release(self, *, final: bool, walk: Walk | None = None) -> Draft:
         group = self._group if self._items else None
         draft = Draft(
@@ -193,6 +227,10 @@ class OutboundEdge:
             final=final,
             num_items=len(self._items),
         )
+        now_s = self._clock()
+        self._listened = self._listened or self._begin_listening(now_s)
+        if self._listened is not None:
+            self._listened.released(now_s, len(self._items), self.edge.item_ms / 1000)
         self._items = []
         self.produced += 1
         return draft

@@ -137,10 +137,11 @@ class Receiver:
 
     def _begin(self, location: Location) -> dict[str, Pull]:
         return {
-            name: self._transfer.pull(ref, self._peer(ref.agent), self._deadline_s) for name, ref in location.items()
+            name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in location.items()
         }
 
-    def _peer(self, worker: WorkerId) -> bytes:
+    def peer(self, worker: WorkerId) -> bytes:
+        """What is needed to read from a worker. Raises: TransferError if it is gone."""
         if worker not in self._metadata:
             metadata = self._link.peer_metadata(worker)
             if metadata is None:

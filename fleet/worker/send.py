@@ -37,6 +37,8 @@ class Sender:
         appends: list[Append] = []
         relocations: list[Relocation] = []
         for task in tasks:
+            if not task.unsent:
+                continue
             again = [(edge, draft) for edge, draft in task.unsent if draft.again]
             new = [(edge, draft) for edge, draft in task.unsent if not draft.again]
             moved = [self._relocation(task, edge, draft) for edge, draft in again]
@@ -96,22 +98,12 @@ class Sender:
             final=draft.final,
             made_us=now_us(),
         )
-        told = draft.index == 0 or draft.boundary or draft.final
-        event = ChunkAppended(
-            request=task.request,
-            edge=edge.edge.name,
-            index=draft.index,
-            boundary=draft.boundary,
-            producer_walk=draft.producer_walk or None,
-            ordinal=draft.ordinal,
-            final=draft.final,
-        )
         return Append(
             stage=task.stage,
             consumer=edge.edge.target,
             chunk=chunk,
             location=location,
-            event=event if told else None,
+            event=_event(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
             finish=finish,
             num_items=draft.num_items,
         )
@@ -125,9 +117,10 @@ class Sender:
             wire = WireTensor(dtype=dtype, shape=array.shape, data=data)
             if name in edge.edge.remote and len(data) > INLINE_BYTES:
                 wire = self._publish(task.request, wire, data)
-            tensors[name] = WireTensor(dtype=dtype, shape=array.shape, data=wire.data)
             if wire.ref is not None:
                 location[name] = wire.ref
+                wire = WireTensor(dtype=dtype, shape=array.shape, data=wire.data)
+            tensors[name] = wire
         return tensors, location
 
     def _publish(self, request: RequestId, inline: WireTensor, data: bytes) -> WireTensor:
@@ -146,3 +139,15 @@ class Sender:
         if request in self._published:
             self._transfer.release(request)
             self._published.discard(request)
+
+
+def _event(chunk: Chunk) -> ChunkAppended:
+    return ChunkAppended(
+        request=chunk.request,
+        edge=chunk.edge,
+        index=chunk.index,
+        boundary=chunk.boundary,
+        producer_walk=chunk.producer_walk or None,
+        ordinal=chunk.ordinal,
+        final=chunk.final,
+    )

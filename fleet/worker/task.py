@@ -7,6 +7,7 @@ import numpy as np
 
 from fleet.config import FleetConfig
 from fleet.control.scripts import Ack
+from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
@@ -24,8 +25,10 @@ class Task:
 
     `unsent` are chunks released and not yet appended, in order over all edges. `paused` mirrors what the engine was told.
     `alone`: no other task may run beside it. `adoption`: blocks computed elsewhere that are on their way, for which the engine
-    waits. `logged` counts the chunks of each input edge when the task was opened. `given_up`: the engine has
-    done its part here, and the next role goes on.
+    waits. `moments`: how the task came here from another worker, until that is told. `logged` counts the chunks of each input
+    edge when the task was opened. `given_up`: the engine has done its part here, and the next role goes on. `spared` counts the
+    rows that its session's earlier turn had computed. `stirred`: something came or was made since it was last fed. `owes`: it
+    consumed or made something since acknowledgements were last taken. Both only spare the loop looking at idle tasks.
     """
 
     spec: RequestSpec
@@ -41,8 +44,12 @@ class Task:
     paused: bool = False
     alone: bool = False
     adoption: Adoption | None = None
+    moments: HandOff | None = None
     logged: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     given_up: bool = False
+    spared: int = 0
+    stirred: bool = True
+    owes: bool = True
 
     @property
     def request(self) -> RequestId:
@@ -50,10 +57,20 @@ class Task:
 
     def produced(self, output: EngineOutput) -> None:
         """Turn an engine output into chunks ready to send; items for edges the request does not run are dropped."""
+        self.stirred = self.owes = True
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
                 self.unsent += [(edge, draft) for draft in edge.offer(item)]
+
+    def credited(self, edge: EdgeName, consumed: int) -> None:
+        if edge in self.outbound:
+            self.outbound[edge].credit(consumed)
+            self.stirred = True
+
+    def may_move(self) -> bool:
+        """Whether feeding it could change anything: False only where it surely would not."""
+        return self.stirred or self.paused or any(edge.num_held for edge in self.inbound.values())
 
     def has_read_logs(self) -> bool:
         return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
@@ -72,6 +89,7 @@ class Task:
     def acks_due(self) -> list[Ack]:
         """Acknowledge in strides; the end of an edge, and of the task, at once."""
         due: list[Ack] = []
+        self.owes = False
         closing = self.all_ended()
         for name, edge in self.inbound.items():
             behind = edge.consumed - self.acked.get(name, 0)

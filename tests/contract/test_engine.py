@@ -1,5 +1,7 @@
 """One contract for every engine: the fake, the autoregressive loop and the codec loop are driven alike, and must behave alike."""
 
+import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName, Walk
+from fleet.core.pages import spans_between
 from fleet.core.request import Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
 from fleet.engine.fake import FakeEngine
@@ -25,10 +28,15 @@ NUM_TOKENS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An engine and how to feed it: `piece(n)` is n rows of valid input."""
+    """An engine and how to feed it: `piece(n)` is n rows of valid input.
+
+    `keeps`: whether it keeps anything for a session; `keeps_answer`: more than the input.
+    """
 
     engine: Engine
     piece: Callable[[int], Arrays]
+    keeps: bool = False
+    keeps_answer: bool = False
 
 
 def ids(length: int) -> Arrays:
@@ -51,22 +59,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject:
     match request.param:
         case "fake":
-            return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids)
+            return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids, keeps=True)
         case "fake codec":
             return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
         case "autoregressive":
             options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
-            return Subject(engine=text.build(options).engine, piece=ids)
+            return Subject(engine=text.build(options).engine, piece=ids, keeps=True, keeps_answer=True)
         case _:
             options = BuildOptions(stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4)
             return Subject(engine=code2wav.build(options).engine, piece=codes)
 
 
-def submit(subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None) -> RequestId:
+def submit(
+    subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None, session: str = ""
+) -> RequestId:
     request = RequestId(name)
     sampling = Sampling(max_tokens=NUM_TOKENS)
     params = {NUM_POSITIONS: "64"}
-    asked = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {})
+    asked = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
     subject.engine.submit(asked)
     subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
     return request
@@ -114,6 +124,27 @@ def test_nothing_is_ready_before_input(subject: Subject) -> None:
     subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
     assert not subject.engine.ready()
     assert list(subject.engine.step()) == []
+
+
+def test_what_is_ready_is_due_and_what_waits_for_input_is_not(subject: Subject) -> None:
+    assert subject.engine.due_in_s() == math.inf
+    request = submit(subject, "a")
+    assert subject.engine.ready()
+    assert subject.engine.due_in_s() == 0
+    subject.engine.pause(request, paused=True)
+    assert subject.engine.due_in_s() == math.inf
+    subject.engine.pause(request, paused=False)
+    run_out(subject.engine)
+    assert subject.engine.due_in_s() == math.inf
+
+
+def test_a_paced_pass_is_due_once_the_device_is_free() -> None:
+    subject = Subject(engine=FakeEngine(max_batch=4, source=True, step_s=3600.0), piece=ids)
+    submit(subject, "a")
+    assert subject.engine.due_in_s() == 0
+    assert len(subject.engine.step()) == 1
+    assert not subject.engine.ready()
+    assert 0 < subject.engine.due_in_s() <= 3600
 
 
 def test_a_paused_request_is_skipped_and_the_others_go_on(subject: Subject) -> None:
@@ -179,6 +210,100 @@ def test_what_is_exported_can_be_adopted_by_an_engine_that_goes_on(subject: Subj
     again = made(run_out(subject.engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert subject.engine.stats().pages_used == 0
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_what_is_lent_can_be_read_and_adopted(subject: Subject, num_steps: int) -> None:
+    """As by another process: byte for byte from one place to the other."""
+    engine = subject.engine
+    submit(subject, "a", length=20)
+    whole = made(run_out(engine))
+    first = submit(subject, "first", length=20)
+    begun = made([output for _ in range(num_steps) for output in engine.step()])
+    lent = engine.lend(first)
+    if lent is None:
+        assert engine.memory() is None
+        return
+    assert lent.num_rows == 20 + num_steps - 1
+    assert engine.stats().running == 0 and not engine.ready(), "who lends has finished"
+    second = submit(subject, "second", length=20, history=begun)
+    received = engine.receive(lent.num_rows)
+    assert received is not None
+    for span in spans_between(lent.at, received.at):
+        ctypes.memmove(span.local_address, span.remote_address, span.length_bytes)
+    assert engine.adopt(second, received)
+    assert not engine.adopt(second, lent), "it has begun"
+    engine.take_back(lent)
+    again = made(run_out(engine))
+    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert engine.stats().pages_used == 0
+
+
+def test_pages_that_nobody_adopts_are_taken_back(subject: Subject) -> None:
+    received = subject.engine.receive(20)
+    if received is not None:
+        assert subject.engine.stats().pages_used == len(received.at.pages) > 0
+        assert not subject.engine.adopt(RequestId("nobody"), received)
+        subject.engine.take_back(received)
+    assert subject.engine.stats().pages_used == 0
+    assert subject.engine.lend(RequestId("nobody")) is None
+
+
+def test_a_pool_that_is_short_of_pages_lends_none_and_receives_into_none(folders: dict[str, Path]) -> None:
+    options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, kv_pages=4, page_size_tokens=16)
+    short = Subject(engine=text.build(options).engine, piece=ids)
+    request = submit(short, "a", length=40)
+    short.engine.step()
+    assert short.engine.lend(request) is None
+    assert short.engine.receive(20) is None
+    assert short.engine.export(request) is not None, "a copy can be had"
+    assert run_out(short.engine)[-1].final
+    assert short.engine.stats().pages_used == 0
+
+
+def test_what_a_session_spares_changes_nothing_but_the_work(subject: Subject) -> None:
+    """Turn by turn; each is followed by the same one without a session, for comparison."""
+    engine, kept, lengths = subject.engine, 0, (8, 12, 12, 5)
+    for turn, length in enumerate(lengths):
+        before = engine.stats().rows_reused
+        request = submit(subject, f"turn-{turn}", length=length, session="talk")
+        spared = engine.stats().rows_reused - before
+        assert spared == (min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0)
+        assert engine.kept("talk") == 0, "it is the request's now"
+        mine = joined(run_out(engine), request)
+        kept = engine.kept("talk")
+        assert kept == (length + (NUM_TOKENS - 1) * subject.keeps_answer if subject.keeps else 0)
+        request = submit(subject, f"alone-{turn}", length=length)
+        assert joined(run_out(engine), request) == mine
+        stats = engine.stats()
+        assert stats.pages_used == stats.pages_kept and engine.kept("talk") == kept
+    engine.forget("other")
+    assert engine.kept("talk") == kept
+    engine.forget("talk")
+    assert (engine.kept("talk"), engine.stats().pages_used) == (0, 0)
+
+
+def test_the_engine_says_what_a_piece_need_not_be_computed_of(subject: Subject) -> None:
+    submit(subject, "first", session="talk")
+    run_out(subject.engine)
+    sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
+    second = EngineRequest(request_id=RequestId("second"), sampling=sampling, params=params, session="talk")
+    subject.engine.submit(second)
+    spared = subject.engine.feed(second.request_id, EngineInput(walk=WALK, arrays=subject.piece(10), final=True))
+    assert spared == (8 if subject.keeps else 0)
+    assert subject.engine.feed(RequestId("nobody"), EngineInput(walk=WALK, arrays=subject.piece(2))) == 0
+    run_out(subject.engine)
+    subject.engine.forget()
+    assert subject.engine.stats().pages_used == 0
+
+
+def test_an_aborted_turn_leaves_nothing(subject: Subject) -> None:
+    submit(subject, "first", session="talk")
+    run_out(subject.engine)
+    second = submit(subject, "second", length=20, session="talk")
+    subject.engine.step()
+    subject.engine.abort(second)
+    assert (subject.engine.kept("talk"), subject.engine.stats().pages_used) == (0, 0)
 
 
 def test_what_is_unknown_is_ignored(subject: Subject) -> None:

@@ -19,9 +19,10 @@ import msgspec
 from fleet.core.chunk import WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
+from fleet.core.pages import Memory
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
-from fleet.transfer.memory import HEADER
+from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
 from tests.support import REPO, cli_env
 
@@ -35,7 +36,9 @@ def pattern(seed: int, length_bytes: int) -> bytes:
 
 
 class Command(msgspec.Struct, kw_only=True):
-    """`op`: publish, release, used, scribble (change the first byte published), republish (free and refill, `rounds` times)."""
+    """`op`: publish, release, used, scribble (change the first byte published), republish (free and refill, `rounds` times), lend
+    (fill the first bytes of the memory that is registered beside the arena).
+    """
 
     op: str
     request: RequestId = RequestId("")
@@ -48,6 +51,7 @@ class Answer(msgspec.Struct, kw_only=True):
     tensor: WireTensor | None = None
     used_slots: int = 0
     metadata: bytes = b""
+    lent: Memory | None = None
     error: str = ""
 
 
@@ -57,7 +61,8 @@ class PeerProcess:
     def __init__(self, process: subprocess.Popen[bytes], connection: Connection, worker: WorkerId) -> None:
         self.worker = worker
         self._process, self._connection = process, connection
-        self.metadata = self._answer(START_S).metadata
+        begun = self._answer(START_S)
+        self.metadata, self.lent = begun.metadata, begun.lent
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
         """Raises: TransferError as the peer's transfer did."""
@@ -66,6 +71,12 @@ class PeerProcess:
             raise TransferError(answer.error)
         assert answer.tensor is not None
         return answer.tensor
+
+    def lend(self, seed: int, length_bytes: int) -> int:
+        """Where the pattern begins from now on."""
+        self.call(Command(op="lend", seed=seed, length_bytes=length_bytes))
+        assert self.lent is not None, "this kind of transfer lends nothing"
+        return self.lent.address
 
     def release(self, request: str) -> int:
         """How many slots the peer holds afterwards."""
@@ -124,7 +135,7 @@ def peer_process(kind: str, worker: str, arena_bytes: int, env: Mapping[str, str
         process.wait()
 
 
-def obey(transfer: Transfer, command: Command) -> Answer:
+def obey(transfer: Transfer, memory: HostMemory, command: Command) -> Answer:
     tensor: WireTensor | None = None
     if command.op == "publish":
         data = pattern(command.seed, command.length_bytes)
@@ -137,6 +148,8 @@ def obey(transfer: Transfer, command: Command) -> Answer:
     elif command.op == "scribble":
         view = cast(NixlTransfer, transfer).memory.view
         view[HEADER.size] ^= 0xFF
+    elif command.op == "lend":
+        memory.view[: command.length_bytes] = pattern(command.seed, command.length_bytes)
     elif command.op == "republish":
         for number in range(command.rounds):
             transfer.release(command.request)
@@ -146,14 +159,16 @@ def obey(transfer: Transfer, command: Command) -> Answer:
 
 def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int) -> None:
     transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2)
-    answer = Answer(metadata=transfer.metadata())
+    memory = HostMemory(arena_bytes)
+    lends = transfer.register(memory.region)
+    answer = Answer(metadata=transfer.metadata(), lent=memory.region if lends else None)
     while True:
         connection.send_bytes(msgspec.msgpack.encode(answer))
         try:
             raw = connection.recv_bytes()
         except EOFError:
             return
-        answer = obey(transfer, msgspec.msgpack.decode(raw, type=Command))
+        answer = obey(transfer, memory, msgspec.msgpack.decode(raw, type=Command))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 from fleet.chaos.report import Verdict
-from fleet.chaos.schedule import CONDUCTOR, How
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, How
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import run_cli
 
-ROLES = [CONDUCTOR, *(stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages)]
-SHORT = ("--requests", "4", "--concurrency", "4", "--how", "kill", "--spacing", "0.2")
+STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
+ROLES = [*STAGES, CONDUCTOR, GATEWAY]
+SHORT = ("--requests", "4", "--concurrency", "4", "--how", "kill", "--spacing", "0.2", "--set", "lease.worker_s=20")
+"""With a lease that outlasts a pause: a death that was found was seen."""
 
 
 @pytest.mark.timeout(600)
@@ -28,6 +30,9 @@ def test_a_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
     assert verdict.passed and not verdict.lost and not verdict.different and verdict.residue.nothing
     assert sorted(hit.role for hit in verdict.hits) == sorted(ROLES)
     assert all(hit.how == How.KILL and hit.whole_s is not None for hit in verdict.hits)
+    assert verdict.struck_roles == {role: {"SIGKILL": 1} for role in verdict.struck_roles}
+    assert {kind.found for kind in verdict.kinds if kind.role != CONDUCTOR} == {"died"}, "each was seen to die by its keeper"
+    assert verdict.answered_greedy and verdict.answered_drawn
     assert verdict.numerics == "invariant"
     assert verdict.answered == len(verdict.disturbed) >= 4
     assert verdict.pauses_undisturbed.gap_s is not None
@@ -46,5 +51,5 @@ def test_a_bad_option_is_one_line(tmp_path: Path) -> None:
     done = run_cli("chaos", "--roles", "conductor,nobody", cwd=tmp_path, timeout_s=110)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines() == [
-        f"fleet: --roles conductor,nobody: 'nobody' is not known; use one or more of {', '.join([*ROLES[1:], CONDUCTOR])}"
+        f"fleet: --roles conductor,nobody: 'nobody' is not known; use one or more of {', '.join(ROLES)}"
     ]

@@ -109,7 +109,7 @@ def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_pa
         assert kept.stop() == 0
 
 
-async def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
+def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     here, alive = socket.gethostname(), os.getpid()
@@ -119,7 +119,7 @@ async def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -
     for worker, host, pid in [(mine, here, dead.pid), *others]:
         run(client, scripts.register(WorkerId(worker), ROLE, 60_000_000, {"kind": "worker", "host": host, "pid": str(pid)}))
     for pid in (dead.pid, alive):
-        await fence_process(redis_url, pid)
+        fence_process(redis_url, pid)
     left = {text(worker) for worker in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))}
     assert left == {worker for worker, _, _ in others}
     client.close()

@@ -1,115 +1,18 @@
 """Fencing: a write that needs a right is refused, in the same script, once a higher epoch has been granted."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import fakeredis
-import pytest
-import redis
-
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, connect, load_scripts, run, text
-from fleet.core.chunk import Chunk, Location, TensorRef, encode_location
-from fleet.core.events import Event, TaskFailed, TaskLost, TensorsLost, decode_event
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.control.connect import Reply, run, text
+from fleet.core.chunk import encode_location
+from fleet.core.events import TaskFailed, TaskLost, TensorsLost
+from fleet.core.ids import CLIENT, Epoch, RequestId, Walk, WorkerId
 from fleet.core.request import RequestSpec
+from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, place
 
-STAGE, ROLE, TEXT = StageName("lm"), RoleName("lm"), EdgeName("text")
-REQUEST, WORKER, GATEWAY = RequestId("req-1"), WorkerId("lm@test:1:a"), WorkerId("gateway@test:1:a")
-KEEP = scripts.Retention()
 READ_ONLY = {"queues"}
-
-
-@dataclass(slots=True)
-class Control:
-    """A bare control plane: a leader, a gateway, a worker, one submitted request."""
-
-    client: redis.Redis
-    leader: str
-
-    def run(self, call: scripts.Call) -> str:
-        reply = run(self.client, call)
-        return text(cast("list[bytes]", reply)[0] if isinstance(reply, list) else reply)
-
-    def epoch(self, stage: StageName = STAGE) -> Epoch:
-        return Epoch(int(text(self.client.hget(keys.task(REQUEST, stage), "epoch"))))
-
-    def grant(self, expected: Epoch, *, alone: bool = False, remake: bool = False) -> str:
-        return self.run(scripts.grant(self.leader, REQUEST, STAGE, ROLE, expected, alone=alone, remake=remake))
-
-    def claim(self, epoch: Epoch, worker: WorkerId = WORKER) -> str:
-        return self.run(scripts.claim(worker, ROLE, "0-1", REQUEST, STAGE, epoch))
-
-    def append(self, epoch: Epoch, index: int = 0, *, finish: bool = False) -> str:
-        chunk = Chunk(request=REQUEST, edge=TEXT, index=index, epoch=epoch)
-        item = scripts.Append(
-            stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1
-        )
-        return self.run(scripts.append([item]))
-
-    def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:
-        """Grant and claim; the epoch the worker then holds."""
-        assert self.grant(self.epoch(), alone=alone, remake=remake) == "ok"
-        epoch = self.epoch()
-        assert self.claim(epoch, worker) == "ok"
-        return epoch
-
-    def register(self, worker: WorkerId, role: str = "lm") -> str:
-        return self.run(scripts.register(worker, role, 60_000_000, {"kind": "test"}))
-
-    def kill(self, worker: WorkerId = WORKER) -> None:
-        """Its lease lapses, and the leader fences it."""
-        self.client.zadd(keys.WORKERS, {worker: 1})
-        assert self.run(scripts.fence_worker(self.leader, worker)) == "ok"
-
-    def depose(self) -> str:
-        """Another conductor leads; returns the old one's right."""
-        old = self.leader
-        self.client.delete(keys.CONDUCTOR)
-        self.leader = self.run(scripts.lead(WorkerId("conductor@other"), "", 60_000))
-        return old
-
-    def relocate(self, epoch: Epoch, agent: WorkerId, index: int = 0) -> str:
-        moved = scripts.Relocation(
-            request=REQUEST, stage=STAGE, epoch=epoch, edge=TEXT, consumer=CLIENT, index=index, location=place(agent)
-        )
-        return self.run(scripts.relocate(moved))
-
-    def task(self, stage: StageName = STAGE) -> dict[str, str]:
-        fields = cast("dict[bytes, bytes]", self.client.hgetall(keys.task(REQUEST, stage)))
-        return {text(name): text(value) for name, value in fields.items()}
-
-    def told(self, kind: type[Event]) -> list[Event]:
-        """Every event of a kind, oldest first."""
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
-        events = [decode_event(fields[b"e"]) for _, fields in entries]
-        return [event for event in events if isinstance(event, kind)]
-
-
-def place(agent: WorkerId) -> Location:
-    return {"rows": TensorRef(agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)}
-
-
-@pytest.fixture(params=["redis", "fakeredis"])
-def control(request: pytest.FixtureRequest) -> Iterator[Control]:
-    """On the real server, and on the fake that unit tests of the control plane may use: both must answer alike."""
-    if request.param == "fakeredis":
-        client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
-        load_scripts(client)
-    else:
-        client = connect(request.getfixturevalue("redis_url"))
-    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-    for worker, role in ((GATEWAY, ""), (WORKER, "lm")):
-        run(client, scripts.register(worker, role, 60_000_000, {"kind": "test"}))
-    spec = RequestSpec(id=REQUEST, graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    submit = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
-    control = Control(client, leader)
-    assert control.run(submit) == "ok"
-    yield control
-    client.close()
 
 
 def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Control) -> None:
@@ -247,7 +150,6 @@ def test_only_one_leads_and_a_new_term_is_above_the_old(control: Control) -> Non
     assert int(second.rpartition("|")[2]) > int(control.leader.rpartition("|")[2])
 
 
-OTHER = WorkerId("lm@test:2:b")
 
 
 def test_a_claim_of_a_grant_that_was_granted_again_is_refused(control: Control) -> None:
@@ -332,6 +234,21 @@ def test_deaths_without_progress_are_counted_and_a_goodbye_is_none(control: Cont
     assert lost[-1].epoch == control.epoch()
 
 
+def test_a_task_lost_in_a_failed_step_counts_as_a_death_and_its_worker_stays(control: Control) -> None:
+    """Only its owner may say so; it then owns nothing any more, and may claim it anew."""
+    old = control.own()
+    now = control.own() if control.run(scripts.lose_task(REQUEST, STAGE, old)) == "ok" else old
+    assert control.run(scripts.lose_task(REQUEST, STAGE, old)) == "stale"
+    assert (control.append(old), control.task()["owner"]) == ("stale", WORKER)
+    assert control.run(scripts.lose_task(REQUEST, STAGE, now)) == "ok"
+    assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("lost", "2", "")
+    assert [event.deaths for event in cast("list[TaskLost]", control.told(TaskLost))] == [1, 2]
+    assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
+    assert control.client.zscore(keys.WORKERS, WORKER) is not None
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert control.run(scripts.lose_task(REQUEST, STAGE, control.epoch())) == "ended"
+
+
 def test_a_death_counts_as_alone_only_if_the_grant_said_so_and_the_worker_died(control: Control) -> None:
     for alone, died in ((False, True), (True, True), (True, False)):
         control.register(WORKER)
@@ -403,36 +320,27 @@ def test_an_incarnation_registers_once_and_a_fenced_one_neither_renews_nor_drain
     assert control.client.exists(keys.worker(WORKER)) == 0
 
 
-def test_a_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
-    """The former owner writes nothing more; the offer is then taken, or withdrawn, but never both."""
+def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Control) -> None:
+    def retain(epoch: Epoch, worker: WorkerId, kept: int = 3) -> str:
+        return control.run(scripts.retain(REQUEST, STAGE, epoch, worker, "talk", kept=kept, spared=2, keep_s=60))
 
-    def hand_off(epoch: Epoch) -> str:
-        return control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks"))
-
-    def offer() -> Epoch:
-        old = control.own()
-        assert hand_off(old) == "ok"
-        assert [hand_off(old), control.append(old)] == ["stale", "stale"]
-        new = control.epoch()
-        control.register(OTHER)
-        assert control.claim(new, OTHER) == "ok"
-        assert control.run(scripts.confirm(REQUEST, STAGE, old)) == "stale"
-        assert control.run(scripts.release(REQUEST, STAGE, OTHER)) == "stale"
-        return new
-
-    first = offer()
-    assert control.run(scripts.confirm(REQUEST, STAGE, first)) == "ok"
-    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "stale"
-    control.kill(OTHER)
-    second = offer()
-    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "ok"
-    assert control.run(scripts.confirm(REQUEST, STAGE, second)) == "released"
+    old = control.own()
+    assert retain(old, WORKER) == "ok"
+    control.kill()
+    control.register(OTHER)
+    new = control.own(OTHER)
+    assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
+    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
+    assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
+    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): OTHER.encode()}
+    assert 0 < control.client.pttl(keys.session("talk")) <= 60_000
+    assert control.task()["spared"] == "2"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
-    assert hand_off(control.epoch()) == "ended"
-    assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
-    assert control.client.exists(keys.kv(REQUEST, STAGE)) == 0
+    assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["stale", "ended"]
 
 
 def test_every_script_that_writes_is_tried_here() -> None:
-    tried = set(re.findall(r"scripts\.(\w+)\(", Path(__file__).read_text()))
+    files = Path(__file__).parent.glob("test_fencing*.py")
+    sources = [file.read_text() for file in [*files, Path(__file__).parent / "control_plane.py"]]
+    tried = {name for source in sources for name in re.findall(r"scripts\.(\w+)\(", source)}
     assert set(scripts.SCRIPTS) - READ_ONLY <= tried

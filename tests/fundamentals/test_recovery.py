@@ -125,6 +125,29 @@ async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_noth
             assert await first.resume(RequestId("req-none")) is None
 
 
+async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
+    """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
+    with thread_fleet(redis_url, "lease.worker_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            older = await client.submit(spec, None)
+            async for chunk in older:
+                if chunk.index == 3:
+                    break
+            taken = await client.resume(spec.id)
+            assert taken is not None
+            await older.abort("the client left")
+            deadlines = [reader.zscore(keys.WORKERS, client.id)]
+
+            async def renewed() -> bool:
+                deadlines.append(reader.zscore(keys.WORKERS, client.id))
+                return len(set(deadlines)) > 3
+
+            await await_until(renewed, "the gateway to go over what it holds, again and again")
+            assert_same(await collected(taken[1], spec), expected)
+
+
 async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.resume_s=0.5", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as watching:

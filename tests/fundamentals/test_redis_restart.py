@@ -1,5 +1,6 @@
 """Redis may be killed in mid-answer and come back, with its last writes or without: every answer is whole."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +10,14 @@ import pytest
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
+from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import EdgeName, RoleName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 from fleet.worker.main import WorkerProcess, build_stage
-from tests.harness import assert_same, collected, fake_spec_of, heard, in_step
+from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, thread_fleet
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
@@ -87,6 +89,29 @@ async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path:
             assert_same(await collected(await client.submit(again, None), again), expected)
         finally:
             await client.stop()
+
+
+async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
+    """The chunks were kept and their acknowledgements lost: nobody makes those again, and the producer waits for credit."""
+    with thread_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec_of(fleet.config, num_tokens=40)
+
+            def kill(edge: EdgeName, index: int) -> None:
+                if (edge, index) == ("text", 20):
+                    fleet.kill(fleet.owner(spec.id, StageName("thinker")))
+
+            async def taken() -> bool:
+                view = await client.request_view(spec.id)
+                return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
+
+            expected = await collected(await client.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again)
+            got = asyncio.create_task(heard(client, spec, None, kill))
+            await await_until(taken, "all that was said to be heard")
+            with connect(redis_url) as other:
+                other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
+            fleet.add_worker("thinker")
+            assert_same(await got, expected)
 
 
 async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the_next(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Edges, purely: index is the name, first arrival wins, a chunk never straddles a transition, final is a count."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.graphs import ALL, EACH, ChunkPolicy, Edge, Transition
 from fleet.stages.base import Item
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, OutboundEdge
+from fleet.worker.outbound import Draft, Logged, OutboundEdge
 
 PREFILL, LAST, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
 EDGE = Edge(
@@ -42,6 +44,42 @@ def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: 
         drafts += edge.offer(Item(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])}))
     drafts += edge.offer(Item(edge=EDGE.name, walk=DECODE, final=True))
     return drafts
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "sizes"),
+    [(5, [2, 4, 8, 16]), (40, [2, 1, 2, 4, 8]), (80, [2, *[1] * 28]), (200, [2, *[1] * 28])],
+    ids=["far faster than speech", "twice as fast", "no faster", "slower"],
+)
+def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: int, sizes: list[int]) -> None:
+    """The listener plays items of 80 ms from the first chunk on; no chunk is held while the sound runs out."""
+    now_ms = 0
+    edge = OutboundEdge(
+        replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), ahead_s=0.1), 64,
+        marks=True, clock=lambda: now_ms / 1000,
+    )  # fmt: skip
+    released: list[int] = []
+    for position in range(30):
+        now_ms += step_ms
+        item = Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
+        released += [draft.num_items for draft in edge.offer(item)]
+    assert released == sizes
+
+
+def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk() -> None:
+    """What was told is not told again, and the next item goes as soon as it is there: the pause was long enough."""
+    now_ms = 0
+    timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
+    edge = OutboundEdge(
+        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), ahead_s=0.1), 64, marks=True,
+        logged=Logged(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
+    )  # fmt: skip
+    released: list[tuple[int, int]] = []
+    for position in range(40):
+        now_ms += 5
+        item = Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
+        released += [(position, draft.num_items) for draft in edge.offer(item)]
+    assert released[0] == (6, 1) and released[-1][1] == 16
 
 
 def on_the_wire(draft: Draft) -> Chunk:

@@ -20,13 +20,15 @@ from fleet.engine.base import EngineOutput
 from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
 from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
-from fleet.stages.base import BuildOptions, BuiltStage, Item, TaskAdapter
-from fleet.stages.qwen3_omni.code2wav import build, to_pcm16
+from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made, TaskAdapter
+from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
 
 FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
 LENGTHS = (1, 2, 3, 10, 59, 350)
 RAMP = (2, 4, 8, 16, 25)
+SETTLING_FRAMES = 10
+"""What the convolutions see."""
 CHUNKINGS = {"one by one": (1,), "ramp": RAMP, "all at once": (10_000,)}
 TOLERANCE = 2e-5
 """Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured here: 6e-6."""
@@ -103,14 +105,15 @@ def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> It
 
 
 def serve(
-    stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1
-) -> dict[str, Listener]:
-    """Feed every request a chunk a round and step the engine in between, until all have ended."""
+    stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1,
+    made: Made = NOTHING_MADE,
+) -> dict[str, Listener]:  # fmt: skip
+    """Feed every request a chunk a round and step the engine in between, until all have ended. `made`: what the logs hold."""
     engine = stage.engine
     listeners: dict[str, Listener] = {}
     for name, chunks in answers.items():
         task = stage.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
-        request, pieces = task.open()
+        request, pieces = task.open(made)
         assert not pieces
         engine.submit(request)
         listeners[name] = Listener(task, chunks)
@@ -130,8 +133,8 @@ def serve(
     return listeners
 
 
-def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]]) -> Listener:
-    return serve(stage, {"only": chunks})["only"]
+def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], made: Made = NOTHING_MADE) -> Listener:
+    return serve(stage, {"only": chunks}, made=made)["only"]
 
 
 def error_over_signal(wave: Wave, expected: Wave) -> float:
@@ -157,6 +160,30 @@ def test_the_end_may_come_later_than_the_last_frame(
 ) -> None:
     heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
     assert error_over_signal(heard.wave(), whole[10]) < TOLERANCE
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+@pytest.mark.parametrize("num_known", [1, FRAME_SAMPLES * 14, FRAME_SAMPLES * 30 + 7, FRAME_SAMPLES * 120 - LOOKAHEAD_SAMPLES])
+def test_an_answer_goes_on_where_its_log_ends_without_decoding_it_again(
+    num_known: int, numerics: str, request: pytest.FixtureRequest, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage: BuiltStage = request.getfixturevalue(numerics)
+    undisturbed = serve_one(stage, chunked(codes[:120], RAMP))
+    decoded: list[int] = []
+
+    def counted(self: Code2Wav, states: Sequence[StreamState], codes_BTQ: Codes) -> tuple[list[StreamState], Wave]:
+        decoded.append(codes_BTQ.shape[1])
+        return decode(self, states, codes_BTQ)
+
+    decode = Code2Wav.decode
+    monkeypatch.setattr(Code2Wav, "decode", counted)
+    logged = {(AUDIO, DECODE): {"pcm": undisturbed.pcm()[:num_known]}}
+    heard = serve_one(stage, chunked(codes[:120], RAMP), logged)
+    assert heard.pcm()[:num_known].tobytes() == undisturbed.pcm()[:num_known].tobytes()
+    if numerics == "invariant":
+        assert heard.pcm().tobytes() == undisturbed.pcm().tobytes()
+    assert np.abs(heard.pcm().astype(np.int32) - undisturbed.pcm()).max() < 2
+    assert sum(decoded) <= 120 - num_known // FRAME_SAMPLES + SETTLING_FRAMES + 2 * max(RAMP)
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])

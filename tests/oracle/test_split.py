@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.core.ids import EdgeName
+from fleet.core.ids import EdgeName, StageName
+from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.worker.hand_off import Adoption
 from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
@@ -47,22 +48,47 @@ async def undisturbed(known: dict[float, Answers], url: str, checkpoint: Path, t
 def assert_clean(fleet: ThreadFleet) -> None:
     wait_until(lambda: not held(fleet), "workers to hold nothing")
     wait_until(lambda: all(loop.transfer.used_slots() == 0 for loop in fleet.loops), "arenas to be empty")
-    assert all(loop.engine.stats().pages_used == 0 for loop in fleet.loops)
+    wait_until(lambda: all(loop.engine.stats().pages_used == 0 for loop in fleet.loops), "pools to be empty")
 
 
+@pytest.mark.parametrize("way", ["lent", "copied"])
 @pytest.mark.parametrize(
     ("split", "temperature", "transfer"),
     [("thinker_pd", 0.0, "nixl"), ("talker_pd", 0.0, "nixl"), ("both_pd", 0.9, "nixl"), ("both_pd", 0.0, "redis")],
 )
 async def test_split_is_unsplit(
-    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], split: str, temperature: float, transfer: str
-) -> None:
+    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch,
+    split: str, temperature: float, transfer: str, way: str,
+) -> None:  # fmt: skip
+    """Pages are lent where they lie, or, where none can be spared, copied: the slow twin."""
+    if way == "copied":
+        monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
     with thread_fleet(redis_url, *TORCH, *SPLITS[split], checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
         got = await ask_all(fleet, tiny_checkpoint, temperature)
         for name, want in expected.items():
             assert_same(got[name], want)
         assert_clean(fleet)
+
+
+@pytest.mark.parametrize("transfer", ["nixl", "redis"])
+async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
+    """Of each stage that was handed off, moment by moment."""
+    frontend = make_frontend(tiny_checkpoint)
+    case = next(case for case in CASES if case.name == "audio")
+    with thread_fleet(redis_url, *TORCH, *THINKER_PD, checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = spec_of(case, frontend)
+            await answer(client, spec, blob)
+            view = await client.request_view(spec.id)
+    assert view is not None
+    told = {task.stage: task.hand_off for task in view.tasks}
+    assert [stage for stage, hand_off in told.items() if hand_off is not None] == [THINKER]
+    way = told[StageName(THINKER)]
+    assert way is not None and way.pulled_us is not None and way.confirmed_us is not None and way.resumed_us is not None
+    # The data of an offer without NIXL comes with the logs, so before the task is open.
+    moments = [way.prefilled_us, way.handed_us, way.claimed_us, way.opened_us, way.pulled_us, way.confirmed_us, way.resumed_us]
+    assert moments == sorted(moments)
 
 
 async def test_a_pull_that_fails_costs_time_only(

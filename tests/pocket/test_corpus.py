@@ -156,6 +156,20 @@ def told(said: list[str], fact: memory.Fact) -> set[str]:
     return {tells[text] for text in said if text in tells}
 
 
+def test_words_that_do_not_exist_stand_where_any_word_can() -> None:
+    """In questions and in what is remembered, spelled and said after the user; and nothing of it is held out."""
+    real = {word for text in texts("train") for word in text.split()}
+    strange: Counter[str] = Counter()
+    for dialogue in dialogues("invented", NUM_DRAWN, seed=2):
+        said = {word for turn in dialogue.turns if turn.role == "user" for word in turn.text.split()} - real
+        answer = dialogue.turns[-1].text
+        strange[dialogue.family] += bool(said)
+        strange[f"{dialogue.family} repeats"] += any(word in answer.split() or " ".join(word) == answer for word in said)
+    assert min(strange[name] for name in ("memory", "memory repeats", "spelling", "spelling repeats", "repeat repeats")) > 100
+    asked = {turn.text for dialogue in dialogues("invented", NUM_DRAWN, seed=3) for turn in dialogue.turns}
+    assert asked.isdisjoint(texts("held_out", "user"))
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_is_to_be_repeated_is_repeated(split: Split) -> None:
     rng = Random(8)

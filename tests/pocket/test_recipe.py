@@ -18,6 +18,12 @@ def test_an_unknown_step_is_named_with_those_there_are() -> None:
         make(Work(), ["sing"])
 
 
+def test_a_device_that_is_not_here_is_refused_before_anything_is_made() -> None:
+    with pytest.raises(BadInput, match=r"device: 'cuda:99' is not here .*; use cpu") as refused:
+        Work(device="cuda:99")
+    assert refused.value.param == "device"
+
+
 @pytest.mark.parametrize("field", ["threads", "workers", "share"])
 def test_nothing_is_refused(field: str) -> None:
     with pytest.raises(BadInput, match=f"{field}: must be positive"):

@@ -12,26 +12,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fleet.bench.chat import ChatApi, Recording
+from fleet.bench.chat import Recording
 from fleet.bench.machine import describe_machine
+from fleet.chaos.aftermath import Aftermath
 from fleet.chaos.answer import Answer, Broken, Difference, first_difference, longest_gap_s, read_answer
 from fleet.chaos.blows import Hit
 from fleet.chaos.errors import ChaosError
+from fleet.chaos.listen import Gateways, Take
 from fleet.chaos.load import Load, Outcome
-from fleet.chaos.main import make_bodies
 from fleet.chaos.options import Given, check
+from fleet.chaos.pauses import gap_over_s
 from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.report import Run, Verdict, judge, show, write_json
+from fleet.chaos.requests import is_drawn, make_bodies
 from fleet.chaos.schedule import HOWS, How, draw
 from fleet.chaos.watch import Residue
-from fleet.config import FleetConfig
+from fleet.config import FleetConfig, load_config
+from tests.support import REPO
 from tests.unit.test_bench_run import fake_gateway
 
 ROLES = ("thinker", "talker", "conductor")
 GIVEN = Given(
-    config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, roles="", how="", spacing_s=1.0, json=None, png=None
-)
+    config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, kills_per_role=None, roles="", how="",
+    spacing_s=1.0, json=None, png=None,
+)  # fmt: skip
 CONFIG = FleetConfig()
+SPLIT = load_config(REPO / "configs" / "talker_pd.yaml")
 
 
 def events(text: str, pcm: bytes, *, end: str = "data: [DONE]\n\n") -> bytes:
@@ -59,10 +65,27 @@ def test_a_seed_draws_one_schedule_that_treats_all_alike(seed: int, kills: int, 
         assert set(Counter((blow.role, blow.how) for blow in blows[:whole_round]).values()) == {1}
 
 
+@given(st.integers(0, 10_000), st.integers(2, 40))
+def test_every_other_blow_at_a_half_of_a_stage_waits_for_a_hand_off(seed: int, kills: int) -> None:
+    blows = draw(seed, kills, ROLES, HOWS, 2.0, halves=("thinker", "talker"))
+    for role in ROLES:
+        waits = [blow.in_hand_off for blow in blows if blow.role == role]
+        expected = [not waits[0], waits[0]] if waits and role != "conductor" else [False, False]
+        assert all(wait == expected[at % 2 == 0] for at, wait in enumerate(waits))
+
+
 def test_without_more_words_each_role_is_struck_in_each_way() -> None:
     options = check(GIVEN, CONFIG)
-    assert options.roles == ("thinker", "talker", "code2wav", "conductor")
-    assert options.kills == 12 and options.hows == HOWS
+    assert options.roles == ("thinker", "talker", "code2wav", "conductor", "web")
+    assert options.kills == 15 and options.hows == HOWS and not options.halves
+
+
+def test_of_a_split_stage_each_half_is_a_role_with_replicas_of_its_own() -> None:
+    options = check(replace(GIVEN, kills_per_role=5), SPLIT)
+    assert options.roles == ("thinker", "talker.prefill", "talker.decode", "code2wav", "conductor", "web")
+    assert options.halves == ("talker.prefill", "talker.decode") and options.kills == 30
+    fleet = load_config(REPO / "configs" / "talker_pd.yaml", options.overrides)
+    assert {role.replicas for role in fleet.roles()} == {2}
 
 
 @pytest.mark.parametrize(
@@ -70,10 +93,12 @@ def test_without_more_words_each_role_is_struck_in_each_way() -> None:
     [
         ({"requests": 0}, "--requests 0: give a whole number of at least 1"),
         ({"kills": -1}, "--kills -1: give a whole number"),
+        ({"kills_per_role": 0}, "--kills-per-role 0: give a whole number"),
+        ({"kills": 3, "kills_per_role": 3}, "--kills-per-role counts the blows already; leave out --kills"),
         ({"concurrency": 65}, "--concurrency 65: this fleet admits 64 requests at a time; add --set limits.max_requests=65"),
         ({"spacing_s": -1.0}, "--spacing -1: give seconds"),
         ({"spacing_s": float("nan")}, "--spacing nan: give seconds"),
-        ({"roles": "web"}, "--roles web: 'web' is not known; use one or more of thinker, talker, code2wav, conductor"),
+        ({"roles": "jobs"}, "--roles jobs: 'jobs' is not known; use one or more of thinker, talker, code2wav, conductor, web"),
         ({"how": "nuke"}, "--how nuke: 'nuke' is not known; use one or more of kill, stop, term"),
         ({"how": ","}, "--how ',': names nothing"),
         ({"json": Path("/nowhere/x.json")}, "--json /nowhere/x.json: there is no folder /nowhere"),
@@ -97,6 +122,7 @@ def test_requests_come_from_the_seed_alone_and_half_of_them_are_drawn() -> None:
     assert len(set(bodies)) == 4 and bodies != make_bodies("m", CONFIG, check(replace(GIVEN, seed=4), CONFIG))
     decoded = [msgspec.json.decode(body) for body in bodies]
     assert [body["temperature"] for body in decoded] == [0.0, 0.9, 0.0, 0.9]
+    assert [is_drawn(number) for number in range(4)] == [False, True, False, True]
     assert all(body["modalities"] == ["text", "audio"] for body in decoded)
     assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [True, False, True, False]
 
@@ -105,6 +131,7 @@ def test_an_answer_is_read_to_the_byte_however_it_was_cut() -> None:
     raw = events("né", b"\x01\x00\x02\x00")
     answer = read_answer(recording(*((0.1 * at, raw[at : at + 1]) for at in range(len(raw)))))
     assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(answer.chunks_s) == 1
+    assert answer.stalled_s == 0
 
 
 @pytest.mark.parametrize(
@@ -145,13 +172,13 @@ def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
     with fake_gateway() as gateway:
         gateway.stream = events("abc", b"1234")
         gateway.gate.set()
-        learning = Load(ChatApi(gateway.url), [b"0", b"1", b"2"])
+        learning = Load(Gateways([gateway.url]), [b"0", b"1", b"2"])
         learning.start(2, lambda: None, once=True)
         assert [one.lost for one in learning.finish()] == ["", "", ""]
         assert sorted(gateway.bodies) == [b"0", b"1", b"2"]
 
         expected = [learning.learnt[0], answer(audio=b"1235"), learning.learnt[2]]
-        load = Load(ChatApi(gateway.url), [b"0", b"1", b"2"], expected)
+        load = Load(Gateways([gateway.url]), [b"0", b"1", b"2"], expected)
         load.start(2, lambda: None)
         outcomes = load.finish()
     assert len(outcomes) >= 3 and {one.request for one in outcomes} == {0, 1, 2}
@@ -163,25 +190,39 @@ def test_a_request_that_is_refused_is_lost() -> None:
     with fake_gateway() as gateway:
         gateway.status, gateway.stream = 503, b'{"error":{"message":"no worker serves lm"}}'
         gateway.gate.set()
-        load = Load(ChatApi(gateway.url), [b"0"])
+        load = Load(Gateways([gateway.url]), [b"0"])
         load.start(1, lambda: None, once=True)
         (outcome,) = load.finish()
     assert "status 503: no worker serves lm" in outcome.lost
 
 
-HIT = Hit(role="talker", how=How.STOP, victim="talker@h:1:a", num_tasks=3, at_s=2.0, until_s=5.0, whole_s=6.0)
+def test_an_event_that_came_in_part_is_forgotten_and_the_last_id_kept() -> None:
+    whole = b"data: first\n\nid: 2.0\ndata: second\n\n"
+    take = Take(sent_s=0.0, reached_s=0.0, pieces=[(0.1, whole[:30]), (0.2, whole[30:] + b"id: 4.0\nda"), (0.3, b"ta: th")])
+    take.cut()
+    assert b"".join(piece for _, piece in take.pieces) == whole and take.last_id == "2.0"
+    nothing = Take(sent_s=0.0, reached_s=0.0, pieces=[(0.1, b"data: fi")])
+    nothing.cut()
+    assert not nothing.pieces and nothing.last_id == ""
+
+
+LAPSED = Aftermath(found="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
+HIT = Hit(
+    role="talker", how=How.STOP, victim="talker@h:1:a", requests=("req-1",), at_s=2.0, until_s=5.0, whole_s=6.0, after=LAPSED
+)
 WHOLE = (
-    Outcome(request=0, sent_s=0.0, ended_s=1.0, chunks_s=(0.2, 0.3)),
-    Outcome(request=1, sent_s=4.0, ended_s=9.0, chunks_s=(0.2, 3.2)),
+    Outcome(request=0, id="req-0", sent_s=0.0, ended_s=1.0, chunks_s=(0.2, 0.3)),
+    Outcome(request=1, id="req-1", sent_s=1.0, ended_s=9.0, chunks_s=(0.2, 3.2, 3.4)),
 )
 
 
 def verdict(
-    disturbed: tuple[Outcome, ...] = WHOLE, hits: tuple[Hit, ...] = (HIT,), residue: Residue | None = None, blows: int = 1
-) -> Verdict:
+    disturbed: tuple[Outcome, ...] = WHOLE, hits: tuple[Hit, ...] = (HIT,), residue: Residue | None = None, blows: int = 1,
+    replicas: int = 2,
+) -> Verdict:  # fmt: skip
     run = Run(
         began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics="fast",
-        seed=0, requests=2, concurrency=2,
+        seed=0, requests=2, concurrency=2, replicas={"talker": replicas}, standby={},
     )  # fmt: skip
     return judge(run, WHOLE[:1], disturbed, hits, blows, residue or Residue())
 
@@ -191,6 +232,37 @@ def test_pauses_are_those_of_whom_a_blow_caught_and_are_not_judged() -> None:
     assert said.passed and said.caught == 1
     assert said.pauses_caught.gap_s is not None and said.pauses_caught.gap_s.high == 3.0
     assert said.pauses_undisturbed.gap_s is not None and said.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
+
+
+def test_a_gap_belongs_to_the_blow_that_fell_before_its_end() -> None:
+    one = Outcome(request=0, sent_s=10.0, ended_s=20.0, chunks_s=(1.0, 2.0, 5.0, 6.0))
+    assert gap_over_s(one, 12.5, 14.0) == 3.0 and gap_over_s(one, 15.5, 16.5) == 1.0
+    assert gap_over_s(one, 16.5, 20.0) is None and gap_over_s(one, 0.0, 10.5) is None
+
+
+def test_what_came_long_after_the_work_was_taken_up_again_is_a_gap_and_no_pause() -> None:
+    late = Outcome(request=1, id="req-1", sent_s=1.0, ended_s=30.0, chunks_s=(0.2, 1.5, 2.0, 3.0, 5.1, 6.0, 16.0))
+    (kind,) = verdict(disturbed=(late,)).kinds
+    assert kind.pause_s is not None and kind.gap_s is not None
+    assert (kind.pause_s.high, kind.gap_s.high) == pytest.approx((2.1, 10.0))
+
+
+def test_pauses_are_told_by_the_kind_of_blow_and_by_who_found_out() -> None:
+    died = msgspec.structs.replace(
+        HIT, how=How.KILL, at_s=4.25, until_s=4.25, after=msgspec.structs.replace(LAPSED, found="died")
+    )
+    said = verdict(hits=(HIT, died), blows=2)
+    assert [(kind.role, kind.signal, kind.found, kind.struck) for kind in said.kinds] == [
+        ("talker", "SIGSTOP", "lapsed", 1), ("talker", "SIGKILL", "died", 1)
+    ]  # fmt: skip
+    assert [kind.gap_s.high for kind in said.kinds if kind.gap_s] == pytest.approx([3.0, 0.2])
+    assert [kind.pause_s.high for kind in said.kinds if kind.pause_s] == pytest.approx([3.0, 0.2])
+    assert [(kind.role, kind.found, kind.hits, kind.alone) for kind in said.findings] == [
+        ("", "lapsed", 1, False), ("", "died", 1, False)
+    ]  # fmt: skip
+    assert said.struck_roles == {"talker": {"SIGSTOP": 1, "SIGKILL": 1}}
+    assert (said.answered_greedy, said.answered_drawn) == (1, 1)
+    assert [kind.alone for kind in verdict(replicas=1).kinds] == [True]
 
 
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, got_bytes=9)

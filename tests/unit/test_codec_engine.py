@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import BadInput, ConfigError, OutOfMemory
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
@@ -30,18 +30,28 @@ class Counter:
 
     num_codebooks: int = 1
     codebook_size: int = 8
+    settling_samples: int = 3
+    error: Exception = field(default_factory=lambda: RuntimeError("poisoned"))
     passes: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    skipped: list[int] = field(default_factory=list[int])
     states: "list[weakref.ref[Count]]" = field(default_factory=lambda: [])
 
     def open(self) -> Count:
         return self._made(Count())
+
+    def num_samples(self, state: Count, num_frames: int) -> int:
+        return num_frames
+
+    def skip(self, states: Sequence[Count], codes_BTQ: NDArray[np.int32]) -> list[Count]:
+        self.skipped += [codes_BTQ.shape[1]] * len(states)
+        return [self._made(Count(state.frames + codes_BTQ.shape[1])) for state in states]
 
     def group(self, state: Count) -> Hashable:
         return state.frames == 0
 
     def decode(self, states: Sequence[Count], codes_BTQ: NDArray[np.int32]) -> tuple[list[Count], NDArray[np.float32]]:
         if (codes_BTQ == POISON).any():
-            raise RuntimeError("poisoned")
+            raise self.error
         self.passes.append(codes_BTQ.shape[:2])
         after = [self._made(Count(state.frames + codes_BTQ.shape[1])) for state in states]
         return after, codes_BTQ[..., 0].astype(np.float32)
@@ -142,6 +152,16 @@ def test_a_failing_window_ends_its_own_request_and_not_its_mates() -> None:
     assert engine.stats().running == 0
 
 
+def test_a_window_that_finds_no_memory_ends_its_own_request_and_names_the_way_out() -> None:
+    engine, decoder = make(A, B)
+    decoder.error = MemoryError("Unable to allocate 8.00 EiB")
+    feed(engine, A, POISON, final=True)
+    feed(engine, B, 3, final=True)
+    outputs = {output.request_id: output for output in drain(engine)}
+    assert isinstance(outputs[A].error, OutOfMemory) and "lower max_tokens" in str(outputs[A].error)
+    assert outputs[B].final
+
+
 @pytest.mark.parametrize(
     "array", [np.array([[8]], np.int32), np.array([[-1]], np.int32), np.zeros((1, 2), np.int32), np.zeros((2,), np.int32),
               np.zeros((1, 1), np.float32)],
@@ -179,3 +199,27 @@ def test_a_request_is_submitted_once() -> None:
 def test_a_ramp_has_positive_windows(ramp: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="window ramp"):
         WindowPolicy(ramp=ramp)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("num_known", [0, 1, 5, 6, 7, 10, 17, 20])
+def test_known_samples_are_returned_again_and_only_what_settles_the_state_is_decoded(num_known: int, invariant: bool) -> None:
+    engine, decoder = make(invariant=invariant)
+    known = np.linspace(10, 20, num_known, dtype=np.float32)
+    engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": known}))
+    feed(engine, A, *[1, 2, 3, 4, 5] * 4, final=True)
+    outputs = drain(engine)
+    assert samples(outputs, A) == [*known.tolist(), *([1, 2, 3, 4, 5] * 4)[num_known:]]
+    decoded = sum(frames for _, frames in decoder.passes)
+    assert sum(decoder.skipped) + decoded == 20
+    assert sum(decoder.skipped) <= max(0, num_known - decoder.settling_samples), "so many at least are decoded before a new one"
+    assert not decoder.skipped or num_known - decoder.settling_samples - sum(decoder.skipped) < 4, "no window more than that"
+
+
+def test_a_request_with_known_samples_shares_passes_once_it_decodes() -> None:
+    engine, decoder = make(B)
+    engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": np.zeros(8, np.float32)}))
+    feed(engine, A, *[1] * 12)
+    feed(engine, B, *[1] * 8)
+    drain(engine)
+    assert decoder.skipped == [4] and (2, 4) in decoder.passes

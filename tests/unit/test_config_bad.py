@@ -75,6 +75,8 @@ SPELLING = (
 VALUES = (
     bad("no replica", "stages: {talker: {replicas: 0}}",
         "stages.talker.replicas: must be a whole number from 1 to 256 (got 0)"),
+    bad("less than no standby", "stages: {talker: {standby: -1}}",
+        "stages.talker.standby: must be a whole number from 0 to 256 (got -1)"),
     bad("no replica of half a stage", "stages: {talker: {split: {decode: {replicas: 0}}}}",
         "stages.talker.split.decode.replicas: must be a whole number from 1 to 256 (got 0)"),
     bad("a boolean for a count", "stages: {talker: {max_batch: true}}",
@@ -170,6 +172,9 @@ TOGETHER = (
         "stages.code2wav.split: code2wav has no prefill to split from its decode; only thinker, talker can be split"),
     bad("workers of a split stage", "stages: {talker: {replicas: 2, split: {}}}",
         "stages.talker.replicas: a split stage has no workers of its own; give split.prefill.replicas and split.decode.replicas "
+        "instead"),
+    bad("a standby of a split stage", "stages: {talker: {standby: 1, split: {}}}",
+        "stages.talker.standby: a split stage has no workers of its own; give split.prefill.standby or split.decode.standby "
         "instead"),
     bad("a file for the checkpoint", "checkpoint: a_file",
         "checkpoint: a_file is a file; give the folder it lies in, with config.json and the weights"),

@@ -1,5 +1,6 @@
 """Pages are lent, grown and given back; none is ever lost or lent twice."""
 
+import ctypes
 import random
 
 import pytest
@@ -46,6 +47,55 @@ def test_a_lent_page_is_clean_whatever_its_last_holder_left() -> None:
     assert not pool.data[:, 0].any()
 
 
+def test_pages_that_could_not_be_cleaned_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool()
+    table = pool.borrow()
+    with monkeypatch.context() as patch, pytest.raises(TypeError):
+        patch.setattr(pool, "data", None)
+        pool.grow(table, 8)
+    pool.check()
+    pool.give_back(table)
+    assert pool.num_free == 8
+
+
+def test_pages_that_are_to_be_written_over_are_lent_as_they_are() -> None:
+    pool = make_pool(num_pages=1)
+    pool.data[:, 0] = 7
+    assert pool.grow(pool.borrow(), 4, clean=False)
+    assert bool((pool.data[:, 0] == 7).all())
+
+
+def test_a_page_lies_where_its_place_says() -> None:
+    pool = make_pool()
+    others, table = pool.borrow(), pool.borrow()
+    for positions in (4, 8):
+        assert pool.grow(others, positions) and pool.grow(table, positions)
+    pool.data[:] = torch.arange(pool.data.numel(), dtype=torch.float32).view_as(pool.data)
+    place, memory = pool.place(table), pool.memory
+    assert memory is not None and place.length_bytes == pool.read(table).nbytes
+    for layer in range(place.num_layers):
+        for page in place.pages:
+            at = place.address + layer * place.layer_bytes + page * place.block_bytes
+            assert memory.address <= at <= at + place.block_bytes <= memory.address + memory.length_bytes
+            assert ctypes.string_at(at, place.block_bytes) == pool.data[layer, page].numpy().tobytes()
+
+
+def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() -> None:
+    pool = make_pool()
+    table = pool.borrow()
+    pool.grow(table, 16)
+    pool.data[:, table.pages] = 7.0
+    first, second, *_ = table.pages
+    pool.shrink(table, 6)
+    assert (table.pages, pool.num_used) == ([first, second], 2)
+    assert (pool.data[:, first] == 7).all() and (pool.data[:, second, :2] == 7).all() and not pool.data[:, second, 2:].any()
+    pool.shrink(table, 4)
+    assert table.pages == [first] and (pool.data[:, first] == 7).all()
+    pool.shrink(table, 0)
+    assert (table.pages, pool.num_free) == ([], 8)
+    pool.check()
+
+
 def test_the_scratch_page_is_never_lent() -> None:
     pool = make_pool(num_pages=2)
     table = pool.borrow()
@@ -71,11 +121,14 @@ def test_any_order_of_lending_and_giving_back_keeps_the_books() -> None:
     pool = make_pool(num_pages=13, page_size=3)
     lent: list[PageTable] = []
     for _ in range(500):
-        action = chance.choice(("borrow", "grow", "grow", "give back"))
+        action = chance.choice(("borrow", "grow", "grow", "shrink", "give back"))
         if action == "borrow" or not lent:
             lent.append(pool.borrow())
         elif action == "grow":
             pool.grow(chance.choice(lent), chance.randrange(1, 20))
+        elif action == "shrink":
+            table = chance.choice(lent)
+            pool.shrink(table, chance.randrange(len(table.pages) * pool.page_size + 1))
         else:
             pool.give_back(lent.pop(chance.randrange(len(lent))))
         pool.check()

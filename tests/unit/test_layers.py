@@ -46,12 +46,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.link", "fleet.bench"),
     "fleet.bench.transfer": ("fleet.transfer",),
+    "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
+    # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
+    "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
+    "fleet.bench.scale_fleet": ("fleet.core", "fleet.config", "fleet.control", "fleet.bench"),
+    "fleet.bench.scale_load": ("fleet.core", "fleet.control", "fleet.bench"),
+    "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", "fleet.bench"),
-    # Chaos puts the benchmark's load on a fleet; one module of it looks for what is left in Redis.
+    # Chaos puts the benchmark's load on a fleet; two modules of it look into Redis: for what is there, and for what is told.
     "fleet.chaos": ("fleet.core", "fleet.config", "fleet.bench", "fleet.chaos"),
     "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
+    "fleet.chaos.trail": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
 }

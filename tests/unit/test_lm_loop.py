@@ -1,5 +1,6 @@
 """The batch loop with a program that counts instead of computing: who is in a pass, who waits, who is computed again."""
 
+import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleet.core.errors import BadInput, EngineError, OutOfPages
+from fleet.core.errors import BadInput, EngineError, OutOfMemory, OutOfPages
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
@@ -15,6 +16,7 @@ from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Layout, Look
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, TileRunner
+from fleet.engine.torch.prefix import Prefix
 from fleet.engine.torch.program import NUM_POSITIONS, Forwarded
 from fleet.engine.torch.rows import Rows
 
@@ -28,6 +30,7 @@ class CountingTask:
     def __init__(self, request: EngineRequest) -> None:
         self.request, self._rows, self._ended = request, Rows(), False
         self.answers: list[int] = []
+        self.numbers: list[int] = []
 
     @property
     def num_rows(self) -> int:
@@ -42,6 +45,7 @@ class CountingTask:
         if (numbers < 0).any():
             raise BadInput("numbers: must not be negative")
         self._rows.extend(torch.tensor(numbers, dtype=torch.float32)[:, None])
+        self.numbers += numbers.tolist()
         self._ended |= piece.final
         return ()
 
@@ -52,8 +56,15 @@ class CountingTask:
         arrays = {"span": np.array([[start, stop]])}
         return (EngineOutput(request_id=self.request.request_id, walk=PREFILL, arrays=arrays),)
 
+    def prefix(self) -> Prefix:
+        return Prefix(keys=np.array(self.numbers, np.int64))
+
+    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+        assert prefix.keys[start:stop].tolist() == self.numbers[start:stop]
+
     def drawn(self, answer: int) -> EngineOutput:
         self.answers.append(answer)
+        self.numbers.append(answer % 100)
         self._rows.extend(torch.tensor([[float(answer % 100)]]))
         final = len(self.answers) == self.request.sampling.max_tokens
         return EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={"sum": np.array([answer])}, final=final)
@@ -67,13 +78,14 @@ class CountingProgram:
     def __init__(self) -> None:
         self.passes: list[list[str]] = []
         self.poison = -1.0
+        self.error: Exception = RuntimeError("a poisoned row")
 
     def open(self, request: EngineRequest) -> CountingTask:
         return CountingTask(request)
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CountingTask]) -> Forwarded:
         if (rows_NH == self.poison).any():
-            raise RuntimeError("a poisoned row")
+            raise self.error
         self.passes.append([str(task.request.request_id) for task in tasks])
         nothing = torch.zeros_like(rows_NH)[:, None]
         mean_NH = layout.attend(0, nothing, torch.stack([torch.zeros_like(rows_NH), rows_NH], 1), LOOK)
@@ -99,15 +111,18 @@ def make(request: pytest.FixtureRequest) -> Make:
     return loop
 
 
-def submit(loop: Loop, name: str, numbers: list[int], max_tokens: int = 6, *, final: bool = True) -> RequestId:
+def submit(
+    loop: Loop, name: str, numbers: list[int], max_tokens: int = 6, *, final: bool = True, session: str = ""
+) -> RequestId:
     params = {NUM_POSITIONS: str(len(numbers) + max_tokens)}
-    loop.submit(EngineRequest(request_id=RequestId(name), sampling=Sampling(max_tokens=max_tokens), params=params))
+    sampling = Sampling(max_tokens=max_tokens)
+    loop.submit(EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session))
     feed(loop, name, numbers, final=final)
     return RequestId(name)
 
 
-def feed(loop: Loop, name: str, numbers: list[int], *, final: bool) -> None:
-    loop.feed(RequestId(name), EngineInput(walk=PREFILL, arrays={"numbers": np.array(numbers)}, final=final))
+def feed(loop: Loop, name: str, numbers: list[int], *, final: bool) -> int:
+    return loop.feed(RequestId(name), EngineInput(walk=PREFILL, arrays={"numbers": np.array(numbers)}, final=final))
 
 
 def run(loop: Loop) -> list[EngineOutput]:
@@ -236,6 +251,41 @@ def test_a_request_that_breaks_a_pass_fails_alone(make: Make) -> None:
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
+def test_a_request_that_finds_no_memory_fails_alone_and_is_told_the_way_out(make: Make) -> None:
+    loop, program = make()
+    submit(loop, "a", [1, 2])
+    submit(loop, "greedy", [3, 66])
+    program.poison, program.error = 66.0, MemoryError()
+    outputs = run(loop)
+    assert sums(outputs, "a") == by_hand([1, 2], 6)
+    (end,) = [output for output in outputs if output.request_id == "greedy"]
+    assert isinstance(end.error, OutOfMemory) and "lower max_tokens" in end.error.message
+    assert loop.stats().pages_used == loop.stats().running == 0
+
+
+def test_a_pass_that_fails_after_some_moved_on_is_not_tried_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their draws would be lost without a word; only a log can tell how far they are."""
+    loop, _ = make()
+    submit(loop, "a", [1, 2])
+    submit(loop, "b", [3, 4])
+    drawn = CountingTask.drawn
+
+    def fails_for_b(task: CountingTask, answer: int) -> EngineOutput:
+        if task.request.request_id == "b":
+            raise RuntimeError("in mid-draw")
+        return drawn(task, answer)
+
+    monkeypatch.setattr(CountingTask, "drawn", fails_for_b)
+    with pytest.raises(RuntimeError, match="in mid-draw"):
+        run(loop)
+    for name in ("a", "b"):
+        loop.abort(RequestId(name))
+    assert loop.stats().pages_used == 0
+    submit(loop, "b", [3, 4])
+    (end,) = run(loop)[-1:]
+    assert isinstance(end.error, EngineError), "alone it is known whose fault it is"
+
+
 def test_bad_input_ends_its_request_with_the_users_error(make: Make) -> None:
     loop, _ = make()
     submit(loop, "a", [-1])
@@ -260,3 +310,148 @@ def test_finish_and_abort_free_everything_and_unknown_ids_are_ignored(make: Make
     assert loop.step() == []
     assert (loop.stats().running, loop.stats().pages_used) == (0, 0)
     loop.pool.check()
+
+
+def rows_after(numbers: list[int], max_tokens: int) -> list[int]:
+    """The rows of a request that has ended, but for the last draw's: what is kept of it."""
+    return [*numbers, *(answer % 100 for answer in by_hand(numbers, max_tokens)[:-1])]
+
+
+def num_passes(program: CountingProgram, name: str) -> int:
+    return sum(name in names for names in program.passes)
+
+
+FIRST = [3, 1, 4, 1, 5, 9, 2]
+
+
+def test_the_next_turn_computes_only_what_its_session_has_not(make: Make) -> None:
+    loop, program = make()
+    submit(loop, "first", FIRST, session="talk")
+    run(loop)
+    before = rows_after(FIRST, 6)
+    assert loop.kept("talk") == len(before) == 12
+    stats = loop.stats()
+    assert stats.pages_used == stats.pages_kept == 6
+    second = [*before, *range(50, 61)]
+    submit(loop, "second", second, session="talk")
+    assert (loop.stats().rows_reused, loop.stats().pages_kept, loop.kept("talk")) == (12, 0, 0)
+    outputs = run(loop)
+    assert sums(outputs, "second") == by_hand(second, 6)
+    assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
+    alone, _ = make()
+    submit(alone, "second", second)
+    assert spans(outputs, "second") == spans(run(alone), "second"), "it is told in the very pieces"
+
+
+@pytest.mark.parametrize(
+    ("second", "reused"), [(FIRST, 6), (FIRST[:3], 2), ([3, 1, 4, 8, 5, 9, 2], 3), ([8, *FIRST], 0), ([3], 0)]
+)
+def test_a_prompt_that_goes_another_way_is_taken_as_far_as_it_is_alike(make: Make, second: list[int], reused: int) -> None:
+    loop, _ = make(chunk=2)
+    submit(loop, "first", FIRST, session="talk")
+    run(loop)
+    submit(loop, "second", second, session="talk")
+    assert loop.stats().rows_reused == reused
+    assert sums(run(loop), "second") == by_hand(second, 6)
+    assert loop.kept("talk") == len(second) + 5
+
+
+def test_input_that_comes_in_pieces_is_followed_until_it_differs(make: Make) -> None:
+    loop, program = make(chunk=2)
+    submit(loop, "first", FIRST, session="talk")
+    run(loop)
+    submit(loop, "second", FIRST[:2], session="talk", final=False)
+    program.passes.clear()
+    assert feed(loop, "second", FIRST[2:5], final=False) == 3
+    told = run(loop)
+    assert not program.passes, "there is nothing to compute"
+    assert feed(loop, "second", [9, 7, 7], final=True) == 1
+    second = [*FIRST[:5], 9, 7, 7]
+    told += run(loop)
+    assert sums(told, "second") == by_hand(second, 6)
+    assert spans(told, "second")[:4] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+
+def test_what_is_kept_is_given_up_before_anybody_waits_or_is_robbed(make: Make) -> None:
+    loop, program = make(num_pages=8, chunk=4)
+    for name in ("one", "two"):
+        submit(loop, name, [1, 2, 3], max_tokens=3, session=name)
+    run(loop)
+    assert loop.stats().pages_kept == 6
+    program.passes.clear()
+    submit(loop, "long", list(range(8)), max_tokens=8)
+    submit(loop, "short", [1], max_tokens=1)
+    outputs = run(loop)
+    assert sums(outputs, "long") == by_hand(list(range(8)), 8)
+    assert program.passes[0] == ["short", "long"] and num_passes(program, "long") == 9
+    assert (loop.kept("one"), loop.kept("two"), loop.stats().pages_used) == (0, 0, 0)
+
+
+def test_one_that_follows_a_prefix_may_be_robbed_of_it(make: Make) -> None:
+    loop, _ = make(num_pages=12, chunk=4)
+    submit(loop, "first", list(range(10)), max_tokens=2, session="talk")
+    run(loop)
+    submit(loop, "eldest", list(range(8)), max_tokens=12)
+    outputs = loop.step()
+    submit(loop, "second", list(range(6)), session="talk", final=False)
+    outputs = [*outputs, *run(loop)]
+    feed(loop, "second", [7, 7], final=True)
+    outputs += run(loop)
+    assert sums(outputs, "eldest") == by_hand(list(range(8)), 12)
+    assert sums(outputs, "second") == by_hand([*range(6), 7, 7], 6)
+
+
+def test_an_abort_or_a_failure_leaves_nothing(make: Make) -> None:
+    loop, program = make(chunk=1)
+    submit(loop, "first", FIRST, session="talk")
+    run(loop)
+    second = submit(loop, "second", [*FIRST, 8], session="talk")
+    loop.step()
+    loop.abort(second)
+    assert (loop.kept("talk"), loop.stats().pages_used) == (0, 0)
+    submit(loop, "bad", [3, 66], session="talk")
+    program.poison = 66.0
+    run(loop)
+    assert (loop.kept("talk"), loop.stats().pages_used) == (0, 0)
+
+
+def test_of_two_at_once_the_one_that_ends_last_is_kept_until_forgotten(make: Make) -> None:
+    loop, _ = make()
+    submit(loop, "long", [1, 2, 3], max_tokens=9, session="talk")
+    submit(loop, "short", [4, 5], max_tokens=2, session="talk")
+    run(loop)
+    assert (loop.kept("talk"), loop.kept("other"), loop.kept("")) == (11, 0, 0)
+    submit(loop, "other", [4, 5], max_tokens=2, session="other")
+    run(loop)
+    loop.forget("talk")
+    assert (loop.kept("talk"), loop.kept("other")) == (0, 3)
+    loop.forget()
+    assert loop.stats().pages_used == 0
+    loop.pool.check()
+
+
+def test_finish_keeps_what_was_computed(make: Make) -> None:
+    loop, _ = make(chunk=3)
+    first = submit(loop, "first", FIRST, session="talk")
+    loop.step()
+    loop.finish(first)
+    assert loop.kept("talk") == 3
+    submit(loop, "second", FIRST, session="talk")
+    assert sums(run(loop), "second") == by_hand(FIRST, 6)
+
+
+def test_any_conversations_in_a_small_pool_answer_as_without_sessions(make: Make) -> None:
+    chance = random.Random(5)
+    loop, _ = make(num_pages=20, chunk=3)
+    said: dict[str, list[int]] = {name: [1, 2] for name in "abc"}
+    for round_ in range(25):
+        asked = {name: said[name] for name in chance.sample("abc", chance.randrange(1, 4))}
+        for name, numbers in asked.items():
+            submit(loop, f"{name}{round_}", numbers, max_tokens=4, session=name)
+        outputs = run(loop)
+        for name, numbers in asked.items():
+            assert sums(outputs, f"{name}{round_}") == by_hand(numbers, 4)
+            grown = [*rows_after(numbers, 4), chance.randrange(9)]
+            said[name] = grown if len(grown) < 30 else grown[: chance.randrange(1, 9)]
+    stats = loop.stats()
+    assert stats.rows_reused > 100 and stats.pages_used == stats.pages_kept

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -42,12 +42,13 @@ def usage_of(answer: ChatCompletion | ChatCompletionChunk) -> CompletionUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """A running gateway and the fake behind it."""
+    """A running gateway, the fake behind it, and the clients it has lent, by their key."""
 
     url: str
     client: FakeClient
     config: FleetConfig
     http: httpx.Client
+    clients: dict[str, OpenAI] = field(default_factory=dict[str, OpenAI])
 
     def create(self, **fields: object) -> ChatCompletion:
         """A whole answer through the unmodified client; model and messages are given where `fields` do not say."""
@@ -61,7 +62,9 @@ class Gateway:
         return create(**{"model": "omni", "messages": HELLO, **fields})
 
     def openai(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        if key not in self.clients:
+            self.clients[key] = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+        return self.clients[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,10 @@ def serving(loaded: Loaded, api_key: str | None = None) -> Iterator[Gateway]:
         wait_until(lambda: server.started, "uvicorn to start")
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(base_url=url, verify=False, timeout=20) as http:
-            yield Gateway(url=url, client=client, config=loaded.config, http=http)
+            gateway = Gateway(url=url, client=client, config=loaded.config, http=http)
+            yield gateway
+            for lent in gateway.clients.values():
+                lent.close()
         server.should_exit = True
         thread.join(timeout=15)
         assert not thread.is_alive(), "uvicorn did not stop"

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.errors import FleetError
+from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
@@ -28,6 +29,7 @@ class Worker:
     pid: int = 1
     started_us: int = 1
     lease_left_s: float = 2.5
+    standby: bool = False
     running: int = 0
     capacity: int = 16
 
@@ -39,6 +41,7 @@ class Role:
     lag: int = 0
     oldest_s: float = 0.0
     draining: int = 0
+    standby: int = 0
     running: int = 0
     capacity: int = 16
 
@@ -49,6 +52,8 @@ class Task:
     state: str
     owner: str
     walk: str = "decode"
+    hand_off: HandOff | None = None
+    spared: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +77,9 @@ class Story:
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever; `fail_at` it fails."""
+    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever; `fail_at` it fails.
+    `spared`: rows of each task that an earlier turn had computed.
+    """
 
     text: str = "Hello there, this is the answer."
     num_samples: int = FRAME_SAMPLES * 5 + 7
@@ -84,6 +91,7 @@ class Script:
     refusal: FleetError | None = None
     submit_gate: asyncio.Event | None = None
     end_token: bool = True
+    spared: int = 0
 
 
 class FakeStream:
@@ -160,7 +168,10 @@ class FakeClient:
     def _story(self, spec: RequestSpec) -> Story:
         edges = self.graph.edges_for(spec.outputs)
         return Story(
-            tasks=tuple(Task(stage=s, state="running", owner=f"{s}@host") for s in self.graph.stages_for(spec.outputs)),
+            tasks=tuple(
+                Task(stage=s, state="running", owner=f"{s}@host", spared=self.script.spared)
+                for s in self.graph.stages_for(spec.outputs)
+            ),
             edges=tuple(EdgeCount(name=e.name, source=e.source, target=e.target) for e in edges),
         )
 

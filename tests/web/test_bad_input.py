@@ -36,6 +36,7 @@ GOOD = {
     "n": 1,
     "stop": ["x"],
     "seed": 3,
+    "prompt_cache_key": "talk-1",
     "logprobs": False,
     "fleet": {"talker": {"temperature": 0.5, "max_tokens": 10, "seed": 1, "stop": ["y"]}},
 }

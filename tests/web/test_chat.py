@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 
 import httpx
 import numpy as np
@@ -190,6 +191,42 @@ def test_a_fleet_section_wins_for_its_stage(gateway: Gateway) -> None:
     sampling, _ = sampling_of(gateway, temperature=1.5, seed=7, fleet=fleet)
     assert sampling["talker"] == Sampling(temperature=0.3, top_k=50, repetition_penalty=1.05, max_tokens=60, seed=1)
     assert sampling["thinker"].temperature == 1.5 and sampling["thinker"].stop == ("x",)
+
+
+def test_a_prompt_cache_key_names_the_session_and_the_usage_tells_what_it_spared(gateway: Gateway) -> None:
+    gateway.client.script = Script(spared=3)
+    counted = "fleet_cached_prompt_tokens_total "
+    before = float(next(line for line in metrics(gateway) if line.startswith(counted)).removeprefix(counted))
+    answers = [gateway.create(prompt_cache_key=key) for key in ("talk", "talk", "x" * 64)] + [gateway.create()]
+    sessions = [spec.session for spec, _ in gateway.client.submitted]
+    assert sessions[0] == sessions[1] != sessions[2] and sessions[3] == ""
+    assert all(re.fullmatch("[0-9a-f]{32}", session) for session in sessions[:3])
+    details = [usage_of(answer).prompt_tokens_details for answer in answers]
+    assert [detail.cached_tokens if detail else None for detail in details] == [3, 3, 3, 0]
+    assert f"{counted}{before + 9}" in metrics(gateway)
+    spoken = {"modalities": ["text", "audio"], "stream": True, "stream_options": {"include_usage": True}}
+    body = {"model": "omni", "messages": HELLO, "prompt_cache_key": "talk", **spoken}
+    with gateway.http.stream("POST", CHAT, json=body) as sent:
+        assert "x-fleet-ignored" not in sent.headers
+        last = [line for line in sent.iter_lines() if '"usage":{' in line][-1]
+    assert json.loads(last.removeprefix("data: "))["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+def metrics(gateway: Gateway) -> list[str]:
+    return gateway.http.get("/metrics").text.splitlines()
+
+
+@pytest.mark.parametrize(("key", "why"), [("", "at least 1 character"), ("x" * 65, "at most 64 characters")])
+def test_a_prompt_cache_key_has_a_bound(gateway: Gateway, key: str, why: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=why) as caught:
+        gateway.create(prompt_cache_key=key)
+    assert caught.value.param == "prompt_cache_key"
+
+
+def test_an_answer_is_whole_though_nobody_knows_what_was_spared(gateway: Gateway) -> None:
+    gateway.client.unreachable = RedisUnreachable("Redis does not answer")
+    answer = gateway.create(prompt_cache_key="talk")
+    assert answer.choices[0].message.content == Script().text
 
 
 def test_ignored_fields_and_the_effective_voice_are_named(gateway: Gateway) -> None:

@@ -10,8 +10,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Gateway, request_id_of
+from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Script
+from web import serve
 
 
 def in_flight(gateway: Gateway) -> float:
@@ -54,6 +55,24 @@ def test_leaving_while_the_request_is_submitted_aborts_it(gateway: Gateway) -> N
     wait_until(lambda: gateway.http.get("/health") and gateway.client.streams, "the request to be submitted")
     (fake,) = gateway.client.streams.values()
     wait_until(lambda: fake.aborted == "the client left", "the abort")
+
+
+def test_an_answer_whose_gateway_is_told_to_stop_is_left_for_another_to_go_on_with(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection ends with the gateway, and not because the client left."""
+    monkeypatch.setattr(serve, "GRACE_S", 1)
+    body = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
+    with socket.socket() as wire:
+        with serving(loaded) as gateway:
+            gateway.client.script = Script(stall_at=3)
+            host, _, port = gateway.url.removeprefix("http://").partition(":")
+            wire.connect((host, int(port)))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+            wire.sendall(head.encode() + body)
+            wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
+        (fake,) = gateway.client.streams.values()
+        assert fake.aborted is None
 
 
 def test_a_client_that_stays_is_not_aborted(gateway: Gateway) -> None:

@@ -116,10 +116,10 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
 
 
 def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
-    gateway.client.waiting = [Role(role="thinker", queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1)]
+    gateway.client.waiting = [Role(role="thinker", queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1, standby=2)]
     lines = get(gateway, "/metrics").text.splitlines()
     expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
-    for name, value in expected.items():
+    for name, value in {**expected, "standby": 2}.items():
         assert f'fleet_role_{name}{{role="thinker"}} {float(value)}' in lines, name
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     assert 'role="thinker"' not in get(gateway, "/metrics").text, "what cannot be read must not look current"

@@ -82,7 +82,7 @@ class Talk {
   }
 
   body(voice) {
-    const body = { model, messages: this.history, stream: true };
+    const body = { model, messages: this.history, stream: true, prompt_cache_key: page };
     return voice ? { ...body, modalities: ["text", "audio"], audio: { voice, format: "pcm16" } } : body;
   }
 

@@ -5,6 +5,7 @@ this process's own clock jumped: those who renew must get the chance to.
 """
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
 from fleet.config import FleetConfig
+from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
@@ -48,7 +50,7 @@ class Driver:
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: since when, and at which epoch of the client edges."""
         self.spare_until = 0.0
-        self.last_turn = time.monotonic()
+        self.last_turn = self.led_at = time.monotonic()
         self.next_watch = 0.0
         self.stopping = False
 
@@ -77,14 +79,17 @@ class Driver:
             self._spare()
         self.last_turn = now
         for event in self._read():
+            # Many facts at once may take longer than the lead lasts.
+            if time.monotonic() - self.led_at > self.config.lease.conductor_s / RENEWALS and not self._lead():
+                return
             self._apply(event)
-        if now >= self.next_watch:
-            self.next_watch = now + TICK_MS / 1000
+        if time.monotonic() >= self.next_watch:
             self._watch()
 
     def _lead(self) -> bool:
         lease_ms = int(self.config.lease.conductor_s * 1000)
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
+        self.led_at = time.monotonic()
         if value and value != self.leader:
             self.leader = value
             self._take_over()
@@ -113,7 +118,9 @@ class Driver:
         self.spare_until = time.monotonic() + self.config.lease.worker_s
 
     def _read(self) -> list[ev.AnyEvent]:
-        reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=TICK_MS)
+        # Not beyond the next deadline: a listener waits for each moment that a lapsed lease goes unseen.
+        block_ms = max(1, min(TICK_MS, math.ceil((self.next_watch - time.monotonic()) * 1000)))
+        reply = self.client.xread({keys.EVENTS: self.last_id}, count=BATCH, block=block_ms)
         streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
         found: list[ev.AnyEvent] = []
         for _, entries in streams:
@@ -173,16 +180,18 @@ class Driver:
     def _watch(self) -> None:
         """Turn the clocks into events: leases past their deadline, grants nobody took."""
         now = time.monotonic()
+        self.next_watch = now + TICK_MS / 1000
         broken = violations(self.state)
         if broken:
             log.error("invariants broken: %s", "; ".join(broken))
-        if now >= self.spare_until:
-            seconds, micros = self.client.time()
-            late = cast("list[bytes]", self.client.zrangebyscore(keys.WORKERS, "-inf", seconds * 1_000_000 + micros))
-            for worker in late:
-                self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
-        for worker in self.client.zrange(keys.WORKERS, 0, -1):
+        seconds, micros = self.client.time()
+        now_us = seconds * 1_000_000 + micros
+        for worker, deadline_us in cast("list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)):
             self.served_at[role_of(WorkerId(text(worker)))] = now
+            if deadline_us >= now_us:
+                self.next_watch = min(self.next_watch, now + (deadline_us - now_us) / 1e6)
+            elif now >= self.spare_until:
+                self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
         for request, (since, epoch) in list(self.orphans.items()):
             if now - since > self.config.lease.resume_s:
                 del self.orphans[request]

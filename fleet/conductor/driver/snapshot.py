@@ -87,8 +87,14 @@ def _read_task(client: redis.Redis, request: RequestId, stage: StageName) -> Tas
 
 
 def was_delivered(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
-    """Whether the task's grant has left its role's queue. One that still waits there is not lost: the role is merely busy."""
-    role, entry = (text(f) for f in cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry"])))
+    """Whether the task's grant has left its role's queue. One that still waits there is not lost: the role is merely busy.
+
+    One that was put to a worker had a slot there.
+    """
+    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "to"]))
+    role, entry, to = (text(f) for f in found)
+    if to:
+        return True
     if not role or not entry:
         return False
     groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))

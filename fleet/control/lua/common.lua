@@ -21,6 +21,17 @@ local function notice(w, ...)
     call('XADD', P .. 'inbox:' .. w, 'MAXLEN', '~', MAX_INBOX, '*', ...)
   end
 end
+-- A worker of the role that stands by takes tasks from now on, if there is one: that whose lease runs longest, so surely alive.
+local function promote(role)
+  for _, w in ipairs(call('ZREVRANGEBYSCORE', P .. 'workers', '+inf', int(now_us()))) do
+    local of = call('HMGET', P .. 'worker:' .. w, 'role', 'standby')
+    if of[1] == role and of[2] == '1' then
+      call('HSET', P .. 'worker:' .. w, 'standby', '')
+      notice(w, 'k', 'p')
+      return
+    end
+  end
+end
 local function leads(value) return call('GET', P .. 'conductor') == value end
 local function raise(tk)
   local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())
@@ -32,6 +43,34 @@ local function disown(tk, r, s)
   if owner and owner ~= '' then call('SREM', tasks_of(owner), r .. '|' .. s) end
   call('HSET', tk, 'owner', '')
   return owner
+end
+-- A grant that was not claimed: nobody is to wait for it, be counted as waiting, or keep a slot for it.
+local function withdraw(tk, r, s)
+  local old = call('HMGET', tk, 'role', 'entry', 'to')
+  if old[3] then
+    call('SREM', tasks_of(old[3]), r .. '|' .. s)
+    call('HDEL', tk, 'to')
+  elseif old[1] and old[2] then
+    call('XDEL', P .. 'role:' .. old[1], old[2])
+  end
+end
+-- A worker died over the task, or (not `died`) left it: raise its epoch, count the deaths since it last appended, tell the conductor.
+local function lose(tk, r, s, died)
+  local epoch, made = raise(tk), 0
+  local fields = call('HGETALL', tk)
+  for i = 1, #fields, 2 do
+    if string.sub(fields[i], 1, 9) == 'produced:' then made = made + tonumber(fields[i + 1]) end
+  end
+  local before = call('HMGET', tk, 'deaths', 'made_at_death', 'alone')
+  local deaths = tonumber(before[1] or '0')
+  if died then
+    deaths = (before[2] == int(made)) and deaths + 1 or 1
+    call('HSET', tk, 'deaths', int(deaths), 'made_at_death', int(made))
+  end
+  local alone = died and before[3] == '1'
+  call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
+  event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
+    :gsub('"epoch":0', '"epoch":' .. epoch))
 end
 local function split(text)
   local out = {}
@@ -51,11 +90,7 @@ local function close(r, state, code, message, param, retention_s, client_s)
     local holder = call('HGET', tk, 'holder')
     disown(tk, r, s)
     raise(tk)
-    if was == 'granted' then
-      -- Nobody is to wait for it, nor be counted as waiting.
-      local waits = call('HMGET', tk, 'role', 'entry')
-      if waits[1] and waits[2] then call('XDEL', P .. 'role:' .. waits[1], waits[2]) end
-    end
+    if was == 'granted' then withdraw(tk, r, s) end
     if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
     if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
     call('EXPIRE', tk, retention_s)

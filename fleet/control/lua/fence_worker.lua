@@ -1,22 +1,8 @@
 -- fence_worker: compares the leader's term and deadline < TIME (or "left": the worker says goodbye itself, leader "");
--- raises the epoch of each of its tasks, reports them lost, and forgets the worker. `deaths` counts the workers that died over a
--- task since it last appended anything.
+-- raises the epoch of each of its tasks, and of those put to it, reports them lost, and forgets the worker; one that stands by takes
+-- its place.
 -- ARGV: leader, worker, event, died ("1")
 local leader, w, ev, died = unpack(ARGV)
-local function count_death(tk)
-  local made = 0
-  local fields = call('HGETALL', tk)
-  for i = 1, #fields, 2 do
-    if string.sub(fields[i], 1, 9) == 'produced:' then made = made + tonumber(fields[i + 1]) end
-  end
-  local before = call('HMGET', tk, 'deaths', 'made_at_death')
-  local deaths = tonumber(before[1] or '0')
-  if died == '1' then
-    deaths = (before[2] == int(made)) and deaths + 1 or 1
-    call('HSET', tk, 'deaths', int(deaths), 'made_at_death', int(made))
-  end
-  return deaths
-end
 if leader ~= '' then
   if not leads(leader) then return 'not_leader' end
   local deadline = call('ZSCORE', P .. 'workers', w)
@@ -26,16 +12,20 @@ call('ZREM', P .. 'workers', w)
 for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
   local r, s = string.match(pair, '^(.-)|(.+)$')
   local tk = task_key(r, s)
-  if call('HGET', tk, 'owner') == w then
-    local epoch, deaths = raise(tk), count_death(tk)
-    local alone = died == '1' and call('HGET', tk, 'alone') == '1'
-    call('HSET', tk, 'state', 'lost', 'owner', '', 'holder', '', 'died_alone', alone and '1' or '')
-    event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
-      :gsub('"epoch":0', '"epoch":' .. epoch))
+  local of = call('HMGET', tk, 'owner', 'to')
+  if of[1] == w then
+    lose(tk, r, s, died == '1')
+    call('HSET', tk, 'holder', '')
+  elseif of[2] == w then
+    withdraw(tk, r, s)
+    lose(tk, r, s, false)
   end
 end
-local role = call('HGET', P .. 'worker:' .. w, 'role')
+local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
+local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
 call('DEL', tasks_of(w), P .. 'worker:' .. w, P .. 'inbox:' .. w)
+-- One that was leaving has been replaced when it said so.
+if role and role ~= '' and is[2] ~= '1' and is[3] ~= '1' then promote(role) end
 event(ev)
 return 'ok'

@@ -1,19 +1,35 @@
 -- grant: compares the leader's term, the task's expected epoch, that nobody owns it and that the request is live; writes the task,
 -- the role stream, an event. A finished task is granted only to make its tensors again ("remake").
+-- A task that was never granted before goes into the inbox of the worker that keeps its session's prefix, and has a slot there from
+-- then on, if that worker is alive, takes tasks and has a slot free. Unclaimed, it is granted like any other.
 -- ARGV: leader, request, stage, role, expected epoch, alone ("1"), remake ("1")
 local leader, r, s, role, expected, alone, remake = unpack(ARGV)
 if not leads(leader) then return {'not_leader'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
+local function keeper()
+  local session = call('HGET', P .. 'req:' .. r, 'session')
+  local w = session and call('HGET', P .. 'sessions:' .. session, s)
+  local deadline = w and call('ZSCORE', P .. 'workers', w)
+  if not deadline or tonumber(deadline) < now_us() then return nil end
+  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'draining', 'standby', 'capacity')
+  local has_room = call('SCARD', tasks_of(w)) < tonumber(is[4] or '0')
+  return is[1] == role and is[2] ~= '1' and is[3] ~= '1' and has_room and w
+end
 local tk = task_key(r, s)
 local t = call('HMGET', tk, 'epoch', 'state')
 if (t[1] or '') ~= expected then return {'stale'} end
 if t[2] == 'running' or (t[2] == 'finished' and remake ~= '1') then return {'owned'} end
-local old = call('HMGET', tk, 'role', 'entry')
-if old[1] and old[2] then call('XDEL', P .. 'role:' .. old[1], old[2]) end
+local to = t[2] == 'pending' and keeper()
+withdraw(tk, r, s)
 disown(tk, r, s)
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()), 'alone', alone)
-local entry = call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch, 'a', alone)
-call('HSET', tk, 'entry', entry)
+if to then
+  call('HSET', tk, 'to', to)
+  call('SADD', tasks_of(to), r .. '|' .. s)
+  notice(to, 'k', 'g', 'r', r, 's', s, 'e', epoch, 'a', alone)
+else
+  call('HSET', tk, 'entry', call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch, 'a', alone))
+end
 event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
 return {'ok', epoch}

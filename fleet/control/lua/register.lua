@@ -1,10 +1,13 @@
 -- register: lists a new incarnation with its lease, makes its inbox and its role's stream. A worker whose versions are not those of
--- the workers there are is refused, and the reason kept for an hour.
--- ARGV: worker, role ("" for a gateway), lease us, event, then field/value pairs of its hash
-local w, role, lease, ev = unpack(ARGV)
+-- the workers there are is refused, and the reason kept for an hour. It stands by (answer "standby") where its role has workers
+-- enough that take tasks, and not yet enough that stand by.
+-- ARGV: worker, role ("" for a gateway), lease us, event, workers of the role that are to take tasks and to stand by, then
+-- field/value pairs of its hash
+local w, role, lease, ev, replicas, standby = unpack(ARGV)
 if call('ZSCORE', P .. 'workers', w) then return 'exists' end
 local given = {}
-for i = 5, #ARGV, 2 do given[ARGV[i]] = ARGV[i + 1] end
+for i = 7, #ARGV, 2 do given[ARGV[i]] = ARGV[i + 1] end
+local at_work, standing_by = 0, 0
 for _, other in ipairs(call('ZRANGE', P .. 'workers', 0, -1)) do
   for _, field in ipairs({'protocol', 'package', 'checkpoint'}) do
     local theirs = call('HGET', P .. 'worker:' .. other, field) or ''
@@ -15,11 +18,15 @@ for _, other in ipairs(call('ZRANGE', P .. 'workers', 0, -1)) do
       return {'skew', why}
     end
   end
+  local is = call('HMGET', P .. 'worker:' .. other, 'role', 'standby', 'draining')
+  if is[1] == role and is[2] == '1' then standing_by = standing_by + 1
+  elseif is[1] == role and is[3] ~= '1' then at_work = at_work + 1 end
 end
+local stands_by = at_work >= tonumber(replicas) and standing_by < tonumber(standby)
 call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
-for i = 5, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
-call('HSET', P .. 'worker:' .. w, 'role', role, 'started_us', int(now_us()))
+for i = 7, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
+call('HSET', P .. 'worker:' .. w, 'role', role, 'started_us', int(now_us()), 'standby', stands_by and '1' or '')
 redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers', '0', 'MKSTREAM')
 if role ~= '' then redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM') end
 event(ev)
-return 'ok'
+return stands_by and 'standby' or 'ok'

@@ -4,5 +4,5 @@ local r, s, w = unpack(ARGV)
 local kk = kv_key(r, s)
 local kv = call('HMGET', kk, 'state', 'source')
 if kv[1] ~= 'offered' or kv[2] ~= w then return 'stale' end
-call('HSET', kk, 'state', 'released', 'loc', '', 'data', '')
+call('HSET', kk, 'state', 'released', 'pages', '', 'loc', '', 'data', '')
 return 'ok'

@@ -1,5 +1,5 @@
 -- submit: compares the queue bound; writes the request, its tasks, the client task attached to its gateway, `live`, an event.
--- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event
+-- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session
 local bound, r, spec, blob, stages, edges, outputs, gateway = unpack(ARGV)
 local rk = P .. 'req:' .. r
 if call('EXISTS', rk) == 1 then return {'exists'} end
@@ -8,6 +8,7 @@ if live >= tonumber(bound) then return {'full', live} end
 if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
 call('HSET', rk, 'spec', spec, 'state', 'submitted', 'created_us', int(now_us()), 'stages', stages .. ',client',
   'edges', edges, 'outputs', outputs)
+if ARGV[10] ~= '' then call('HSET', rk, 'session', ARGV[10]) end
 if blob ~= '' then call('SET', rk .. ':blob', blob) end
 for _, s in ipairs(split(stages)) do call('HSET', task_key(r, s), 'state', 'pending', 'epoch', '0') end
 local epoch = raise(task_key(r, 'client'))

@@ -21,13 +21,13 @@ TOKEN = "token"
 class Answer:
     """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only.
 
-    `again` are the outputs of the request's history, to be returned once the prompt's rows are computed.
+    `ids` are the tokens drawn; `again` the outputs of the request's history, to be returned once the prompt's rows are computed.
     """
 
     def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
         self._request, self._end_ids, self._salt = request, end_ids, salt
         self._counts = TokenCounts(prompt_ids)
-        self._num_drawn = 0
+        self.ids: list[int] = []
         self.ended = False
         self.again: list[EngineOutput] = []
         for token in history_of(request).tolist():
@@ -41,7 +41,7 @@ class Answer:
 
     def next_draw(self) -> Draw:
         sampling = self._request.sampling
-        key = noise_key(sampling.seed, self._salt, 0, self._num_drawn)
+        key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
         return Draw(sampling=sampling, noise_key=key, counts=self._counts)
 
     def drawn(self, token: int) -> EngineOutput:
@@ -51,8 +51,8 @@ class Answer:
             error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
-        self._num_drawn += 1
-        self.ended = final = token in self._end_ids or self._num_drawn >= request.sampling.max_tokens
+        self.ids.append(token)
+        self.ended = final = token in self._end_ids or len(self.ids) >= request.sampling.max_tokens
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
 

@@ -5,6 +5,7 @@ costs more than a pass does. Knows no model: what a state is, and which windows 
 """
 
 import logging
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -12,9 +13,10 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, ConfigError, EngineError
+from fleet.core.errors import BadInput, ConfigError, EngineError, FleetError, failure_of
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
+from fleet.core.pages import Memory
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 
 log = logging.getLogger(__name__)
 StateT = TypeVar("StateT")
@@ -34,8 +36,21 @@ class WindowDecoder(Protocol[StateT]):
         """The state before the first frame."""
         ...
 
+    @property
+    def settling_samples(self) -> int:
+        """After windows that were skipped, so many samples are not right yet."""
+        ...
+
     def group(self, state: StateT) -> Hashable:
         """Only states of equal groups may share a pass."""
+        ...
+
+    def num_samples(self, state: StateT, num_frames: int) -> int:
+        """How many a window of so many frames makes."""
+        ...
+
+    def skip(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> Sequence[StateT]:
+        """One pass over windows whose sound is known, which takes a fraction of decoding them: the next states."""
         ...
 
     def decode(
@@ -73,23 +88,34 @@ class WindowPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream(Generic[StateT]):
-    """A request in the loop. Shapes: `waiting_TQ` frames fed and not yet decoded."""
+    """A request in the loop. Shapes: `waiting_TQ` frames fed and not yet decoded; `known` samples that an earlier owner made and
+    that are still to be returned.
+    """
 
     request_id: RequestId
     state: StateT
     waiting_TQ: NDArray[np.int32]
+    known: NDArray[np.float32]
     num_windows: int = 0
     walk: Walk = _BEFORE_ANY_INPUT
     ended: bool = False
     paused: bool = False
-    error: EngineError | None = None
+    error: FleetError | None = None
 
     def only_end_left(self) -> bool:
         return self.error is not None or (self.ended and not len(self.waiting_TQ))
 
+    def returned(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The window's samples: those that are known as they are known."""
+        told, self.known = self.known[: len(wave)], self.known[len(wave) :]
+        return np.concatenate((told, wave[len(told) :])) if len(told) else wave
+
 
 class CodecEngine(Generic[StateT]):
-    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples]."""
+    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples].
+
+    History is the `wave` of the first samples: they are returned again, and what is needed to go on is all that is computed.
+    """
 
     def __init__(self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int) -> None:
         self._decoder, self._policy = decoder, policy
@@ -102,20 +128,22 @@ class CodecEngine(Generic[StateT]):
         """Raises: BadInput if the request is in the loop already."""
         if request.request_id in self._streams:
             raise BadInput(f"request {request.request_id} was submitted twice")
+        known = request.history.get("wave", np.zeros(0, np.float32))
         self._streams[request.request_id] = _Stream(
-            request_id=request.request_id, state=self._decoder.open(), waiting_TQ=self._no_frames
+            request_id=request.request_id, state=self._decoder.open(), waiting_TQ=self._no_frames, known=known
         )
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         stream = self._streams.get(request_id)
         if stream is None:
-            return
+            return 0
         assert not stream.ended, "input after the final one"
         stream.walk, stream.ended = piece.walk, piece.final
         try:
             stream.waiting_TQ = np.concatenate((stream.waiting_TQ, self._frames(piece.arrays)))
         except EngineError as error:
             stream.error = error
+        return 0
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         stream = self._streams.get(request_id)
@@ -124,6 +152,9 @@ class CodecEngine(Generic[StateT]):
 
     def ready(self) -> bool:
         return any(self._can_step(stream) for stream in self._streams.values())
+
+    def due_in_s(self) -> float:
+        return 0.0 if self.ready() else math.inf
 
     def step(self) -> Sequence[EngineOutput]:
         able = [stream for stream in self._streams.values() if self._can_step(stream)]
@@ -137,10 +168,28 @@ class CodecEngine(Generic[StateT]):
     def finish(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)
 
+    def kept(self, session: str) -> int:
+        return 0
+
+    def forget(self, session: str | None = None) -> None:
+        """There is nothing: no sound goes on from an earlier one."""
+
     def export(self, request_id: RequestId) -> KVBlocks | None:
         return None
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+    def memory(self) -> Memory | None:
+        return None
+
+    def lend(self, request_id: RequestId) -> KVPages | None:
+        return None
+
+    def receive(self, num_rows: int) -> KVPages | None:
+        return None
+
+    def take_back(self, pages: KVPages) -> None:
+        """There are none."""
+
+    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         return False
 
     def abort(self, request_id: RequestId) -> None:
@@ -173,21 +222,35 @@ class CodecEngine(Generic[StateT]):
         return not stream.paused and (stream.only_end_left() or self._window_frames(stream) > 0)
 
     def _kind(self, stream: _Stream[StateT]) -> Hashable:
-        return self._window_frames(stream), self._decoder.group(stream.state)
+        return self._window_frames(stream), self._decoder.group(stream.state), self._is_known(stream)
+
+    def _is_known(self, stream: _Stream[StateT]) -> bool:
+        """Whether the next window's sound is known, and that of enough windows after it for the state to settle."""
+        made = self._decoder.num_samples(stream.state, self._window_frames(stream))
+        return len(stream.known) >= made + self._decoder.settling_samples
 
     def _run(self, batch: list[_Stream[StateT]]) -> list[EngineOutput]:
         """One pass over windows of one kind; if it fails, each by itself, so that only the one at fault ends."""
         num_frames = self._window_frames(batch[0])
-        codes_BTQ = np.stack([stream.waiting_TQ[:num_frames] for stream in batch])
         try:
-            states, waves = self._decoder.decode([stream.state for stream in batch], codes_BTQ)
-        except RuntimeError as error:
+            codes_BTQ = np.stack([stream.waiting_TQ[:num_frames] for stream in batch])
+            states, waves = self._pass([stream.state for stream in batch], codes_BTQ, known=self._is_known(batch[0]))
+        except (RuntimeError, MemoryError) as error:
             log.exception("a pass over %d windows of %d frames failed", len(batch), num_frames)
             if len(batch) > 1:
                 return [output for stream in batch for output in self._run([stream])]
-            batch[0].error = EngineError(f"decoding a window of {num_frames} frames failed: {error}")
+            batch[0].error = failure_of(f"decoding a window of {num_frames} frames failed", error)
             return [self._end(batch[0])]
         return [self._advance(*row, num_frames) for row in zip(batch, states, waves, strict=True)]
+
+    def _pass(
+        self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32], *, known: bool
+    ) -> tuple[Sequence[StateT], Sequence[NDArray[np.float32]]]:
+        if not known:
+            after, waves_BT = self._decoder.decode(states, codes_BTQ)
+            return after, list(waves_BT)
+        lengths = [self._decoder.num_samples(state, codes_BTQ.shape[1]) for state in states]
+        return self._decoder.skip(states, codes_BTQ), [np.zeros(length, np.float32) for length in lengths]
 
     def _advance(
         self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int
@@ -198,7 +261,8 @@ class CodecEngine(Generic[StateT]):
         final = stream.only_end_left()
         if not final:
             self._streams[stream.request_id] = stream
-        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays={"wave": wave}, final=final)
+        made = {"wave": stream.returned(wave)}
+        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays=made, final=final)
 
     def _end(self, stream: _Stream[StateT]) -> EngineOutput:
         """The last output of a stream without frames to decode: its error, or a bare end."""

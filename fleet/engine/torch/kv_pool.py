@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleet.core.pages import Memory, PagesRef
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
@@ -60,17 +62,45 @@ class KVPool:
         self._lent.append(table)
         return table
 
-    def grow(self, table: PageTable, num_positions: int) -> bool:
-        """Give the table pages for so many positions; False, and nothing taken, when too few are free."""
+    @property
+    def memory(self) -> Memory | None:
+        """All of it, where the host can read it."""
+        return Memory(self.data.data_ptr(), self.data.nbytes) if self.data.device.type == "cpu" else None
+
+    def place(self, table: PageTable) -> PagesRef:
+        """Where a table's pages lie."""
+        layer = self.data[0]
+        return PagesRef(
+            address=self.data.data_ptr(),
+            num_layers=len(self.data),
+            layer_bytes=layer.nbytes,
+            block_bytes=layer[0].nbytes,
+            pages=tuple(table.pages),
+        )
+
+    def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:
+        """Give the table pages for so many positions; False, and nothing taken, when too few are free.
+
+        Not `clean`: they are written over as a whole before anything is computed from them.
+        """
         missing = self.pages_for(num_positions) - len(table.pages)
         if missing > len(self._free):
             return False
         if missing > 0:
             taken = [self._free.pop() for _ in range(missing)]
-            # what a failed request left may be NaN, which no mask hides: 0 x NaN is NaN
-            self.data[:, taken] = 0
             table.pages += taken
+            # what a failed request left may be NaN, which no mask hides: 0 x NaN is NaN
+            if clean:
+                self.data[:, taken] = 0
         return True
+
+    def shrink(self, table: PageTable, num_positions: int) -> None:
+        """Take back the pages beyond so many positions; what the last page holds beyond them is wiped, as of a new one."""
+        num_pages, rest = self.pages_for(num_positions), num_positions % self.page_size
+        self._free.extend(reversed(table.pages[num_pages:]))
+        del table.pages[num_pages:]
+        if rest:
+            self.data[:, table.pages[-1], rest:] = 0
 
     def give_back(self, table: PageTable) -> None:
         self._free.extend(reversed(table.pages))

@@ -1,28 +1,34 @@
 """The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and decode rows share a pass.
 
 Memory: pages are lent as rows are computed. When they run out, the youngest request that holds some gives them all back and is
-computed again later from its rows (its draws stand). The eldest is never robbed, so the loop always moves. Knows no model.
+computed again later from its rows (its draws stand). The eldest is never robbed, so the loop always moves. Before any of them,
+prefixes kept for sessions give theirs. Knows no model.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, cast
 
 import torch
 
-from fleet.core.errors import BadInput, EngineError, FleetError, OutOfPages
+from fleet.core.errors import BadInput, FleetError, OutOfPages, failure_of
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks
+from fleet.core.pages import Memory
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
+from fleet.engine.torch.prefix import Kept, KeptPrefixes, num_alike
 from fleet.engine.torch.program import NUM_POSITIONS, Program, TaskT
 
 log = logging.getLogger(__name__)
 NO_WALK = Walk("")
-FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError)
-"""What torch, numpy and programs raise over one request's data. Anything else is a bug of ours and ends the worker."""
+LENDING_SHARE = 0.5
+"""Of the pool that must be free for pages to be lent: requests that compute come first, and a copy does as well."""
+FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
+"""What torch, numpy and programs raise over one request's data. Anything else is a bug of ours, and the worker's to sort out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,7 @@ class Held(Generic[TaskT]):
     """A request in the loop.
 
     Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; `told` <= what the task was told was computed.
+    `follows`: the prefix of its session, whose pages it has, while no row has come that is another.
     """
 
     request: EngineRequest
@@ -49,6 +56,7 @@ class Held(Generic[TaskT]):
     fed_final: bool = False
     walk: Walk = NO_WALK
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
+    follows: Kept | None = None
 
     def can_step(self) -> bool:
         return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
@@ -60,6 +68,8 @@ class LMEngine(Generic[TaskT]):
     def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
         self._program, self.pool, self._runner, self._limits = program, pool, runner, limits
         self._held: dict[RequestId, Held[TaskT]] = {}
+        self._kept = KeptPrefixes(pool)
+        self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
         """Raises: OutOfPages when the whole pool could not hold it; BadInput."""
@@ -73,19 +83,49 @@ class LMEngine(Generic[TaskT]):
                 "shorten the prompt or lower max_tokens", param="max_tokens",
             )  # fmt: skip
         task = self._program.open(request)
-        self._held[request.request_id] = Held(request=request, task=task, table=self.pool.borrow())
+        follows = self._kept.take(request.session)
+        table = follows.table if follows is not None else self.pool.borrow()
+        self._held[request.request_id] = Held(request=request, task=task, table=table, follows=follows)
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> None:
+    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         held = self._held.get(request_id)
         if held is None:
-            return
+            return 0
         assert not held.fed_final, "input after the final one"
         held.walk, held.fed_final = piece.walk, piece.final
         try:
             with torch.inference_mode():
                 held.waiting += held.task.feed(piece)
+                return self._follow(held, held.follows) if held.follows is not None else 0
         except FAILURES as error:
             held.waiting.append(_failed(held, error))
+            return 0
+
+    def _follow(self, held: Held[TaskT], kept: Kept) -> int:
+        """Take rows that have just come as computed, as far as the session's prefix has them; how many.
+
+        The last one of all is left to compute: there must be one to draw from, or to end with.
+        """
+        task, before = held.task, held.computed
+        known = task.prefix().keys[: task.num_rows - (task.wants_draw or held.fed_final)]
+        held.computed = num_alike(known, kept.prefix.keys)
+        if held.computed < task.num_rows or held.computed == len(kept.prefix.keys):
+            held.follows = None
+            self.pool.shrink(held.table, held.computed)
+        if held.computed > before:
+            task.took(kept.prefix, before, held.computed)
+            self._tell_whole_chunks(held)
+        self._rows_reused += held.computed - before
+        return held.computed - before
+
+    def _tell_whole_chunks(self, held: Held[TaskT]) -> None:
+        """Of rows that are not computed here, tell the task in the very pieces in which they would have been computed: another
+        engine, which goes on with the request without the prefix, makes the same pieces. A piece begun is told with its rest.
+        """
+        size = self._limits.prefill_chunk_tokens
+        while held.told + size <= held.computed:
+            held.waiting += held.task.computed(held.told, held.told + size, None)
+            held.told += size
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         held = self._held.get(request_id)
@@ -94,6 +134,9 @@ class LMEngine(Generic[TaskT]):
 
     def ready(self) -> bool:
         return any(held.can_step() for held in self._held.values())
+
+    def due_in_s(self) -> float:
+        return 0.0 if self.ready() else math.inf
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
@@ -107,7 +150,16 @@ class LMEngine(Generic[TaskT]):
         return outputs
 
     def finish(self, request_id: RequestId) -> None:
-        self._drop(request_id)
+        self._drop(request_id, keep=True)
+
+    def kept(self, session: str) -> int:
+        return self._kept.num_rows(session)
+
+    def forget(self, session: str | None = None) -> None:
+        if session is None:
+            self._kept.give_up_all()
+        else:
+            self._kept.give_up(session)
 
     def export(self, request_id: RequestId) -> KVBlocks | None:
         held = self._held.get(request_id)
@@ -115,18 +167,52 @@ class LMEngine(Generic[TaskT]):
             return None
         return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table))
 
+    def memory(self) -> Memory | None:
+        return self.pool.memory
+
+    def lend(self, request_id: RequestId) -> KVPages | None:
+        held = self._held.get(request_id)
+        room = self.pool.num_free + self._kept.num_pages
+        # Of a session's request, the pages stay for its next turn.
+        if held is None or not held.computed or held.request.session or room < LENDING_SHARE * self.pool.num_pages:
+            return None
+        pages = KVPages(num_rows=held.computed, at=self.pool.place(held.table), table=held.table)
+        del self._held[request_id]
+        return pages
+
+    def receive(self, num_rows: int) -> KVPages | None:
+        table = self.pool.borrow()
+        while not self.pool.grow(table, num_rows, clean=False):
+            if not self._kept.give_up_one():
+                self.pool.give_back(table)
+                return None
+        return KVPages(num_rows=num_rows, at=self.pool.place(table), table=table)
+
+    def take_back(self, pages: KVPages) -> None:
+        self.pool.give_back(cast(PageTable, pages.table))
+
     @torch.inference_mode()
-    def adopt(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """The last row is always computed here: there must be one to draw from."""
         held = self._held.get(request_id)
         num_rows = min(blocks.num_rows, held.task.num_rows - 1) if held is not None else 0
-        if held is None or held.computed or num_rows <= 0 or not self.pool.grow(held.table, num_rows):
+        if held is None or held.computed or num_rows <= 0 or not self._put(held, blocks, num_rows):
+            return False
+        held.computed = held.told = num_rows
+        held.waiting += held.task.computed(num_rows, num_rows, None)
+        return True
+
+    def _put(self, held: Held[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
+        """Make the blocks the request's first rows."""
+        if isinstance(blocks, KVPages):
+            self.pool.give_back(held.table)
+            held.table, held.follows = cast(PageTable, blocks.table), None
+            return True
+        if not self.pool.grow(held.table, num_rows):
             return False
         if not self.pool.write(held.table, blocks.data):
             self._rob(held)
             return False
-        held.computed = held.told = num_rows
-        held.waiting += held.task.computed(num_rows, num_rows, None)
         return True
 
     def abort(self, request_id: RequestId) -> None:
@@ -138,11 +224,17 @@ class LMEngine(Generic[TaskT]):
             ready=sum(held.can_step() for held in self._held.values()),
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
+            pages_kept=self._kept.num_pages,
+            rows_reused=self._rows_reused,
         )
 
-    def _drop(self, request_id: RequestId) -> None:
+    def _drop(self, request_id: RequestId, *, keep: bool = False) -> None:
         held = self._held.pop(request_id, None)
-        if held is not None:
+        if held is None:
+            return
+        if keep and held.request.session:
+            self._kept.keep(held.request.session, held.task.prefix(), held.table, held.computed)
+        else:
             self.pool.give_back(held.table)
 
     def _plan(self) -> list[tuple[Held[TaskT], Extent]]:
@@ -153,17 +245,21 @@ class LMEngine(Generic[TaskT]):
                 break
             if not held.can_step():
                 continue
-            stop = min(held.task.num_rows, held.computed + self._limits.prefill_chunk_tokens)
+            size = self._limits.prefill_chunk_tokens
+            stop = min(held.task.num_rows, (held.computed // size + 1) * size)
             if self._find_pages(held, stop):
                 planned.append((held, Extent(table=held.table, start=held.computed, stop=stop)))
         return sorted(planned, key=lambda entry: entry[1].num_rows > 1)
 
     def _find_pages(self, held: Held[TaskT], stop: int) -> bool:
         """Grow the request's table, robbing younger ones if need be. One that starts waits until its rows fit at once."""
-        if not held.table.pages and self.pool.pages_for(held.task.num_rows) > self.pool.num_free:
+        room = self.pool.num_free + self._kept.num_pages
+        if not held.table.pages and self.pool.pages_for(held.task.num_rows) > room:
             if any(other.table.pages and not other.paused for other in self._held.values()):
                 return False
         while not self.pool.grow(held.table, stop):
+            if self._kept.give_up_one():
+                continue
             victim = self._youngest_holder()
             if victim is None or victim is held:
                 return False
@@ -177,13 +273,19 @@ class LMEngine(Generic[TaskT]):
 
     def _rob(self, victim: Held[TaskT]) -> None:
         self.pool.give_back(victim.table)
-        victim.table, victim.computed = self.pool.borrow(), 0
+        victim.table, victim.computed, victim.follows = self.pool.borrow(), 0, None
 
     def _run(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
-        """One pass. If it fails as a whole, each request is tried alone, so that only the one at fault ends."""
+        """One pass. If it fails as a whole, each request is tried alone, so that only the one at fault ends.
+
+        Raises: what the pass raised, if some request has moved on in it: what that made is lost, and a second try would skip it.
+        """
+        before = _progress(planned)
         try:
             return self._pass(planned)
         except FAILURES as error:
+            if len(planned) > 1 and _progress(planned) != before:
+                raise
             if len(planned) > 1:
                 return [output for entry in planned for output in self._run([entry])]
             held = planned[0][0]
@@ -196,10 +298,10 @@ class LMEngine(Generic[TaskT]):
         outputs: dict[RequestId, list[EngineOutput]] = {}
         for held, extent in planned:
             held.computed = extent.stop
-            first_new = max(extent.start, held.told)
             made: Sequence[EngineOutput] = ()
-            if first_new < extent.stop:
-                made = held.task.computed(first_new, extent.stop, done.tapped_rows(extent, first_new))
+            if held.told < extent.stop:
+                tapped_NH = done.tapped_rows(extent, max(extent.start, held.told))
+                made = held.task.computed(held.told, extent.stop, tapped_NH)
                 held.told = extent.stop
             outputs[held.request.request_id] = list(made)
         for (held, _), more in zip(due, drawn, strict=True):
@@ -210,9 +312,14 @@ class LMEngine(Generic[TaskT]):
         """Free a request that ends with these outputs; nothing follows its end."""
         for number, output in enumerate(outputs):
             if output.final or output.error is not None:
-                self._drop(held.request.request_id)
+                self._drop(held.request.request_id, keep=output.error is None)
                 return outputs[: number + 1]
         return outputs
+
+
+def _progress(planned: Sequence[tuple[Held[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
+    """All that a pass changes of a request and that its outputs tell of."""
+    return [(held.computed, held.told, held.task.num_rows, held.task.wants_draw) for held, _ in planned]
 
 
 def _failed(held: Held[TaskT], error: Exception) -> EngineOutput:
@@ -220,5 +327,5 @@ def _failed(held: Held[TaskT], error: Exception) -> EngineOutput:
     if not isinstance(error, FleetError):
         labels = {"request_id": held.request.request_id, "walk": held.walk}
         log.error("the engine failed a request", exc_info=error, extra=labels)
-        error = EngineError(f"the engine failed the request: {error}")
-    return EngineOutput(request_id=held.request.request_id, walk=held.walk, error=error)
+    told = failure_of("the engine failed the request", error)
+    return EngineOutput(request_id=held.request.request_id, walk=held.walk, error=told)

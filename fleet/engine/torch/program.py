@@ -14,6 +14,7 @@ from torch import Tensor
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.prefix import Prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,18 @@ class Task(Protocol):
         ...
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        """Rows [start, stop) were computed; returns what that makes. May be told twice of a row."""
+        """Rows [start, stop) were computed; returns what that makes. May be told twice of a row.
+
+        `tapped_NH` are the last of them: those before were taken over, and the task has what was tapped of them.
+        """
+        ...
+
+    def prefix(self) -> Prefix:
+        """Its leading rows as another request could begin with them. Asked only of a request with a session."""
+        ...
+
+    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+        """Rows [start, stop) need not be computed: an earlier request of the session had the same."""
         ...
 
 

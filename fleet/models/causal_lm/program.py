@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -18,6 +19,7 @@ from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import Answer, draw_answers, history_of
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
 from fleet.engine.torch.rows import Rows
 from fleet.models.causal_lm.paged import LAYOUT, NAME, GivenHidden, register
@@ -32,6 +34,7 @@ class CausalTask:
     def __init__(self, program: "CausalLM", request: EngineRequest) -> None:
         self._program, self._request = program, request
         self._rows = Rows()
+        self._ids: NDArray[np.int64] = np.empty(0, np.int64)
         self.answer: Answer | None = None
 
     @property
@@ -44,7 +47,7 @@ class CausalTask:
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` int32 [N]."""
-        ids = np.asarray(piece.arrays["ids"], np.int64)
+        self._ids = ids = np.asarray(piece.arrays["ids"], np.int64)
         self._rows.extend(self._program.embed(np.concatenate([ids, history_of(self._request)])))
         self.answer = Answer(self._request, ids.tolist(), self._program.end_ids, SALT)
         return ()
@@ -54,6 +57,13 @@ class CausalTask:
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         return self.answer.take_again() if self.answer is not None else ()
+
+    def prefix(self) -> Prefix:
+        drawn = self.answer.ids if self.answer is not None else []
+        return Prefix(keys=joined_keys([self._ids, np.array(drawn, np.int64)])[: self.num_rows])
+
+    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+        """Nothing that it made is needed again."""
 
     def grow(self, row_1H: Tensor) -> None:
         self._rows.extend(row_1H)

@@ -5,6 +5,7 @@ window, so any cut into windows gives the samples of one whole decode: n frames 
 lookahead_samples`. Knows no request and no batching policy.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +53,9 @@ class Code2Wav:
         self._codes = weights("code_embedding.weight")
         self._offset_Q = torch.arange(config.num_quantizers, device=self._codes.device) * config.codebook_size
         self._transformer = SlidingTransformer(weights, "pre_transformer", config, layout)
+        reach_frames = layout.reach_frames
         self._upsample = [
-            (Repeat(weights, f"upsample.{index}.0"), ConvNeXtBlock(weights, f"upsample.{index}.1", layout))
+            (Repeat(weights, f"upsample.{index}.0", layout), ConvNeXtBlock(weights, f"upsample.{index}.1", layout))
             for index in range(len(config.upsampling_ratios))
         ]
         self._conv_in = CausalConv(weights, "decoder.0", layout)
@@ -62,6 +64,7 @@ class Code2Wav:
         self._snake_out = SnakeBeta(weights, f"decoder.{len(blocks) + 1}")
         self._conv_out = CausalConv(weights, f"decoder.{len(blocks) + 2}", layout)
         self._state_size = layout.size
+        self._settling_frames = math.ceil(layout.reach_frames - reach_frames)
 
     @property
     def num_codebooks(self) -> int:
@@ -74,41 +77,64 @@ class Code2Wav:
     def open(self) -> StreamState:
         return StreamState()
 
+    @property
+    def settling_samples(self) -> int:
+        """What the convolutions see, in whole frames: their left context is not computed by `skip`."""
+        return self._settling_frames * self.config.samples_per_frame
+
     def group(self, state: StreamState) -> Hashable:
         """First windows run apart: they make fewer samples (see `Upsample`)."""
         return state.carried is None
+
+    def num_samples(self, state: StreamState, num_frames: int) -> int:
+        lacking = self.config.lookahead_samples if state.carried is None else 0
+        return num_frames * self.config.samples_per_frame - lacking
 
     @torch.inference_mode()
     def decode(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[StreamState], NDArray[np.float32]]:
         """Decode one window each of requests of one group: their next states, and their samples, B x samples."""
-        device = self._codes.device
-        first = states[0].carried is None
+        window = WindowPass(self._carried(states), first=states[0].carried is None)
+        wave_BT = self._decode(self._transform(states, codes_BTQ, window), window)
+        return _after(states, codes_BTQ.shape[1], window), wave_BT.float().clamp_(-1, 1).cpu().numpy()
+
+    @torch.inference_mode()
+    def skip(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]) -> list[StreamState]:
+        """The transformer alone, whose context reaches far back; that of the convolutions comes right by itself."""
+        carried_BS = self._carried(states)
+        window = WindowPass(carried_BS, first=states[0].carried is None)
+        window.next_state_BS.copy_(carried_BS)
+        self._transform(states, codes_BTQ, window)
+        return _after(states, codes_BTQ.shape[1], window)
+
+    def _carried(self, states: Sequence[StreamState]) -> Tensor:
         stacked = [state.carried for state in states if state.carried is not None]
         shape = (len(states), self._state_size)
         carried_BS = torch.stack(stacked) if stacked else self._codes.new_zeros(shape)
         assert carried_BS.shape == shape, "first and later windows in one pass"
-        start_B = torch.tensor([state.num_frames for state in states], device=device)
-        window = WindowPass(carried_BS, first=first)
-        wave_BT = self._forward(torch.from_numpy(codes_BTQ).to(device), window, start_B)
-        # Copied out of the batch, so that a request's state is freed with it and not with its batch mates.
-        rows = [row.clone() for row in window.next_state_BS]
-        num_frames = codes_BTQ.shape[1]
-        after = [
-            StreamState(num_frames=state.num_frames + num_frames, carried=row) for state, row in zip(states, rows, strict=True)
-        ]
-        return after, wave_BT.float().clamp_(-1, 1).cpu().numpy()
+        return carried_BS
 
-    def _forward(self, codes_BTQ: Tensor, window: WindowPass, start_B: Tensor) -> Tensor:
-        embedded = F.embedding_bag((codes_BTQ + self._offset_Q).flatten(0, 1), self._codes, mode="mean")
-        x_BTC = self._transformer(embedded.unflatten(0, codes_BTQ.shape[:2]), window, start_B)
+    def _transform(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32], window: WindowPass) -> Tensor:
+        device = self._codes.device
+        codes = torch.from_numpy(codes_BTQ).to(device)
+        start_B = torch.tensor([state.num_frames for state in states], device=device)
+        embedded = F.embedding_bag((codes + self._offset_Q).flatten(0, 1), self._codes, mode="mean")
+        return self._transformer(embedded.unflatten(0, codes.shape[:2]), window, start_B)
+
+    def _decode(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
         for repeat, mix in self._upsample:
             x_BTC = mix(repeat(x_BTC), window)
         x_BTC = self._conv_in(x_BTC, window)
         for block in self._blocks:
             x_BTC = block(x_BTC, window)
         return self._conv_out(self._snake_out(x_BTC), window).squeeze(2)
+
+
+def _after(states: Sequence[StreamState], num_frames: int, window: WindowPass) -> list[StreamState]:
+    # Copied out of the batch, so that a request's state is freed with it and not with its batch mates.
+    rows = [row.clone() for row in window.next_state_BS]
+    return [StreamState(num_frames=state.num_frames + num_frames, carried=row) for state, row in zip(states, rows, strict=True)]
 
 
 class _DecoderBlock:

@@ -31,14 +31,20 @@ class Slot:
 
 
 class StateLayout:
-    """Where each layer's left context lies in the flat state of a request."""
+    """Where each layer's left context lies in the flat state of a request.
+
+    Units: `positions_per_frame` at the layers that are added next; `reach_frames`: how far back the layers so far see in all.
+    """
 
     def __init__(self) -> None:
         self.size = 0
+        self.positions_per_frame = 1
+        self.reach_frames = 0.0
 
     def add(self, rows: int, channels: int) -> Slot:
         slot = Slot(offset=self.size, rows=rows, channels=channels)
         self.size += slot.size
+        self.reach_frames += rows / self.positions_per_frame
         return slot
 
 
@@ -122,9 +128,10 @@ class DepthwiseConv:
 class Repeat:
     """A transposed convolution whose kernel is its stride: each position becomes `stride` positions of its own."""
 
-    def __init__(self, weights: Weights, name: str) -> None:
+    def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
         weight_COK = weights(f"{name}.conv.weight")
         self.channels, self._stride = weight_COK.shape[1:]
+        layout.positions_per_frame *= self._stride
         self._weight = weight_COK.permute(2, 1, 0).flatten(0, 1).contiguous()
         self._bias = weights(f"{name}.conv.bias").repeat(self._stride)
 
@@ -147,6 +154,7 @@ class Upsample:
         self._kernel = _as_kernel(torch.stack((before, now), -1).permute(2, 1, 0, 3).flatten(0, 1))
         self._bias = weights(f"{name}.conv.bias").repeat(stride)
         self._slot = layout.add(1, channels_in)
+        layout.positions_per_frame *= stride
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
         if window.first:

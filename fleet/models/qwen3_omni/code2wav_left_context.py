@@ -37,18 +37,35 @@ class LeftContextCode2Wav:
     def codebook_size(self) -> int:
         return self._decoder.codebook_size
 
+    @property
+    def settling_samples(self) -> int:
+        return 0
+
     def open(self) -> RecentFrames:
         return RecentFrames()
 
     def group(self, state: RecentFrames) -> Hashable:
         return 0 if state.codes_TQ is None else len(state.codes_TQ)
 
+    def num_samples(self, state: RecentFrames, num_frames: int) -> int:
+        if state.codes_TQ is None:
+            return self._decoder.num_samples(self._decoder.open(), num_frames)
+        return num_frames * self._decoder.config.samples_per_frame
+
+    def skip(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
+        return self._recent(self._known(states, codes_BTQ))
+
+    def _known(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> NDArray[np.int32]:
+        recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
+        return np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ
+
+    def _recent(self, known_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
+        return [RecentFrames(codes_TQ=codes_TQ) for codes_TQ in known_BTQ[:, -self._left_context_frames :].copy()]
+
     def decode(
         self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[RecentFrames], NDArray[np.float32]]:
-        recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
-        known_BTQ = np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ
+        known_BTQ = self._known(states, codes_BTQ)
         _, wave_BT = self._decoder.decode([self._decoder.open() for _ in states], known_BTQ)
-        after = [RecentFrames(codes_TQ=codes_TQ) for codes_TQ in known_BTQ[:, -self._left_context_frames :].copy()]
         num_samples = codes_BTQ.shape[1] * self._decoder.config.samples_per_frame
-        return after, wave_BT[:, -num_samples:]
+        return self._recent(known_BTQ), wave_BT[:, -num_samples:]

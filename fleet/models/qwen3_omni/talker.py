@@ -22,6 +22,7 @@ from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.noise import noise_key
+from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import Draw, TokenCounts, draw
@@ -66,8 +67,11 @@ class TalkerTask:
     def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
         self._program, self.request, self._speaker_id = program, request, speaker_id
         self._rows = Rows()
+        self._prompt_keys: list[NDArray[np.int64]] = []
         self._header: Tensor | None = None
         self._text: deque[Tensor] = deque()
+        # Ids whose rows are not made yet: those of many chunks, as when another worker's log is read, are made in one go.
+        self._text_ids: list[np.ndarray] = []
         self._text_ended = False
         self._spoke_end = False
         self._begun = False
@@ -94,15 +98,18 @@ class TalkerTask:
         if len(arrays.get("ids", ())):
             if self._header is None:
                 self._rows.extend(self._program.embed_prompt(arrays))
+                if self.request.session:
+                    self._prompt_keys.append(prompt_keys(arrays))
             else:
-                self._text.extend(self._program.embed_text(arrays["ids"]).split(1))
+                self._program.check_ids(arrays["ids"])
+                self._text_ids.append(arrays["ids"])
         self._text_ended |= piece.final
         return self._advance()
 
     def _advance(self) -> Sequence[EngineOutput]:
         """Append the next row if its text is here."""
-        if not self._begun and self._header is not None and self._text:
-            self._rows.extend(self._program.opening_rows(self._header, self._text.popleft(), self._speaker_id))
+        if not self._begun and self._header is not None and (text := self._fed_text()) is not None:
+            self._rows.extend(self._program.opening_rows(self._header, text, self._speaker_id))
             self._begun = True
         nothing_to_say = self._text_ended and not self._begun
         if nothing_to_say or (self._begun and self.max_frames == 0):
@@ -120,9 +127,17 @@ class TalkerTask:
             self._frame_row, self._drawn = None, False
         return again
 
+    def _fed_text(self) -> Tensor | None:
+        """The next row of text that was fed."""
+        if not self._text and self._text_ids:
+            self._text.extend(self._program.embed_text(np.concatenate(self._text_ids)).split(1))
+            self._text_ids = []
+        return self._text.popleft() if self._text else None
+
     def _next_text(self) -> Tensor | None:
-        if self._text:
-            return self._text.popleft()
+        fed = self._fed_text()
+        if fed is not None:
+            return fed
         if not self._text_ended:
             return None
         text = self._program.pad_text if self._spoke_end else self._program.end_text
@@ -138,6 +153,13 @@ class TalkerTask:
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         return ()
+
+    def prefix(self) -> Prefix:
+        """The prompt: what was spoken is in no later one."""
+        return Prefix(keys=joined_keys(self._prompt_keys))
+
+    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+        """A prompt makes nothing."""
 
     def next_draw(self) -> Draw:
         sampling = self.request.sampling
@@ -163,6 +185,15 @@ class TalkerTask:
         self._drawn, self._frame_row = True, row_1H
         final = self.num_frames >= self.max_frames
         return EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={CODES: codes}, final=final)
+
+
+def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
+    """Ids, and the contents of rows that replace them: [N]."""
+    keys = np.asarray(arrays["ids"], np.int64)
+    if len(arrays.get("rows", ())):
+        keys = keys.copy()
+        keys[arrays["row_index"]] = content_keys(arrays["rows"])
+    return keys
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
@@ -208,10 +239,14 @@ class Talker:
             raise BadInput(f"audio.voice: no voice {voice!r}; use one of {known}", param="audio.voice")
         return TalkerTask(self, request, self._speakers[voice])
 
-    def embed_text(self, ids: np.ndarray) -> Tensor:
-        """[n] ids of the Thinker -> [n, H]. Raises: BadInput."""
+    def check_ids(self, ids: np.ndarray) -> None:
+        """Raises: BadInput for an id that the Thinker does not have."""
         if int(ids.min()) < 0 or int(ids.max()) >= len(self._thinker_table):
             raise BadInput(f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages")
+
+    def embed_text(self, ids: np.ndarray) -> Tensor:
+        """[n] ids of the Thinker -> [n, H]. Raises: BadInput."""
+        self.check_ids(ids)
         index = torch.from_numpy(np.ascontiguousarray(ids)).long().to(self._thinker_table.device)
         return self._projected(self._from_text, F.embedding(index, self._thinker_table))
 

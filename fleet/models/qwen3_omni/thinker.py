@@ -20,12 +20,14 @@ from fleet.engine.torch.answer import Answer, draw_answers, history_of
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded
-from fleet.engine.torch.rows import Rows
+from fleet.engine.torch.rows import Rows, joined
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.audio_tower import AudioTower
 from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, THINKER_TEXT, load_decoder
+from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 
 PREFILL = Walk("prefill")
 WITH_ROWS = "with_rows"
@@ -34,55 +36,100 @@ SALT = zlib.crc32(b"thinker")
 
 
 class ThinkerTask:
-    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows go on."""
+    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows go on; `tapped` keeps those rows by
+    position for the session's next request, which may have to pass them on without computing them.
+    """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
         self._program, self._request = program, request
-        self._rows = Rows()
+        self._piece: EngineInput | None = None
+        self._prompt: Rows | None = None
+        self._drawn = Rows()
         self._ids: NDArray[np.int32] = np.empty(0, np.int32)
         self._multimodal_N: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._keys: NDArray[np.int64] = np.empty(0, np.int64)
+        self._tapped: dict[int, NDArray[np.float32]] = {}
         self.answer: Answer | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self._rows)
+        return len(self._ids) + len(self._drawn)
 
     @property
     def wants_draw(self) -> bool:
         return self.answer is not None and not self.answer.ended
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]."""
-        self._ids = np.asarray(piece.arrays["ids"], np.int32)
-        self._rows.extend(self._program.embed_prompt(self._ids, piece))
+        """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]; where there is
+        a session, `clips` [C] too, which tells them apart.
+        """
+        ids = np.asarray(piece.arrays["ids"], np.int32)
+        self._program.check_ids(ids)
+        self._ids, self._piece = ids, piece
+        if self._request.session:
+            self._keys = self._program.keys_of(self._ids, piece, self._prompt_rows().cut(0, len(ids)))
         history = history_of(self._request)
         if len(history):
-            self._rows.extend(self._program.embed_tokens(history))
+            self._drawn.extend(self._program.embed_tokens(history))
         self._multimodal_N = np.isin(self._ids, self._program.multimodal_ids)
         self.answer = Answer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
         return ()
 
     def rows(self, start: int, stop: int) -> Tensor:
-        return self._rows.cut(start, stop)
+        num_prompt = len(self._ids)
+        parts: list[Tensor] = []
+        if start < num_prompt:
+            parts.append(self._prompt_rows().cut(start, min(stop, num_prompt)))
+        if stop > num_prompt:
+            parts.append(self._drawn.cut(max(start - num_prompt, 0), stop - num_prompt))
+        return joined(parts)
+
+    def _prompt_rows(self) -> Rows:
+        """Made when they are first computed with: whoever adopts what another worker computed of a prompt need not encode it."""
+        if self._prompt is None:
+            assert self._piece is not None, "a prompt that was not fed"
+            self._prompt = Rows()
+            self._prompt.extend(self._program.embed_prompt(self._ids, self._piece))
+            self._piece = None
+        return self._prompt
 
     def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         """Accept-layer rows of the prompt's positions among them; and, after the prompt's last, what was drawn before."""
         again = self.answer.take_again() if self.answer is not None and stop >= len(self._ids) else ()
-        return [*self._prefilled(start, min(stop, len(self._ids)), tapped_NH), *again]
+        if start < len(self._ids) and (WITH_ROWS in self._request.params or self._request.session):
+            self._take_tapped(stop, tapped_NH)
+        return [*self._prefilled(start, min(stop, len(self._ids))), *again]
 
-    def _prefilled(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def _take_tapped(self, stop: int, tapped_NH: Tensor | None) -> None:
+        """Of tapped rows that end before position `stop`, the multimodal ones."""
+        if tapped_NH is None:
+            return
+        first = stop - len(tapped_NH)
+        wanted = np.flatnonzero(self._multimodal_N[first:stop])
+        if len(wanted):
+            rows = tapped_NH[torch.from_numpy(wanted).to(tapped_NH.device)].float().cpu().numpy()
+            self._tapped |= zip((wanted + first).tolist(), rows, strict=True)
+
+    def _prefilled(self, start: int, stop: int) -> Sequence[EngineOutput]:
         if start >= stop or WITH_ROWS not in self._request.params:
             return ()
-        assert tapped_NH is not None
         arrays: dict[str, np.ndarray] = {"ids": self._ids[start:stop]}
-        wanted = np.flatnonzero(self._multimodal_N[start:stop])
+        wanted = np.flatnonzero(self._multimodal_N[start:stop]) + start
         if len(wanted):
-            arrays["row_positions"] = (wanted + start).astype(np.int32)
-            arrays["rows"] = tapped_NH[torch.from_numpy(wanted).to(tapped_NH.device)].float().cpu().numpy()
+            arrays["row_positions"] = wanted.astype(np.int32)
+            arrays["rows"] = np.stack([self._tapped[position] for position in wanted.tolist()])
         return (EngineOutput(request_id=self._request.request_id, walk=PREFILL, arrays=arrays),)
 
+    def prefix(self) -> Prefix:
+        drawn = self.answer.ids if self.answer is not None else []
+        keys = joined_keys([self._keys, np.array(drawn, np.int64)])[: self.num_rows]
+        return Prefix(keys=keys, tapped=self._tapped)
+
+    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+        self._tapped |= {position: row for position, row in prefix.tapped.items() if start <= position < stop}
+
     def grow(self, row_1H: Tensor) -> None:
-        self._rows.extend(row_1H)
+        self._drawn.extend(row_1H)
 
 
 class Thinker:
@@ -116,10 +163,13 @@ class Thinker:
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)
 
-    def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
-        """Raises: BadInput where ids are unknown, or audio positions and audio do not agree."""
+    def check_ids(self, ids: NDArray[np.int32]) -> None:
+        """Raises: BadInput where ids are unknown."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= len(self._table):
             raise BadInput(f"prompt_ids: empty, or an id outside 0..{len(self._table) - 1}", param="messages")
+
+    def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
+        """Raises: BadInput where audio positions and audio do not agree."""
         rows_NH = F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
         at_audio = np.flatnonzero(ids == self._audio_id)
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
@@ -131,6 +181,18 @@ class Thinker:
         if len(at_audio):
             rows_NH[torch.from_numpy(at_audio).to(rows_NH.device)] = audio_rows.to(rows_NH.dtype)
         return rows_NH
+
+    def keys_of(self, ids: NDArray[np.int32], piece: EngineInput, rows_NH: Tensor) -> NDArray[np.int64]:
+        """Keys of a prompt's rows: [N].
+
+        A clip's rows change a little with the clips encoded beside it. Where bits count they are known by what they hold;
+        elsewhere by the clip, so that a new one spoils nothing.
+        """
+        at_audio = np.flatnonzero(ids == self._audio_id)
+        if self._one_by_one:
+            index = torch.from_numpy(at_audio).to(rows_NH.device)
+            return prompt_keys(ids, at_audio, content_keys(rows_NH[index].float().cpu().numpy()))
+        return prompt_keys(ids, at_audio, keys_of_clips(at_audio, piece.arrays.get("clips", np.empty(0, np.int64))))
 
     def embed_tokens(self, ids: NDArray[np.int32]) -> Tensor:
         """Rows of an answer's tokens: [n] -> [n, H]."""

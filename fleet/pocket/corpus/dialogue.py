@@ -7,6 +7,10 @@ from fleet.pocket.corpus.text import spoken
 
 Role = Literal["user", "assistant"]
 Split = Literal["train", "held_out"]
+Drawn = Literal["train", "invented", "held_out"]
+"""`invented` is the training split, where half of the values that any word can be are words that do not exist: what can only be
+copied is learnt by copying, not by heart.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

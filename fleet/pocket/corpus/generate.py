@@ -5,7 +5,7 @@ from itertools import islice
 from random import Random
 
 from fleet.pocket.corpus import memory
-from fleet.pocket.corpus.dialogue import Dialogue, Exchange, Split, Turn
+from fleet.pocket.corpus.dialogue import Dialogue, Drawn, Exchange, Split, Turn
 from fleet.pocket.corpus.families import TABLES
 from fleet.pocket.corpus.salad import repeat, salad
 
@@ -19,7 +19,7 @@ def families() -> tuple[str, ...]:
     return (*TABLES, REPEAT, MEMORY)
 
 
-def dialogues(split: Split, count: int, seed: int) -> Iterator[Dialogue]:
+def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
     """`count` dialogues of one or more exchanges, the families evenly.
 
     Invariants: fewer of the same seed are the beginning of more; what a held-out user says is said nowhere in training.
@@ -45,14 +45,14 @@ def sentences(split: Split, count: int, seed: int) -> Iterator[str]:
         yield exchange.answer if may_answer and rng.random() < 0.5 else exchange.question
 
 
-def _conversations(split: Split, seed: int) -> Iterator[tuple[str, list[Exchange]]]:
+def _conversations(split: Drawn, seed: int) -> Iterator[tuple[str, list[Exchange]]]:
     rng = Random(f"dialogues {split} {seed}")
     while True:
         for family in rng.sample(families(), len(families())):
             yield family, _conversation(rng, split, family)
 
 
-def _conversation(rng: Random, split: Split, family: str) -> list[Exchange]:
+def _conversation(rng: Random, split: Drawn, family: str) -> list[Exchange]:
     def filler() -> Exchange:
         return _exchange(rng, split, rng.choice((*TABLES, REPEAT)))
 
@@ -61,5 +61,5 @@ def _conversation(rng: Random, split: Split, family: str) -> list[Exchange]:
     return [*(filler() for _ in range(rng.choice(NUM_BEFORE))), _exchange(rng, split, family)]
 
 
-def _exchange(rng: Random, split: Split, family: str) -> Exchange:
+def _exchange(rng: Random, split: Drawn, family: str) -> Exchange:
     return repeat(rng, split) if family == REPEAT else rng.choice(TABLES[family]).draw(rng, split)

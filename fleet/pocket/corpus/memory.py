@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from fleet.pocket.corpus.dialogue import Exchange, Split
-from fleet.pocket.corpus.table import Table, rows
+from fleet.pocket.corpus.dialogue import Drawn, Exchange
+from fleet.pocket.corpus.invented import nonsense
+from fleet.pocket.corpus.smalltalk import DONT_KNOW
+from fleet.pocket.corpus.table import Row, Table, rows
 from fleet.pocket.corpus.words import ANIMALS, CITIES, COLOURS, FOODS, NAMES
 
 MAX_QUOTED_WORDS = 9
+NONSENSE_SHARE = 0.4
 GAPS = (0, 0, 1, 1, 2)
 """How many other exchanges lie between telling and asking, each as likely as it is often here."""
 
@@ -26,11 +29,15 @@ class Fact:
     untold: str
 
 
+def _valued(word: str) -> Row:
+    return {"value": word}
+
+
 def _fact(
     tells: Sequence[str], new_tells: Sequence[str], noted: str, values: Sequence[str],
     asks: Sequence[str], new_asks: Sequence[str], recalled: str, untold: str,
 ) -> Fact:  # fmt: skip
-    tell = Table(asks=tells, new_asks=new_tells, answer=noted, rows=rows("value", values), by_rule=True)
+    tell = Table(asks=tells, new_asks=new_tells, answer=noted, rows=rows("value", values), by_rule=True, of_word=_valued)
     return Fact(tell=tell, asks=asks, new_asks=new_asks, recalled=recalled, untold=untold)
 
 
@@ -203,34 +210,36 @@ LAST_ASKS = (
 NEW_LAST_ASKS = ("do you know what i just said", "what did i say last")
 
 
-def converse(rng: Random, split: Split, filler: Filler) -> list[Exchange]:
+def converse(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     """A dialogue whose last question can only be answered from what came before it."""
     kind = rng.choices((_recall, _recall_one_of_two, _untold, _quote), weights=(3, 2, 1, 2))[0]
     return kind(rng, split, filler)
 
 
-def _recall(rng: Random, split: Split, filler: Filler) -> list[Exchange]:
+def _recall(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     fact = rng.choice(FACTS)
     tell, value = _tell(rng, split, fact)
     return [tell, *_gap(rng, filler), _ask(rng, split, fact, value)]
 
 
-def _recall_one_of_two(rng: Random, split: Split, filler: Filler) -> list[Exchange]:
+def _recall_one_of_two(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     facts = rng.sample(FACTS, 2)
     told = [_tell(rng, split, fact) for fact in facts]
     asked = rng.randrange(2)
     return [*(tell for tell, _ in told), *_gap(rng, filler), _ask(rng, split, facts[asked], told[asked][1])]
 
 
-def _untold(rng: Random, split: Split, filler: Filler) -> list[Exchange]:
+def _untold(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     """Sometimes another fact was told: having been told something is not having been told this."""
     fact, other = rng.sample(FACTS, 2)
     before = [_tell(rng, split, other)[0]] if rng.random() < 0.5 else _gap(rng, filler)
     return [*before, Exchange(question=_asked(rng, split, fact.asks, fact.new_asks), answer=fact.untold, is_new_answer=False)]
 
 
-def _quote(rng: Random, split: Split, filler: Filler) -> list[Exchange]:
+def _quote(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     def short() -> Exchange:
+        if split == "invented" and rng.random() < NONSENSE_SHARE:
+            return Exchange(question=nonsense(rng, MAX_QUOTED_WORDS), answer=DONT_KNOW, is_new_answer=False)
         exchange = _tell(rng, split, rng.choice(FACTS))[0] if rng.random() < 0.4 else filler()
         return exchange if len(exchange.question.split()) <= MAX_QUOTED_WORDS else short()
 
@@ -246,16 +255,16 @@ def _gap(rng: Random, filler: Filler) -> list[Exchange]:
     return [filler() for _ in range(rng.choice(GAPS))]
 
 
-def _tell(rng: Random, split: Split, fact: Fact) -> tuple[Exchange, str]:
+def _tell(rng: Random, split: Drawn, fact: Fact) -> tuple[Exchange, str]:
     ask, row = fact.tell.pick(rng, split)
     return fact.tell.exchange(ask, row), row["value"]
 
 
-def _ask(rng: Random, split: Split, fact: Fact, value: str) -> Exchange:
+def _ask(rng: Random, split: Drawn, fact: Fact, value: str) -> Exchange:
     is_new = {"value": value} in fact.tell.new_rows
     question = _asked(rng, split, fact.asks, fact.new_asks)
     return Exchange(question=question, answer=fact.recalled.format(value=value), is_new_answer=is_new)
 
 
-def _asked(rng: Random, split: Split, asks: Sequence[str], new_asks: Sequence[str]) -> str:
-    return rng.choice(asks if split == "train" else new_asks)
+def _asked(rng: Random, split: Drawn, asks: Sequence[str], new_asks: Sequence[str]) -> str:
+    return rng.choice(new_asks if split == "held_out" else asks)

@@ -205,6 +205,19 @@ TIMES = (
 
 _SPELLED = [word for word in [*OBJECTS, *ANIMALS, *COLOURS, *FOODS, *PLACES] if len(word) <= 8]
 
+
+def _letters(word: str) -> Row:
+    return {"word": word, "letters": " ".join(word)}
+
+
+def _first_letter(word: str) -> Row:
+    return {"word": word, "letter": word[0]}
+
+
+def _num_letters(word: str) -> Row:
+    return {"word": word, "count": number(len(word))}
+
+
 SPELLING = (
     Table(
         asks=[
@@ -215,8 +228,9 @@ SPELLING = (
         ],
         new_asks=["can you spell the word {word}", "how do i spell {word}"],
         answer="{letters}",
-        rows=rows("word letters", _SPELLED, [" ".join(word) for word in _SPELLED]),
+        rows=[_letters(word) for word in _SPELLED],
         by_rule=True,
+        of_word=_letters,
     ),
     Table(
         asks=[
@@ -226,8 +240,9 @@ SPELLING = (
         ],
         new_asks=["which is the first letter of {word}", "what letter is the first of {word}"],
         answer="the first letter of {word} is {letter}",
-        rows=rows("word letter", _SPELLED, [word[0] for word in _SPELLED]),
+        rows=[_first_letter(word) for word in _SPELLED],
         by_rule=True,
+        of_word=_first_letter,
     ),
     Table(
         asks=[
@@ -237,7 +252,8 @@ SPELLING = (
         ],
         new_asks=["tell me how many letters {word} has", "do you know how many letters are in {word}"],
         answer="{word} has {count} letters",
-        rows=rows("word count", _SPELLED, [number(len(word)) for word in _SPELLED]),
+        rows=[_num_letters(word) for word in _SPELLED],
         by_rule=True,
+        of_word=_num_letters,
     ),
 )

@@ -8,10 +8,12 @@ from random import Random
 from zlib import crc32
 
 from fleet.pocket.corpus import words
-from fleet.pocket.corpus.dialogue import Exchange, Split
+from fleet.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.pocket.corpus.families import known_sentences
+from fleet.pocket.corpus.invented import nonsense
 
 MAX_REPEATED_WORDS = 5
+NONSENSE_SHARE = 0.3
 _HELD_OUT_EVERY = 8
 SAY_ASKS = ("say {text}", "please say {text}", "repeat after me {text}", "say after me {text}", "can you say {text}")
 NEW_SAY_ASKS = ("please repeat after me {text}", "can you repeat after me {text}", "please say after me {text}")
@@ -57,11 +59,13 @@ def _is_in(split: Split, text: str) -> bool:
     return (crc32(text.encode()) % _HELD_OUT_EVERY == 0) == (split == "held_out")
 
 
-def repeat(rng: Random, split: Split) -> Exchange:
+def repeat(rng: Random, split: Drawn) -> Exchange:
     """Something to say after the user: of the held-out ones, new phrasings and new texts in equal parts."""
     is_new_text = split == "held_out" and rng.random() < 0.5
     is_new_ask = split == "held_out" and not is_new_text
     of: Split = "held_out" if is_new_text else "train"
     text = _sentence(rng, of) if rng.random() < 0.5 else salad(rng, of, 1, MAX_REPEATED_WORDS)
+    if split == "invented" and rng.random() < NONSENSE_SHARE:
+        text = nonsense(rng, MAX_REPEATED_WORDS)
     question = rng.choice(NEW_SAY_ASKS if is_new_ask else SAY_ASKS).format(text=text)
     return Exchange(question=question, answer=text, is_new_answer=is_new_text)

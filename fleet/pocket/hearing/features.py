@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
@@ -27,9 +28,14 @@ class Heard:
     features: Tensor
     num_frames: Tensor
 
+    def here(self) -> "Heard":
+        """On the default device."""
+        device = torch.get_default_device()
+        return Heard(features=self.features.to(device), num_frames=self.num_frames.to(device))
+
 
 def log_mel(clips: Sequence[NDArray[Any]]) -> Heard:
-    """Units: samples in -1..1 at 16 kHz."""
+    """On the default device. Units: samples in -1..1 at 16 kHz."""
     made = _extractor()(
         list(clips),
         sampling_rate=SAMPLE_RATE_HZ,
@@ -40,7 +46,7 @@ def log_mel(clips: Sequence[NDArray[Any]]) -> Heard:
     )
     features: Tensor = made["input_features"]
     mask: Tensor = made["attention_mask"]
-    return Heard(features=features * mask[:, None], num_frames=mask.sum(1))
+    return Heard(features=features * mask[:, None], num_frames=mask.sum(1)).here()
 
 
 @cache

@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One evaluation; parts that were not asked for are empty. `began` is local time, ISO 8601; `took_s` by part.
 
     `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus that the recogniser's dictionary
-    lacks and was told.
+    lacks and was told; `alike`: those that it cannot tell apart, which count as one.
     """
 
     began: str
@@ -95,6 +95,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     transcribed: tuple[Transcribed, ...] = ()
     pitch_errors: Histogram | None = None
     lacking: tuple[str, ...] = ()
+    alike: tuple[tuple[str, ...], ...] = ()
 
     @property
     def missed(self) -> tuple[Figure, ...]:

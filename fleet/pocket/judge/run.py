@@ -10,7 +10,7 @@ from fleet.pocket.judge import speech_in, speech_out, speed, typed
 from fleet.pocket.judge.ask import Asker
 from fleet.pocket.judge.options import Options, Part
 from fleet.pocket.judge.report import Report
-from fleet.pocket.judge.words import MISSING, known_words, unsayable
+from fleet.pocket.judge.words import MISSING, alike, known_words, unsayable
 
 replace = msgspec.structs.replace
 
@@ -50,7 +50,8 @@ def _typed(report: Report, asker: Asker, options: Options) -> Report:
 def _speech_out(report: Report, asker: Asker, options: Options) -> Report:
     lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
     figures, heard, errors = speech_out.judge(asker, options)
-    return replace(report, figures=report.figures + figures, speech_out=heard, pitch_errors=errors, lacking=lacking)
+    report = replace(report, lacking=lacking, alike=alike())
+    return replace(report, figures=report.figures + figures, speech_out=heard, pitch_errors=errors)
 
 
 def _speech_in(report: Report, asker: Asker, options: Options) -> Report:

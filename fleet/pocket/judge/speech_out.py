@@ -1,6 +1,7 @@
 """Spoken answers: are the words to be heard, do they end, are they as long and as high as the teacher's. Knows no stage.
 
-Words are compared with the answer's own text: what is wrong in that is no fault of the voice.
+Words are compared with the answer's own text, by their sound: what is wrong in that text, or only spelt otherwise in what was
+heard, is no fault of the voice.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from fleet.pocket.judge.progress import counting
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, Heard, Histogram, share
 from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.judge.words import by_sound
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
 
@@ -114,7 +116,7 @@ def _wer_figures(heard: Sequence[Heard]) -> list[Figure]:
 def _wer(
     name: str, heard: Sequence[Heard], kind: str, words: Callable[[Heard], dict[str, str]], target: float | None = None
 ) -> Figure:
-    pairs = [(each.text, words(each)[kind]) for each in heard if kind in words(each)]
+    pairs = [(by_sound(each.text), by_sound(words(each)[kind])) for each in heard if kind in words(each)]
     value = 100 * float(jiwer.wer([text for text, _ in pairs], [found for _, found in pairs])) if pairs else None
     return _figure(name, value, len(pairs), target=target, at_most=True)
 

@@ -1,6 +1,6 @@
 """How the recogniser is told that words sound: its own dictionary, cut to Pocket's words, and the teacher's ways that it lacks.
 
-Knows no audio and no language model.
+What sounds alike is one to the ear, whoever speaks. Knows no audio and no language model.
 Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for another way to say it.
 """
 
@@ -63,6 +63,34 @@ def _dictionary() -> dict[str, tuple[str, ...]]:
         plain = _ANOTHER_WAY.sub("", word)
         ways[plain] = (*ways.get(plain, ()), phones)
     return ways
+
+
+@cache
+def alike() -> tuple[tuple[str, ...], ...]:
+    """The known words that no ear tells apart, such as "c", "sea" and "see": those of one first way in the dictionary.
+
+    Not of any way: hurried ones would make "are" and "or" one word.
+    """
+    return tuple(words for words in _words_of_way().values() if len(words) > 1)
+
+
+def by_sound(text: str) -> str:
+    """Texts that sound alike made equal: each word as the first known one of those alike."""
+    return " ".join(_first_alike(word) for word in text.split())
+
+
+def _first_alike(word: str) -> str:
+    return word if unsayable([word]) else _words_of_way().get(_ways(word)[0], (word,))[0]
+
+
+@cache
+def _words_of_way() -> Mapping[str, tuple[str, ...]]:
+    """The known words of each first way."""
+    words: dict[str, tuple[str, ...]] = {}
+    for word in known_words():
+        way = _ways(word)[0]
+        words[way] = (*words.get(way, ()), word)
+    return words
 
 
 def unsayable(words: Iterable[str]) -> list[str]:

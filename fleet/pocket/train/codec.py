@@ -177,7 +177,7 @@ def _filters(fft_size: int) -> Tensor:
     edges = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + bins[-1] / 700), FFT_MELS[fft_size] + 2) / 2595) - 1)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     filters = np.maximum(0, np.minimum((bins - low) / (centre - low), (high - bins) / (high - centre)))
-    return torch.from_numpy((filters / np.maximum(filters.sum(1, keepdims=True), 1e-9)).astype(np.float32))
+    return torch.as_tensor((filters / np.maximum(filters.sum(1, keepdims=True), 1e-9)).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class Codec:
             begin = int(rng.integers(len(example.codes) - CROP_FRAMES + 1))
             codes.append(example.codes[begin : begin + CROP_FRAMES].T)
             waves.append(self._target(index)[begin * shape.SAMPLES_PER_FRAME :][: CROP_FRAMES * shape.SAMPLES_PER_FRAME])
-        return torch.from_numpy(np.stack(codes).astype(np.int64)), torch.from_numpy(np.stack(waves))
+        return torch.as_tensor(np.stack(codes).astype(np.int64)), torch.as_tensor(np.stack(waves))
 
     def _target(self, index: int) -> NDArray[np.float32]:
         if index not in self._targets:
@@ -254,13 +254,13 @@ class Codec:
 @torch.no_grad()
 def judge(model: Any, example: Example) -> dict[str, float]:
     """How near the decoded sentence is: log-mel L1 in nats, waveform SNR in dB, and `pitch_right`."""
-    wave = model(torch.from_numpy(example.codes.T.astype(np.int64))[None])[0, 0]
-    target = torch.from_numpy(pulses.synthesise(example.frames.features, example.frames.cycles))[: len(wave)]
+    wave = model(torch.as_tensor(example.codes.T.astype(np.int64))[None])[0, 0]
+    target = torch.as_tensor(pulses.synthesise(example.frames.features, example.frames.cycles))[: len(wave)]
     bands = [(_filters(1024) @ _spectrum(each, 1024) + 2e-2).log() for each in (wave, target)]
     return {
         "log_mel_l1": float((bands[0] - bands[1]).abs().mean()),
         "snr_db": float(10 * torch.log10(target.pow(2).sum() / (wave - target).pow(2).sum())),
-        "pitch_right": pitch_right(wave.numpy(), example.frames.pitch_hz.reshape(-1)),
+        "pitch_right": pitch_right(wave.cpu().numpy(), example.frames.pitch_hz.reshape(-1)),
     }
 
 

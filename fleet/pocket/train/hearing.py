@@ -127,7 +127,8 @@ class HearingPart:
 
 def heard(hearing: Hearing, held_out: Asked) -> Iterator[tuple[str, str]]:
     """(what was said, what was heard)."""
-    for features, texts in held_out.chunks:
+    for made, texts in held_out.chunks:
+        features = made.here()
         scores = slot_scores(hearing.slots, inner(hearing.audio_tower, features))
         yield from zip(texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True)
 

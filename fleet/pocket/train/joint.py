@@ -34,7 +34,7 @@ from fleet.pocket.train.thinker import Batch, Block, Sample, decoder_block, pack
 from fleet.pocket.train.tower import ctc_loss
 
 NUM_ROWS = 4
-ANSWER_SHARE, TRANSCRIBE_SHARE = 0.55, 0.25
+ANSWER_SHARE, TRANSCRIBE_SHARE = 0.5, 0.2
 """Of what is drawn; the rest is typed."""
 EARLIER_SPOKEN_SHARE = 0.5
 ASK_FIRST_SHARE = 0.25
@@ -169,9 +169,9 @@ class JointPart:
 
     def __init__(self, recordings: Path, parts: Path, seed: int, *, may_compile: bool = True) -> None:
         self._listener = Listener(seed)
-        load_parts(self._listener, parts)
         known = load(recordings, "train")
-        speak_letters(self._listener, [plain(each) for each in evenly(known.all(), NUM_SOLVED)])
+        if load_parts(self._listener, parts):
+            speak_letters(self._listener, [plain(each) for each in evenly(known.all(), NUM_SOLVED)])
         self._draw = Draw(known)
         self._exam = exam(load(recordings, "held_out"))
         can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
@@ -197,14 +197,17 @@ class JointPart:
         return marks(self._listener, self._exam)
 
 
-def load_parts(listener: Listener, parts: Path) -> None:
+def load_parts(listener: Listener, parts: Path) -> bool:
+    """Returns whether the tower was trained alone: only then are there slots, and it does not yet speak to the Thinker."""
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
         file = parts / f"{name}.safetensors"
         if not file.is_file():
             raise ConfigError(f"{file} is missing; train {name} first", param="parts")
         weights |= load_file(file)
-    listener.load_state_dict(weights)
+    slots = {key: value for key, value in listener.state_dict().items() if key.startswith("slots.")}
+    listener.load_state_dict(slots | weights)
+    return slots.keys() <= weights.keys()
 
 
 def text_losses(listener: Listener, batch: Batch, embedded: Embedded, block: Block) -> tuple[Tensor, Tensor]:

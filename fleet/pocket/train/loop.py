@@ -71,17 +71,27 @@ class Part(Protocol):
         ...
 
 
-def train(part: Part, folder: Path, schedule: Schedule, *, seed: int, start: Mapping[str, Tensor] | None = None) -> Path:
+def train(
+    part: Part, folder: Path, schedule: Schedule, *, seed: int, start: Mapping[str, Tensor] | None = None, device: str = "cpu"
+) -> Path:
     """Train to the schedule's end, going on from what `folder` holds, and return the file of the weights.
+
+    Weights are drawn on the CPU, so that a seed is the same model everywhere; then all is computed on `device`, torch's
+    default device from then on.
 
     A run that has not begun begins with the weights in `start`; those it does not name stay as drawn.
     Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (where it is) and `NAME.log.jsonl` (curves).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    run = _Run(part, folder, schedule)
-    step = run.resume(start or {})
+    part.module.to(device)
+    with torch.device(device):
+        return _train(_Run(part, folder, schedule), part.name, schedule, seed, start or {})
+
+
+def _train(run: "_Run", name: str, schedule: Schedule, seed: int, start: Mapping[str, Tensor]) -> Path:
+    step = run.resume(start)
     saved_s = time.monotonic()
-    with tqdm(total=schedule.steps, initial=step, desc=part.name, unit="step", mininterval=5) as bar:
+    with tqdm(total=schedule.steps, initial=step, desc=name, unit="step", mininterval=5) as bar:
         while step < schedule.steps:
             figures = run.step(step, np.random.default_rng((seed, step)))
             step += 1

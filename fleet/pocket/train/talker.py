@@ -87,7 +87,7 @@ class TalkerPart:
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
     def _forward(self, batch: Batch, dropout: float) -> Trunk:
-        text_rows = self._lean.text_rows(self._table)
+        text_rows = self._lean.text_rows(self._table.to(torch.get_default_device()))
         past: Past | None = None
         if batch.prefix_GP is not None:
             times = len(batch.text_BL) // len(batch.prefix_GP)
@@ -102,7 +102,7 @@ class TalkerPart:
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
         first = F.cross_entropy(self._lean.first_logits(hidden).flatten(0, 1), batch.first_BF.flatten(), ignore_index=IGNORED)
-        frames = batch.is_frame_BT & torch.from_numpy(rng.random(batch.is_frame_BT.shape) < RESIDUAL_SHARE)
+        frames = batch.is_frame_BT & torch.as_tensor(rng.random(batch.is_frame_BT.shape) < RESIDUAL_SHARE)
         codes = batch.codes_BTQ[frames]
         logits = self._lean.residual_logits(hidden[:, :-1][frames], codes[:, :-1], dropout=DROPOUT)
         residual = torch.stack([F.cross_entropy(each, code) for each, code in zip(logits, codes.unbind(1)[1:], strict=True)])
@@ -152,7 +152,7 @@ class TalkerPart:
         held_out = self._held_out[:NUM_SPOKEN]
         taught = np.array([LEAD_FRAMES + len(each.codes) for each in held_out])
         texts, voices = [each.text for each in held_out], [each.voice for each in held_out]
-        said = speak(self._lean, self._table, texts, voices, prefix_P, int(LONGEST * taught.max()))
+        said = speak(self._lean, self._table.to(torch.get_default_device()), texts, voices, prefix_P, int(LONGEST * taught.max()))
         lengths = np.array([len(each.codes) for each in said])
         ended = np.array([each.ended for each in said]) & (lengths <= LONGEST * taught)
         return {"ended": float(ended.mean()), "length_ratio": float((lengths / taught).mean())}

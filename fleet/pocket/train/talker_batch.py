@@ -95,12 +95,12 @@ def make_batch(
     return Batch(
         text_BL=text,
         controls_B6=torch.tensor([controls(each.voice) for each in utterances]),
-        heard_BTQ=torch.from_numpy(heard),
-        alone_BT=torch.from_numpy(alone),
-        codes_BTQ=torch.from_numpy(codes),
-        first_BF=torch.from_numpy(first),
-        prefix_GP=None if prefix_GP is None else torch.from_numpy(prefix_GP),
-        spoken=_spoken(utterances, text, torch.from_numpy(first)),
+        heard_BTQ=torch.as_tensor(heard),
+        alone_BT=torch.as_tensor(alone),
+        codes_BTQ=torch.as_tensor(codes),
+        first_BF=torch.as_tensor(first),
+        prefix_GP=None if prefix_GP is None else torch.as_tensor(prefix_GP),
+        spoken=_spoken(utterances, text, torch.as_tensor(first)),
     )
 
 
@@ -120,7 +120,7 @@ def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) 
         symbol[row, LEAD_FRAMES:end] = np.maximum(each.pointer[: end - LEAD_FRAMES], 0)
         symbol[row, end:] = len(encode(each.text))
     return Spoken(
-        symbol_BF=torch.from_numpy(symbol),
+        symbol_BF=torch.as_tensor(symbol),
         is_real_BF=first_BF != IGNORED,
         num_symbols_B=torch.tensor([len(encode(each.text)) for each in utterances]),
         ids_BF=text_BL[:, FIRST_ROW:],

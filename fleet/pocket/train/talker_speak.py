@@ -49,7 +49,7 @@ def speak(
         frames.append(codes_BQ)
         row_B1H = lean.code_rows(codes_BQ[:, None]) + rows_BLH[:, FIRST_ROW + 1 + frame, None]
         trunk = lean.trunk(row_B1H, trunk.past)
-    codes = torch.stack(frames, 1).numpy() if frames else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
+    codes = torch.stack(frames, 1).cpu().numpy() if frames else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
     return [
         Said(codes=each[:length], ended=ended)
         for each, length, ended in zip(codes, lengths_B.tolist(), ended_B.tolist(), strict=True)

@@ -1,6 +1,7 @@
 """The `code2wav` stage: chunks of codec frames in, PCM16 out. `extra.left_context` = N: the approximate, stateless decoder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from fleet.core.ids import EdgeName, StageName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
+from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
@@ -45,8 +47,10 @@ class Code2WavTask:
         self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Sound is decoded again from the first frame: a decoder draws nothing, and its state is made of the frames."""
-        return self._request, ()
+        """Sound that was told is not decoded again, but for the last of it, of which the rest is made."""
+        pcm = made.get((AUDIO, DECODE), {}).get("pcm")
+        history = {} if pcm is None else {"wave": pcm.astype(np.float32) / _PCM_PEAK}
+        return replace(self._request, history=history), ()
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)

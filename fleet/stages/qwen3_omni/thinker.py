@@ -12,6 +12,7 @@ from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import TOKEN
+from fleet.engine.torch.prefix import content_key
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.config import read_config
@@ -67,7 +68,10 @@ class ThinkerAdapter:
             params[WITH_ROWS] = "yes"
         arrays: dict[str, np.ndarray] = {"ids": np.array(spec.prompt_ids, dtype=np.int32)}
         if spec.audio:
-            arrays |= self._features(cut_clips(spec, self._blob))
+            clips = cut_clips(spec, self._blob)
+            arrays |= self._features(clips)
+            if spec.session:
+                arrays["clips"] = np.array([content_key(clip.tobytes()) for clip in clips], np.int64)
         history = self._tokens.history(made)
         request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]

@@ -1,0 +1,162 @@
+"""The scale of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
+
+Real time is 12.5 rows a second: a frame of speech is 80 ms. Every stage makes one row a stream each 80 ms, and each of the E
+edges of the graph passes on E rows a chunk, so that a stream appends 12.5 chunks a second, all of its edges together, half of
+them (where E is 4) between workers and half to the client. Nothing is computed: what costs CPU here is the fleet itself.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from fleet.bench.errors import BenchError
+from fleet.bench.scale_expected import expected
+from fleet.bench.scale_fleet import ScaleFleet, scale_fleet
+from fleet.bench.scale_load import Load, spread_s
+from fleet.bench.scale_result import Joined, ScalePhase, ScaleResult
+from fleet.config import FleetConfig
+from fleet.config.schema import EdgeConfig, PolicyConfig
+from fleet.control.client import FleetClient
+from fleet.core.ids import new_request_id
+from fleet.core.request import RequestSpec, Sampling
+
+STEP_MS = 80
+STEP_KEY = "step_ms"
+PROMPT_IDS = tuple(range(16))
+READY_S = 180.0
+POLL_S = 0.1
+SETTLE_S = 1.0
+"""From the first chunk of the last stream to the measuring: its later stages have begun, too."""
+SLACK_S = 4.0
+"""At least, for what takes longer than it should; else as long as the workers took to start, on a machine so busy."""
+OTHER_CONTENT = "its content is not what its stages make of it"
+JOIN_S = 5.0
+"""At least, for the second worker to start and its streams to begin; else twice as long as the first workers took."""
+
+
+def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]) -> ScaleResult:
+    """A fleet for the phases, of as many streams as `counts` say; then another, whose first role has slots for half of the most.
+
+    `step` is told of each phase that is done, `len(counts) + 1` times.
+    Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
+    """
+    most = max(counts)
+    phases: list[ScalePhase] = []
+    with scale_fleet(paced(base, most)) as fleet:
+        for count in sorted(counts):
+            phases.append(asyncio.run(_phase(fleet, count, seconds)))
+            step()
+    role, slots = base.roles()[0], math.ceil(most / 2)
+    with scale_fleet(_with_slots(paced(base, most), role.stage, slots)) as fleet:
+        joined = asyncio.run(_join(fleet, role.name, most, slots, seconds))
+        step()
+    graph = base.graph_declaration()
+    return ScaleResult(
+        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined
+    )
+
+
+def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
+    """`base` with the fake engine, room for so many streams, and the pace that the top of this file tells of."""
+    graph = base.graph_declaration()
+    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), ahead_s=0.0)
+    stages = {
+        stage.name: base.stage(stage.name).model_copy(
+            update={"max_batch": streams, "replicas": 1, "standby": 0, "extra": {STEP_KEY: step_ms}}
+        )
+        for stage in graph.stages
+    }
+    edges = {
+        edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.edges
+    }
+    limits = base.limits.model_copy(update={"max_requests": streams})
+    # Rows of the fake engine ride in their headers whatever the kind; this one needs no agent to be opened.
+    transfer = base.transfer.model_copy(update={"kind": "redis"})
+    changes = {
+        "engine": "fake", "device": "cpu", "async_chunk": True, "stages": stages, "edges": edges, "limits": limits,
+        "transfer": transfer,
+    }  # fmt: skip
+    return base.model_copy(update=changes)
+
+
+def _with_slots(config: FleetConfig, stage: str, slots: int) -> FleetConfig:
+    return config.model_copy(
+        update={"stages": {**config.stages, stage: config.stages[stage].model_copy(update={"max_batch": slots})}}
+    )
+
+
+def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpec]:
+    """Answers that last for so long, each with a content of its own."""
+    graph = config.graph_declaration()
+    rows = math.ceil(seconds * 1000 / STEP_MS)
+    return [
+        RequestSpec(
+            id=new_request_id(), graph=graph.name, prompt_ids=PROMPT_IDS, outputs=tuple(graph.media),
+            sampling={stage.name: Sampling(max_tokens=rows, seed=seed) for stage in graph.stages},
+        )
+        for seed in range(count)
+    ]  # fmt: skip
+
+
+async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
+    client = await _ready_client(fleet)
+    specs = specs_of(fleet.config, count, spread_s(count) + SETTLE_S + seconds + max(SLACK_S, fleet.ready_s))
+    load = Load(fleet, client, specs)
+    try:
+        await load.open()
+        await load.until(lambda: load.num_begun() == count, "the first chunk of every stream")
+        await asyncio.sleep(SETTLE_S)
+        window = await load.window(seconds)
+        await load.finish()
+    finally:
+        await load.close()
+        await client.stop()
+    return ScalePhase(streams=count, window=window, broken=_broken(fleet.config, load))
+
+
+async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: int) -> Joined:
+    client = await _ready_client(fleet)
+    join_s, slack_s = max(JOIN_S, 2 * fleet.ready_s), max(SLACK_S, fleet.ready_s)
+    specs = specs_of(fleet.config, count, spread_s(count) + join_s + 2 * (SETTLE_S + seconds) + slack_s)
+    load = Load(fleet, client, specs)
+    try:
+        await load.open()
+        await load.until(lambda: load.num_begun() == min(slots, count), "the first chunk of as many streams as have slots")
+        await asyncio.sleep(SETTLE_S)
+        alone = await load.window(seconds)
+        began_s = time.monotonic()
+        fleet.start_worker(role)
+        await load.until(lambda: load.num_begun() == count, "the first chunk of the streams that waited for a slot")
+        start_s = time.monotonic() - began_s
+        await asyncio.sleep(SETTLE_S)
+        together = await load.window(seconds)
+        await load.finish()
+    finally:
+        await load.close()
+        await client.stop()
+    return Joined(
+        role=role, slots=slots, streams=count, alone=alone, together=together, start_s=start_s,
+        broken=_broken(fleet.config, load),
+    )  # fmt: skip
+
+
+async def _ready_client(fleet: ScaleFleet) -> FleetClient:
+    """A gateway that has joined, once every role is served."""
+    client = await FleetClient.connect(fleet.url, fleet.config)
+    await client.start()
+    deadline = time.monotonic() + READY_S
+    while missing := await client.missing_roles():
+        fleet.check()
+        if time.monotonic() > deadline:
+            raise BenchError(f"scale: after {READY_S:g} s nobody serves {', '.join(missing)}")
+        await asyncio.sleep(POLL_S)
+    fleet.is_ready()
+    return client
+
+
+def _broken(config: FleetConfig, load: Load) -> tuple[str, ...]:
+    """What is wrong with each stream that is not whole."""
+    wanted = expected(paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams])
+    faults = ((s.spec.id, s.fault or ("" if s.content() == wanted[s.spec.id] else OTHER_CONTENT)) for s in load.streams)
+    return tuple(f"{request}: {fault}" for request, fault in faults if fault)

@@ -1,0 +1,120 @@
+"""A fleet of plain processes for the measure of scale: a Redis of its own, a conductor, workers; and the CPU each has used.
+
+Neither `fleet up` nor a web process: what keeps processes running, and what speaks HTTP, is not measured here. Knows no stage.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+
+from fleet.bench.errors import BenchError
+from fleet.config import FleetConfig, load_config
+from fleet.control.connect import connect
+from fleet.control.server import ServerOptions, find_server, free_port, server_command
+from fleet.core.parent_death import signalled_with_parent
+
+CONFIG_NAME, LOG_NAME = "resolved.yaml", "fleet.log"
+STOP_S = 10.0
+TAIL_LINES = 15
+REDIS, CONDUCTOR = "redis", "conductor"
+
+
+class ScaleFleet:
+    """What was started, by name; several workers of one role share its name. `ready_s`: how long it took until all were there."""
+
+    def __init__(self, config: FleetConfig, folder: Path) -> None:
+        options = ServerOptions(data_dir=folder, port=free_port())
+        self.url = f"redis://{options.host}:{options.port}"
+        file = folder / CONFIG_NAME
+        file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        self.config = load_config(file)
+        self._log = folder / LOG_NAME
+        self._env = {**os.environ, "REDIS_URL": self.url, "FLEET_CONFIG": str(file), "PYTHONUNBUFFERED": "1"}
+        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._began_s, self.ready_s = time.monotonic(), 0.0
+        self._start(REDIS, server_command(find_server(), options))
+
+    def start_all(self) -> None:
+        connect(self.url).close()
+        self._start_command(CONDUCTOR, "conductor")
+        for role in self.config.roles():
+            for _ in range(role.replicas):
+                self.start_worker(role.name)
+
+    def is_ready(self) -> None:
+        """Note how long that took, the first time it is said."""
+        self.ready_s = self.ready_s or time.monotonic() - self._began_s
+
+    def start_worker(self, role: str) -> None:
+        self._start_command(role, "worker", role)
+
+    def _start_command(self, name: str, *words: str) -> None:
+        self._start(name, [sys.executable, "-m", "fleet.cli", *words])
+
+    def _start(self, name: str, command: Sequence[str]) -> None:
+        with self._log.open("a") as lines:
+            process = subprocess.Popen(
+                command, env=self._env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
+            )  # fmt: skip
+        self._started.append((name, process))
+
+    def check(self) -> None:
+        """Raises: BenchError with the end of the log if a process has ended."""
+        for name, process in self._started:
+            if process.poll() is not None:
+                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+                raise BenchError(f"scale: {name} ended with status {process.returncode}; the end of its log:\n{tail}")
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds used so far, by name: all threads, and children that have ended (Redis forks to rewrite its file)."""
+        self.check()
+        used: dict[str, float] = {}
+        for name, process in self._started:
+            times = psutil.Process(process.pid).cpu_times()
+            seconds = times.user + times.system + times.children_user + times.children_system
+            used[name] = used.get(name, 0.0) + seconds
+        return used
+
+    def stop(self) -> None:
+        """Those who use Redis first, together, then Redis; what does not end in time is killed."""
+        users = [process for name, process in self._started if name != REDIS]
+        servers = [process for name, process in self._started if name == REDIS]
+        for group in (users, servers):
+            for process in group:
+                process.terminate()
+            deadline = time.monotonic() + STOP_S
+            for process in group:
+                _await_end(process, deadline)
+
+
+def _await_end(process: "subprocess.Popen[bytes]", deadline: float) -> None:
+    try:
+        process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def scale_fleet(config: FleetConfig) -> Iterator[ScaleFleet]:
+    """Every process of `config` but the gateway, started and not yet ready, until the end of the block.
+
+    Raises: ConfigError if there is no Redis to start, or what was asked for is no configuration.
+    """
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-scale-") as folder:
+        fleet = ScaleFleet(config, Path(folder))
+        try:
+            fleet.start_all()
+            yield fleet
+        finally:
+            fleet.stop()

@@ -1,0 +1,177 @@
+"""What reads of blocks promise, between two processes: every block in its place, and that place its own while it may land."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleet.core.errors import TransferError
+from fleet.core.ids import WorkerId
+from fleet.core.pages import Memory, Span
+from fleet.transfer.base import BlockRead
+from fleet.transfer.inline import InlineTransfer
+from fleet.transfer.memory import HostMemory
+from fleet.transfer.nixl import NixlTransfer
+from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.support import wait_until
+
+MIB = 1024 * 1024
+LENGTH_BYTES = 8 * MIB
+BLOCK_BYTES = 4096
+DEADLINE_S, SHORT_S = 10.0, 0.3
+TCP_ALONE = {"UCX_TLS": "tcp"}
+PAINT = 0xA5
+
+
+class Reader:
+    """A transfer with memory of its own to read blocks into."""
+
+    def __init__(self) -> None:
+        self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB)
+        self.memory = HostMemory(LENGTH_BYTES)
+        assert self.transfer.register(self.memory.region)
+        self.paint()
+
+    def paint(self) -> None:
+        self.memory.view[:] = bytes([PAINT]) * LENGTH_BYTES
+
+    def read(self, peer: PeerProcess, spans: list[Span], deadline_s: float = DEADLINE_S) -> BlockRead:
+        return self.transfer.read_blocks(peer.worker, peer.metadata, spans, deadline_s)
+
+    def whole(self, peer: PeerProcess) -> list[Span]:
+        assert peer.lent is not None
+        return [Span(peer.lent.address, self.memory.address, LENGTH_BYTES)]
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.transfer.close()
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "lender@peer:31", LENGTH_BYTES) as process:
+        yield process
+
+
+@pytest.fixture
+def tcp_peer() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE) as process:
+        yield process
+
+
+def finish(read: BlockRead) -> None:
+    """Raises: TransferError as the read did."""
+    wait_until(read.poll, "the read to end", timeout_s=DEADLINE_S + 5)
+    assert read.settled
+
+
+def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerProcess, reader: Reader) -> None:
+    data = pattern(3, LENGTH_BYTES)
+    source = peer.lend(3, LENGTH_BYTES)
+    places = [(7, 0), (3, 9), (4, 2), (0, 5)]
+    spans = [
+        Span(source + there * BLOCK_BYTES, reader.memory.address + here * BLOCK_BYTES, BLOCK_BYTES) for there, here in places
+    ]
+    finish(reader.read(peer, spans))
+    expected = bytearray([PAINT]) * LENGTH_BYTES
+    for there, here in places:
+        expected[here * BLOCK_BYTES : (here + 1) * BLOCK_BYTES] = data[there * BLOCK_BYTES : (there + 1) * BLOCK_BYTES]
+    assert bytes(reader.memory.view) == bytes(expected)
+
+
+def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: Reader) -> None:
+    """Memory is registered once; what lies in it changes."""
+    for seed in (1, 2):
+        peer.lend(seed, LENGTH_BYTES)
+        finish(reader.read(peer, reader.whole(peer)))
+        assert bytes(reader.memory.view) == pattern(seed, LENGTH_BYTES)
+
+
+def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: Reader) -> None:
+    for _ in range(2):
+        reader.transfer.meet(peer.worker, peer.metadata)
+    peer.lend(4, LENGTH_BYTES)
+    finish(reader.read(peer, reader.whole(peer)))
+    assert bytes(reader.memory.view) == pattern(4, LENGTH_BYTES)
+    with pytest.raises(TransferError, match="given for nobody"):
+        reader.transfer.meet(WorkerId("nobody@nowhere:1"), peer.metadata)
+
+
+def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: Reader) -> None:
+    assert peer.lent is not None
+    beyond = Span(peer.lent.address, reader.memory.address + 2 * LENGTH_BYTES, BLOCK_BYTES)
+    theirs = Span(peer.lent.address + 64 * LENGTH_BYTES, reader.memory.address, BLOCK_BYTES)
+    for span in (beyond, theirs):
+        with pytest.raises(TransferError):
+            finish(reader.read(peer, [span]))
+    finish(reader.read(peer, reader.whole(peer)))
+
+
+def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reader: Reader) -> None:
+    read = reader.read(peer, reader.whole(peer))
+    read.cancel()
+    read.cancel()
+    with pytest.raises(TransferError, match="cancelled"):
+        read.poll()
+
+    def settled() -> bool:
+        reader.transfer.reap()
+        return read.settled
+
+    wait_until(settled, "the read to land")
+
+
+def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, reader: Reader) -> None:
+    tcp_peer.lend(5, LENGTH_BYTES)
+    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
+    tcp_peer.freeze()
+    late = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
+    with pytest.raises(TransferError, match="deadline"):
+        finish(late)
+    reader.transfer.reap()
+    assert not late.settled
+    assert reader.transfer.owing() == [tcp_peer.worker]
+    tcp_peer.thaw()
+
+    def settled() -> bool:
+        reader.transfer.reap()
+        return late.settled
+
+    wait_until(settled, "the late read to land")
+    assert not reader.transfer.owing()
+
+
+def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, reader: Reader) -> None:
+    tcp_peer.lend(6, LENGTH_BYTES)
+    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
+    tcp_peer.freeze()
+    read = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
+    reader.transfer.forget_peer(tcp_peer.worker)
+    assert read.settled
+    with pytest.raises(TransferError, match="gone"):
+        read.poll()
+    reader.paint()
+    tcp_peer.thaw()
+    # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
+    tcp_peer.send(Command(op="used"))
+    wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
+    assert bytes(reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
+
+
+def test_a_dead_lender_is_an_error_within_the_deadline(reader: Reader) -> None:
+    with peer_process("nixl", "mortal@peer:33", LENGTH_BYTES) as mortal:
+        finish(reader.read(mortal, reader.whole(mortal)))
+        mortal.kill()
+        with pytest.raises(TransferError):
+            finish(reader.read(mortal, reader.whole(mortal)))
+        reader.transfer.forget_peer(mortal.worker)
+
+
+def test_without_nixl_nothing_is_shared() -> None:
+    inline = InlineTransfer(WorkerId("w@here:34"), MIB, MIB)
+    assert not inline.register(Memory(0, MIB))
+    assert not inline.shares_memory
+    with pytest.raises(TransferError, match="alike for every worker"):
+        inline.read_blocks(WorkerId("w@there:1"), b"", [Span(0, 0, 1)], DEADLINE_S)

@@ -1,0 +1,217 @@
+"""A source frozen in mid-read over TCP: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
+
+Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from fleet.core.chunk import TensorRef, WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, WorkerId
+from fleet.core.pages import Span
+from fleet.transfer.link import NixlBlockRead, NixlPull
+from fleet.transfer.memory import HEADER, HostMemory
+from fleet.transfer.nixl import NixlTransfer
+from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.support import wait_until
+
+MIB = 1024 * 1024
+LENGTH_BYTES = 24 * MIB
+"""More than the sender's socket holds (4 MiB): what was not sent when the source stopped stays unsent."""
+ARENA_BYTES, PEER_ARENA_BYTES = 80 * MIB, 52 * MIB
+STEP_BYTES = MIB // 4
+NUM_PLACES = LENGTH_BYTES // STEP_BYTES + 1
+DEADLINE_S = 30.0
+SHORT_S = 1.0
+MOST_TRIES = 20
+TCP_ALONE = {"UCX_TLS": "tcp"}
+PAINT, SEED, SMALL_BYTES = 0xA5, 7, 4096
+WANTED = pattern(SEED, LENGTH_BYTES)
+
+
+class Reader:
+    """A worker's end: an arena, and memory of its own for blocks."""
+
+    def __init__(self) -> None:
+        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES)
+        self.blocks = HostMemory(LENGTH_BYTES)
+        self.transfer.register(self.blocks.region)
+
+    def quarantined(self) -> int:
+        return self.transfer.arena.quarantined_slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a read of `LENGTH_BYTES` lands."""
+
+    memory: HostMemory
+    start: int
+
+    def num_landed(self) -> int:
+        """Of places a step apart, how many are not painted any more. The last place is the last byte."""
+        end = self.start + LENGTH_BYTES
+        paint = bytes([PAINT]) * 8
+        return sum(bytes(self.memory.view[at : at + 8]) != paint for at in (*range(self.start, end, STEP_BYTES), end - 8))
+
+    def come_to_rest(self) -> None:
+        """What the sockets hold still lands; then nothing more does."""
+        seen: list[int] = []
+
+        def same_again() -> bool:
+            seen.append(self.num_landed())
+            return len(seen) > 10 and len(set(seen[-10:])) == 1
+
+        wait_until(same_again, "the bytes on the way to land")
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.transfer.arena.check()
+    assert reader.transfer.used_slots() == 0, "a test left slots behind"
+    reader.transfer.close()
+
+
+@pytest.fixture
+def source() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
+    """Another that has the same bytes, and is never frozen."""
+    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+        yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
+
+
+def ref_of(tensor: WireTensor) -> TensorRef:
+    assert tensor.ref is not None
+    return tensor.ref
+
+
+def finish(pull: NixlPull) -> bytes:
+    data = wait_until(pull.poll, "the read to end", timeout_s=DEADLINE_S)
+    assert data is not None
+    return data
+
+
+def read_tensor(source: PeerProcess, reader: Reader) -> tuple[NixlPull, Destination]:
+    memory = reader.transfer.memory
+    memory.view[:] = bytes([PAINT]) * len(memory.view)
+    source.release("large")
+    ref = ref_of(source.publish("large", SEED, LENGTH_BYTES))
+    pull = reader.transfer.pull(ref, source.metadata, SHORT_S)
+    return pull, Destination(memory=memory, start=pull.slot.offset + HEADER.size)
+
+
+def read_blocks(source: PeerProcess, reader: Reader) -> tuple[NixlBlockRead, Destination]:
+    reader.blocks.view[:] = bytes([PAINT]) * LENGTH_BYTES
+    address = source.lend(SEED, LENGTH_BYTES)
+    spans = [Span(address + at, reader.blocks.address + at, MIB) for at in range(0, LENGTH_BYTES, MIB)]
+    read = reader.transfer.read_blocks(source.worker, source.metadata, spans, SHORT_S)
+    return read, Destination(memory=reader.blocks, start=0)
+
+
+def freeze_in_mid_read(
+    source: PeerProcess, reader: Reader, *, blocks: bool = False
+) -> tuple[NixlPull | NixlBlockRead, Destination]:
+    """Freeze the source when some of its bytes are here and some are not; a read that was too fast for that is done again."""
+    small = ref_of(source.publish("small", SEED, SMALL_BYTES))
+    assert finish(reader.transfer.pull(small, source.metadata, DEADLINE_S)) == pattern(SEED, SMALL_BYTES), "they are connected"
+    for _ in range(MOST_TRIES):
+        read, into = read_blocks(source, reader) if blocks else read_tensor(source, reader)
+        until = time.monotonic() + SHORT_S
+        while not into.num_landed() and time.monotonic() < until:
+            pass
+        source.freeze()
+        into.come_to_rest()
+        if 0 < into.num_landed() < NUM_PLACES:
+            return read, into
+        source.thaw()
+        wait_until(lambda: reader.transfer.used_slots() == 0 and not reader.transfer.owing(), "the read to end", DEADLINE_S)
+    raise AssertionError(f"none of {MOST_TRIES} reads could be met half-way")
+
+
+def give_up(source: PeerProcess, reader: Reader, read: NixlPull | NixlBlockRead) -> None:
+    with pytest.raises(TransferError, match="deadline"):
+        wait_until(read.poll, "the read to end", timeout_s=DEADLINE_S)
+    assert reader.transfer.owing() == [source.worker]
+    assert not read.settled
+
+
+def fill(transfer: NixlTransfer) -> list[range]:
+    """Publish until the arena is full; where it all lies."""
+    spans: list[range] = []
+    while True:
+        try:
+            ref = ref_of(transfer.publish(RequestId("mine"), "uint8", (MIB,), bytes(MIB)))
+        except TransferError:
+            return spans
+        start = ref.address - transfer.memory.address
+        spans.append(range(start, start + HEADER.size + MIB))
+
+
+def overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
+
+
+def test_a_late_tensor_lands_where_nobody_looks(
+    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+) -> None:
+    read, into = freeze_in_mid_read(source, reader)
+    give_up(source, reader, read)
+    assert isinstance(read, NixlPull) and reader.quarantined() == 1
+    quarantined = range(read.slot.offset, read.slot.offset + read.slot.size_bytes)
+    healthy, ref = elsewhere
+    other = reader.transfer.pull(ref, healthy.metadata, DEADLINE_S)
+    assert not overlap(quarantined, range(other.slot.offset, other.slot.offset + other.slot.size_bytes))
+    assert finish(other) == WANTED
+
+    mine = fill(reader.transfer)
+    assert mine and not any(overlap(span, quarantined) for span in mine)
+    view = reader.transfer.memory.view
+    before = [bytes(view[span.start : span.stop]) for span in mine]
+    source.thaw()
+    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    assert (into.num_landed(), reader.quarantined()) == (NUM_PLACES, 0), "it landed, late"
+    assert [bytes(view[span.start : span.stop]) for span in mine] == before
+    reader.transfer.release(RequestId("mine"))
+    assert finish(reader.transfer.pull(read.ref, source.metadata, DEADLINE_S)) == WANTED
+
+
+def test_late_blocks_land_in_the_place_that_is_kept_for_them(
+    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+) -> None:
+    """Pages have no checksum: who reads into them keeps them until the read is settled."""
+    read, into = freeze_in_mid_read(source, reader, blocks=True)
+    give_up(source, reader, read)
+    healthy, ref = elsewhere
+    assert finish(reader.transfer.pull(ref, healthy.metadata, DEADLINE_S)) == WANTED
+    assert not read.settled and into.num_landed() < NUM_PLACES
+    source.thaw()
+    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    assert read.settled and bytes(reader.blocks.view) == WANTED
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
+def test_what_was_torn_down_is_written_no_more(source: PeerProcess, reader: Reader, blocks: bool) -> None:
+    """The destination of a forgotten peer's read is used again at once."""
+    read, into = freeze_in_mid_read(source, reader, blocks=blocks)
+    give_up(source, reader, read)
+    reader.transfer.forget_peer(source.worker)
+    assert read.settled and (reader.transfer.used_slots(), reader.transfer.owing()) == (0, [])
+    into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
+
+    source.thaw()
+    # What it had still to send meets a closed connection. UCX may take such a peer down, which a forgotten one can bear.
+    source.send(Command(op="used"))
+    wait_until(lambda: source.ended() or source.answered(), "the source to run on")
+    into.come_to_rest()
+    assert bytes(into.memory.view) == bytes([PAINT]) * len(into.memory.view)

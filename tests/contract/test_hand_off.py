@@ -1,0 +1,254 @@
+"""Both ends of a hand-off of blocks, on real engines and real transfers: lent pages and copies alike, and what may go wrong."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.core.errors import TransferError
+from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
+from fleet.core.request import Sampling
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineRequest, KVPages
+from fleet.engine.torch import lm_engine
+from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.models.causal_lm.tiny import write_tiny_checkpoint
+from fleet.stages import text
+from fleet.stages.base import BuildOptions
+from fleet.transfer.base import Transfer
+from fleet.transfer.inline import InlineTransfer
+from fleet.transfer.nixl import NixlTransfer
+from fleet.worker import passing
+from fleet.worker.hand_off import Adoption, Offer, Offers, share_pool
+from tests.harness import thread_fleet
+from tests.support import wait_until
+
+MIB = 1024 * 1024
+ARENA_BYTES = 8 * MIB
+REQUEST = RequestId("handed")
+NUM_ROWS, NUM_TOKENS = 40, 6
+DEADLINE_S, LEASE_S = 10.0, 3600.0
+NAMES = iter(range(1_000_000))
+"""A worker's id is never used again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class End:
+    """One worker's engine and transfer, and what it offers."""
+
+    worker: WorkerId
+    engine: Engine
+    transfer: Transfer
+    offers: Offers
+
+    def open(self, history: Arrays | None = None) -> None:
+        asked = EngineRequest(
+            request_id=REQUEST, sampling=Sampling(max_tokens=NUM_TOKENS), params={NUM_POSITIONS: "64"}, history=history or {}
+        )
+        self.engine.submit(asked)
+        ids = (np.arange(NUM_ROWS) % 40 + 5).astype(np.int32)
+        self.engine.feed(REQUEST, EngineInput(walk=Walk("prefill"), arrays={"ids": ids}, final=True))
+
+    def run(self, most_steps: int = 100) -> list[int]:
+        """Everything drawn until there is nothing to do."""
+        made: list[int] = []
+        for _ in range(most_steps):
+            made += self.step()
+            if not self.engine.ready():
+                return made
+        raise AssertionError("the engine never runs out of work")
+
+    def step(self) -> list[int]:
+        arrays = [array for output in self.engine.step() for array in output.arrays.values()]
+        return [int(token) for array in arrays for token in array.ravel()]
+
+    def holds(self) -> tuple[int, int]:
+        return self.engine.stats().pages_used, self.transfer.used_slots()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("lm"))
+
+
+def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16) -> End:
+    worker = WorkerId(f"lm@here:{next(NAMES)}")
+    options = BuildOptions(
+        stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens
+    )
+    engine = text.build(options).engine
+    transfer: Transfer
+    if kind == "inline":
+        transfer = InlineTransfer(worker, ARENA_BYTES, ARENA_BYTES)
+    else:
+        transfer = NixlTransfer(worker, ARENA_BYTES, ARENA_BYTES)
+    if kind == "pages":
+        share_pool(engine, transfer)
+    return End(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
+
+
+@pytest.fixture(params=["pages", "copies", "inline"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def ends(checkpoint: Path, kind: str) -> Iterator[tuple[End, End]]:
+    both = (new_end(checkpoint, kind), new_end(checkpoint, kind))
+    yield both
+    for end in both:
+        assert end.holds() == (0, 0), "a test left something behind"
+        end.transfer.close()
+
+
+def offered(source: End) -> tuple[Offer, list[int]]:
+    """The prompt is read by `source`, which draws the first token and gives the request up."""
+    source.open()
+    begun: list[int] = []
+    while not begun:
+        begun = source.step()
+    offer = source.offers.publish(REQUEST, source.offers.finish(REQUEST))
+    assert offer is not None and not source.engine.ready()
+    return offer, begun
+
+
+def adoption_of(offer: Offer, source: End, target: End, deadline_s: float = DEADLINE_S) -> Adoption:
+    return Adoption(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), deadline_s)
+
+
+def pulled(adoption: Adoption) -> None:
+    def came() -> bool:
+        adoption.poll()
+        return adoption.blocks is not None or adoption.failed
+
+    wait_until(came, "the blocks to come")
+    assert not adoption.failed
+
+
+def undisturbed(end: End) -> list[int]:
+    end.open()
+    return end.run()
+
+
+def test_who_adopts_goes_on_where_the_source_ended(ends: tuple[End, End], kind: str) -> None:
+    source, target = ends
+    whole = undisturbed(source)
+    offer, begun = offered(source)
+    assert (offer.pages is not None, bool(offer.location), bool(offer.data)) == tuple(
+        kind == this for this in ("pages", "copies", "inline")
+    )
+    target.open({"ids": np.array(begun, np.int32)})
+    adoption = adoption_of(offer, source, target)
+    pulled(adoption)
+    assert adoption.pulled_us is not None
+    assert adoption.adopt(REQUEST)
+    assert adoption.take_back(), "what was adopted is the engine's"
+    source.offers.free(REQUEST)
+    assert source.holds() == (0, 0), "freed as soon as it is taken"
+    assert target.run() == whole
+
+
+def test_what_came_and_was_not_confirmed_is_given_back(ends: tuple[End, End]) -> None:
+    source, target = ends
+    offer, _ = offered(source)
+    adoption = adoption_of(offer, source, target)
+    pulled(adoption)
+    assert adoption.take_back()
+    source.offers.free(REQUEST)
+
+
+def test_a_pull_that_nobody_wants_any_more_gives_its_place_back_when_that_is_safe(ends: tuple[End, End]) -> None:
+    source, target = ends
+    offer, _ = offered(source)
+    adoption = adoption_of(offer, source, target)
+    adoption.poll()
+    adoption.cancel()
+
+    def taken_back() -> bool:
+        target.transfer.used_slots()  # takes in what has landed, as a worker's slow poll does
+        return adoption.take_back()
+
+    wait_until(taken_back, "the place to be free")
+    source.offers.free(REQUEST)
+
+
+def test_an_offer_stands_until_it_is_withdrawn_and_one_replaces_another(ends: tuple[End, End]) -> None:
+    source, _ = ends
+    for _ in range(2):
+        offered(source)
+        assert source.offers.requests() == [REQUEST]
+        assert source.offers.overdue() == []
+    source.offers.expire(REQUEST)
+    assert source.offers.overdue() == [REQUEST]
+    assert sum(source.holds()) > 0, "it is freed only when nobody can take it any more"
+    source.offers.free(REQUEST)
+    source.offers.free(REQUEST)
+    source.offers.expire(REQUEST)
+    assert source.offers.requests() == []
+
+
+@pytest.mark.parametrize("kind", ["pages", "copies"], indirect=True)
+def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
+    source, target = ends
+    offer, _ = offered(source)
+
+    def gone(_worker: WorkerId) -> bytes:
+        raise TransferError("it is gone")
+
+    adoption = Adoption(offer, target.engine, target.transfer, gone, DEADLINE_S)
+    adoption.poll()
+    assert adoption.failed and adoption.blocks is None
+    assert adoption.take_back()
+    source.offers.free(REQUEST)
+
+
+@pytest.mark.parametrize("pool", [{"page_size_tokens": 8}, {"kv_pages": 1}])
+def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Path, pool: dict[str, int]) -> None:
+    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", **pool)
+    offer, _ = offered(source)
+    adoption = adoption_of(offer, source, target)
+    adoption.poll()
+    assert adoption.failed and adoption.take_back()
+    source.offers.free(REQUEST)
+    for end in (source, target):
+        assert end.holds() == (0, 0)
+        end.transfer.close()
+
+
+def test_pages_that_cannot_be_spared_are_copied(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
+    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages")
+    whole = undisturbed(source)
+    offer, begun = offered(source)
+    assert offer.pages is None and offer.location
+    assert source.holds() == (0, 1)
+    target.open({"ids": np.array(begun, np.int32)})
+    adoption = adoption_of(offer, source, target)
+    pulled(adoption)
+    assert not isinstance(adoption.blocks, KVPages) and adoption.adopt(REQUEST)
+    assert target.run() == whole
+    source.offers.free(REQUEST)
+    for end in (source, target):
+        assert end.holds() == (0, 0)
+        end.transfer.close()
+
+
+def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that joins later, and nobody twice: the first read of all would else take its time from an answer."""
+    met: list[tuple[str, WorkerId]] = []
+    meet = NixlTransfer.meet
+
+    def noted(self: NixlTransfer, peer: WorkerId, peer_metadata: bytes) -> None:
+        meet(self, peer, peer_metadata)
+        met.append((role_of(self.agent), peer))
+
+    monkeypatch.setattr(NixlTransfer, "meet", noted)
+    monkeypatch.setattr(passing, "MEET_S", 0.01)
+    halves = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
+    with thread_fleet(redis_url, *halves, transfer="nixl") as fleet:
+        first = next(loop.worker for loop in fleet.loops if loop.role == "thinker.prefill")
+        wait_until(lambda: met == [("thinker.decode", first)], "the two halves to have met")
+        later = fleet.add_worker("thinker.prefill").worker
+        wait_until(lambda: len(met) > 1, "the later one to be met")
+        assert met == [("thinker.decode", first), ("thinker.decode", later)]

@@ -1,0 +1,32 @@
+"""What the tests of the scripts share: a control plane, on the real server and on the fake one."""
+
+from collections.abc import Iterator
+
+import fakeredis
+import pytest
+import redis
+
+from fleet.control import scripts
+from fleet.control.connect import connect, load_scripts, run, text
+from fleet.core.ids import WorkerId
+from fleet.core.request import RequestSpec
+from tests.fundamentals.control_plane import GATEWAY, REQUEST, STAGE, TEXT, WORKER, Control
+
+
+@pytest.fixture(params=["redis", "fakeredis"])
+def control(request: pytest.FixtureRequest) -> Iterator[Control]:
+    """On the real server, and on the fake that unit tests of the control plane may use: both must answer alike."""
+    if request.param == "fakeredis":
+        client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
+        load_scripts(client)
+    else:
+        client = connect(request.getfixturevalue("redis_url"))
+    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+    for worker, role in ((GATEWAY, ""), (WORKER, "lm")):
+        run(client, scripts.register(worker, role, 60_000_000, {"kind": "test"}))
+    spec = RequestSpec(id=REQUEST, graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    submit = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
+    control = Control(client, leader)
+    assert control.run(submit) == "ok"
+    yield control
+    client.close()

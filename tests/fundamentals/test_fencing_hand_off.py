@@ -1,0 +1,79 @@
+"""Fencing around a hand-off: who gave a task up writes nothing more, and blocks on offer are taken or withdrawn, never both."""
+
+from typing import cast
+
+from fleet.control import keys, scripts
+from fleet.core.events import TaskLost
+from fleet.core.ids import CLIENT, Epoch
+from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+
+
+def test_a_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
+    """The former owner writes nothing more; the offer is then taken, or withdrawn, but never both."""
+
+    def hand_off(epoch: Epoch) -> str:
+        return control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks"))
+
+    def offer() -> Epoch:
+        old = control.own()
+        assert hand_off(old) == "ok"
+        assert [hand_off(old), control.append(old)] == ["stale", "stale"]
+        new = control.epoch()
+        control.register(OTHER)
+        assert control.claim(new, OTHER) == "ok"
+        assert control.run(scripts.confirm(REQUEST, STAGE, old)) == "stale"
+        assert control.run(scripts.release(REQUEST, STAGE, OTHER)) == "stale"
+        return new
+
+    first = offer()
+    assert control.run(scripts.confirm(REQUEST, STAGE, first)) == "ok"
+    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "stale"
+    control.kill(OTHER)
+    second = offer()
+    assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "ok"
+    assert control.run(scripts.confirm(REQUEST, STAGE, second)) == "released"
+    control.kill(OTHER)
+    third = offer()
+    control.kill(WORKER)
+    assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", "its source uses the blocks for something else"
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert hand_off(control.epoch()) == "ended"
+    assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
+    assert control.client.exists(keys.kv(REQUEST, STAGE)) == 0
+
+
+def test_tensors_that_the_owner_skips_cost_it_the_task(control: Control) -> None:
+    """It adopted the blocks of whoever published them; once granted anew, the task makes them itself, and is not taken again."""
+    client = control.epoch(CLIENT)
+
+    def lose() -> str:
+        return control.run(scripts.lose_tensors(REQUEST, CLIENT, client, STAGE))
+
+    old = control.own()
+    assert control.run(scripts.hand_off(REQUEST, STAGE, old, WORKER, ROLE, num_rows=3, data=b"blocks")) == "ok"
+    control.register(OTHER)
+    taker = control.epoch()
+    assert control.claim(taker, OTHER) == "ok"
+    assert (lose(), control.epoch()) == ("ok", taker), "it may still make them: it has taken nothing yet"
+    assert control.run(scripts.confirm(REQUEST, STAGE, taker)) == "ok"
+    assert (lose(), control.task()["state"], control.append(taker)) == ("ok", "lost", "stale")
+    (lost,) = cast("list[TaskLost]", control.told(TaskLost))
+    assert (lost.epoch, lost.deaths, lost.alone) == (control.epoch(), 0, False)
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", control.client.xrange(keys.inbox(OTHER)))
+    assert [fields[b"k"] for _, fields in entries] == [b"x"], "it is told to drop what it holds"
+    again = control.own(OTHER)
+    assert (lose(), control.epoch(), control.task()["owner"]) == ("ok", again, OTHER)
+
+
+def test_only_a_tasks_owner_adds_to_its_story(control: Control) -> None:
+    def tell(epoch: Epoch, line: bytes) -> str:
+        return control.run(scripts.tell(REQUEST, STAGE, epoch, "news", line))
+
+    old = control.own()
+    assert tell(old, b"true") == "ok"
+    control.kill()
+    assert tell(old, b"late") == "stale"
+    assert control.task()["told:news"] == "true"
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert tell(old, b"late") == "stale"
+    assert control.client.ttl(keys.task(REQUEST, STAGE)) > 0

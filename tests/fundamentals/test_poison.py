@@ -1,0 +1,136 @@
+"""What one request breaks is its own: it fails with an error that says why, its mates' answers are what they are without it."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.control.client import FleetClient
+from fleet.core.errors import EngineError, FleetError, OutOfMemory, failure_of, from_code
+from fleet.core.ids import EdgeName
+from fleet.core.request import RequestSpec
+from fleet.engine.base import EngineOutput
+from fleet.engine.fake import FakeEngine
+from fleet.stages.base import BuiltStage
+from fleet.worker.main import build_stage
+from tests.harness import Heard, ThreadFleet, answer, assert_same, collected, fake_spec, gateway, thread_fleet
+from tests.storm import assert_nothing_left
+from tests.support import wait_until
+
+POISON, MATES = 666, (1, 2, 3)
+"""Seeds, by which the engine tells them apart."""
+NUM_TOKENS, HARMLESS = 40, 5
+TEXT, ROLE = EdgeName("text"), "lm"
+
+
+class Fragile(FakeEngine):
+    """From the poisoned request's `HARMLESS`th token on, a step with it fails, and what the others made in it is lost.
+
+    `awaited`: nothing runs until so many requests are here.
+    """
+
+    def __init__(self, max_batch: int, error: Exception) -> None:
+        super().__init__(max_batch=max_batch, source=True)
+        self.error, self.failed_with = error, list[int]()
+        self.awaited = 0
+
+    def due_in_s(self) -> float:
+        if len(self._running) >= self.awaited:
+            self.awaited = 0
+        return math.inf if self.awaited else super().due_in_s()
+
+    def step(self) -> Sequence[EngineOutput]:
+        outputs = super().step()
+        spoilt = [running for running in self._running.values() if running.request.sampling.seed == POISON]
+        if any(running.made >= HARMLESS and not running.paused for running in spoilt):
+            self.failed_with.append(len(outputs))
+            raise self.error
+        return outputs
+
+
+def add_fragile(fleet: ThreadFleet, error: Exception) -> Fragile:
+    engine = Fragile(16, error)
+    whole = build_stage(fleet.config, fleet.config.role(ROLE).stage, Path())
+    fleet.add_worker(ROLE, BuiltStage(engine=engine, adapter=whole.adapter))
+    return engine
+
+
+async def ask(client: FleetClient, spec: RequestSpec) -> Heard | FleetError:
+    try:
+        return await answer(client, spec)
+    except FleetError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ValueError("a row that no kernel takes"), "engine_error", ("a row that no kernel takes",)),
+        (MemoryError(), "out_of_memory", ("out of memory", "shorten the prompt", "lower max_tokens", "max_batch")),
+        (AssertionError("a bug of ours"), "engine_error", ("a bug of ours",)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+async def test_a_poisoned_request_fails_alone(redis_url: str, error: Exception, code: str, words: tuple[str, ...]) -> None:
+    with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
+        engine = add_fragile(fleet, error)
+        async with gateway(fleet) as client:
+            expected = {seed: await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in MATES}
+            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *MATES)]
+            engine.awaited = len(specs)
+            poisoned, *mates = await asyncio.gather(*(ask(client, spec) for spec in specs))
+            assert isinstance(poisoned, FleetError), "the poison was answered"
+            assert poisoned.code == code and all(word in poisoned.message for word in words), poisoned.message
+            for seed, heard in zip(MATES, mates, strict=True):
+                assert not isinstance(heard, FleetError), f"a mate failed: {heard}"
+                assert_same(heard, expected[seed])
+            assert max(engine.failed_with) > 1, "no mate was in a step that failed"
+            assert engine.failed_with[-1] == 1, "it failed alone in the end"
+            assert_same(await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=1)), expected[1])
+        assert len(fleet.loops) == 1 and not fleet.killed, "the worker lives"
+        assert_nothing_left(fleet)
+
+
+async def test_who_took_no_part_is_no_suspect(redis_url: str) -> None:
+    """One that waits for its client keeps its place, and what was computed for it, when others fail beside it."""
+    with thread_fleet(redis_url, "graph=text", "edges.text.credits=2", without=ROLE) as fleet:
+        engine = add_fragile(fleet, RuntimeError("poison"))
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            waits = await client.submit(spec, None)
+            task = await asyncio.to_thread(lambda: fleet.owner(spec.id, fleet.loops[0].stage).tasks[spec.id])
+            await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "it to wait for its client"))
+
+            async def read_late() -> Heard:
+                await asyncio.to_thread(lambda: wait_until(lambda: engine.failed_with, "a step to fail beside it"))
+                assert fleet.loops[0].tasks[spec.id] is task
+                return await collected(waits, spec)
+
+            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *MATES)]
+            engine.awaited = 1 + len(specs)
+            heard, poisoned, *_ = await asyncio.gather(read_late(), *(ask(client, each) for each in specs))
+            assert isinstance(poisoned, EngineError) and max(engine.failed_with) > 1
+            assert not isinstance(heard, FleetError)
+            assert_same(heard, expected)
+
+
+def test_what_torch_and_numpy_say_when_memory_is_out_is_told_with_the_way_out() -> None:
+    import torch
+
+    def message_of(allocate: object) -> str:
+        with pytest.raises((MemoryError, RuntimeError)) as caught:
+            allocate()  # type: ignore[operator]
+        told = failure_of("the engine failed the request", caught.value)
+        assert isinstance(told, OutOfMemory)
+        assert isinstance(from_code(told.code, told.message), OutOfMemory)
+        return told.message
+
+    for allocate in (lambda: torch.zeros(2**50), lambda: np.zeros(2**50), lambda: bytearray(2**62)):
+        assert "shorten the prompt or lower max_tokens" in message_of(allocate)
+    device = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert isinstance(failure_of("", device), OutOfMemory)
+    assert not isinstance(failure_of("", RuntimeError("mat1 and mat2 shapes cannot be multiplied")), OutOfMemory)

@@ -1,0 +1,103 @@
+"""A request that finds no memory fails with an error that names cause and way out; its batch mates go on to the same bytes."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fleet.control.client import FleetClient
+from fleet.core.errors import FleetError
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec
+from fleet.engine.base import EngineRequest
+from fleet.engine.torch.layout import Layout
+from fleet.engine.torch.program import Forwarded
+from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
+from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
+from tests.oracle.cases import CASES, Case, make_frontend, spec_of
+from tests.storm import assert_nothing_left
+
+TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
+SMALL_POOLS = ("stages.thinker.kv_pages=14", "stages.talker.kv_pages=14", "limits.max_prompt_tokens=200")
+"""224 positions of 16 a page: any one of the mates fits."""
+MATES = [case for case in CASES if case.name in ("text", "three turns", "text outlasts speech")]
+TOO_LONG = replace(MATES[0], name="too long an answer", tokens=400)
+TOO_LONG_SPOKEN = replace(MATES[0], name="too long a speech", frames=400)
+MORE_THAN_THERE_IS = 2**50
+
+
+async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> Heard | FleetError:
+    try:
+        return await answer(client, spec, blob)
+    except FleetError as error:
+        return error
+
+
+async def ask_beside_mates(
+    fleet: ThreadFleet, client: FleetClient, checkpoint: Path, spec: RequestSpec, blob: bytes | None
+) -> FleetError:
+    """What the request ends with; its mates are answered as they are without it, and so is one more afterwards."""
+    frontend = make_frontend(checkpoint)
+    expected = await asyncio.gather(*(answer(client, *spec_of(case, frontend)) for case in MATES))
+    failed, *heard = await asyncio.gather(
+        ask(client, spec, blob), *(ask(client, *spec_of(case, frontend)) for case in MATES)
+    )
+    for got, want in zip(heard, expected, strict=True):
+        assert not isinstance(got, FleetError), f"a mate failed: {got}"
+        assert_same(got, want)
+    assert_same(await answer(client, *spec_of(MATES[0], frontend)), expected[0])
+    assert isinstance(failed, FleetError), "it was answered"
+    return failed
+
+
+@pytest.mark.parametrize("case", [TOO_LONG, TOO_LONG_SPOKEN], ids=lambda case: case.name)
+async def test_what_no_pool_could_hold_is_refused_with_the_way_out(redis_url: str, tiny_checkpoint: Path, case: Case) -> None:
+    with thread_fleet(redis_url, *TORCH, *SMALL_POOLS, checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
+            failed = await ask_beside_mates(fleet, client, tiny_checkpoint, spec, blob)
+        assert failed.code == "context_length_exceeded" and failed.param == "max_tokens"
+        assert "the KV pool holds 224; shorten the prompt or lower max_tokens" in failed.message
+        assert not fleet.killed
+        assert_nothing_left(fleet)
+
+
+def make_hungry(monkeypatch: pytest.MonkeyPatch, hungry: RequestId, at_row: int) -> list[int]:
+    """From this row on, a pass over the request asks torch for more memory than there is. Returns the size of each such pass."""
+    sizes: list[int] = []
+    found: list[ThinkerTask] = []
+    forward, begin = Thinker.forward, Thinker.open
+
+    def noticed(self: Thinker, request: EngineRequest) -> ThinkerTask:
+        task = begin(self, request)
+        found.extend([task] if request.request_id == hungry else [])
+        return task
+
+    def greedy(self: Thinker, rows_NH: Tensor, layout: Layout, tasks: Sequence[ThinkerTask]) -> Forwarded:
+        if any(task in found and task.num_rows >= at_row for task in tasks):
+            sizes.append(len(tasks))
+            torch.zeros(MORE_THAN_THERE_IS)
+        return forward(self, rows_NH, layout, tasks)
+
+    monkeypatch.setattr(Thinker, "open", noticed)
+    monkeypatch.setattr(Thinker, "forward", greedy)
+    return sizes
+
+
+async def test_memory_that_torch_does_not_find_costs_one_request(
+    redis_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = spec_of(MATES[0], make_frontend(tiny_checkpoint))
+            sizes = make_hungry(monkeypatch, spec.id, len(spec.prompt_ids) + 8)
+            failed = await ask_beside_mates(fleet, client, tiny_checkpoint, spec, blob)
+        assert failed.code == "out_of_memory"
+        assert "allocate" in failed.message and "shorten the prompt or lower max_tokens" in failed.message
+        assert max(sizes) > 1, "no mate was in a pass that failed"
+        assert not fleet.killed
+        assert_nothing_left(fleet)

@@ -1,0 +1,249 @@
+"""A conversation whose turns take over what the last one computed: in `invariant` numerics every turn's text and sound is to the
+byte what it is without, and only new positions are computed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from fleet.control.client import FleetClient
+from fleet.core.ids import EdgeName, StageName, new_request_id
+from fleet.core.request import RequestSpec
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.passes import FastRunner, PassDone, TileRunner
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
+from fleet.models.qwen3_omni.roles import HEADER_LEN
+from fleet.processing.base import Message
+from fleet.processing.qwen3_omni import Frontend
+from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, said, spec_of, speech_like, user, wav_part
+from tests.support import wait_until
+
+TORCH = ("engine=torch", "device=cpu", "dtype=float32")
+CHUNKS = tuple(f"stages.{stage}.prefill_chunk_tokens=16" for stage in (THINKER, TALKER))
+TALK = "talk"
+LONGEST_S = 2.0
+TURNS: tuple[Message, ...] = (
+    user("What do you hear?", wav_part(speech_like(LONGEST_S, 1))),
+    user("And what colour has it?"),
+    user("And now?", wav_part(speech_like(0.9, 2))),
+    user("Thank you. Say it once more."),
+)
+Heard = Mapping[EdgeName, NDArray[np.generic]]
+Entries = Sequence[tuple[object, Extent]]
+Forward = Callable[[object, Entries], PassDone]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was asked and answered so far. Answers go into the next prompt as they were drawn, token by token."""
+
+    frontend: Frontend
+    temperature: float = 0.0
+    messages: list[Message] = field(default_factory=list[Message])
+    answers: list[list[int]] = field(default_factory=list[list[int]])
+
+    def ask(self, message: Message) -> tuple[RequestSpec, bytes | None]:
+        self.messages += [said("assistant", "")] * bool(self.messages) + [message]
+        case = Case(name="turn", messages=tuple(self.messages), tokens=10, frames=12)
+        spec, blob = spec_of(case, self.frontend, temperature=self.temperature, seed=7)
+        return replace(spec, prompt_ids=self._with_answers(spec.prompt_ids)), blob
+
+    def _with_answers(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The prompt ends in an assistant's header; each such header but this one is followed by what was answered there."""
+        header, made, answers = list(ids[-HEADER_LEN:]), list[int](), iter(self.answers)
+        for at in range(len(ids)):
+            made.append(ids[at])
+            if list(ids[at + 1 - HEADER_LEN : at + 1]) == header:
+                made += next(answers, [])
+        return tuple(made)
+
+    def told(self, got: Heard) -> None:
+        self.answers.append([int(token) for token in got[TEXT]])
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """How many rows were computed, by the kind of task."""
+    counts: Counter[str] = Counter()
+    for runner in (FastRunner, TileRunner):
+        real = cast("Forward", runner.forward)
+
+        def counted(self: object, entries: Entries, forward: Forward = real) -> PassDone:
+            for task, extent in entries:
+                counts[type(task).__name__] += extent.num_rows
+            return forward(self, entries)
+
+        monkeypatch.setattr(runner, "forward", counted)
+    yield counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    got: Heard
+    spared: Mapping[StageName, int]
+    computed: Counter[str]
+
+
+async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows: Counter[str], session: str) -> Turn:
+    spec = replace(spec, id=new_request_id(), session=session)
+    rows.clear()
+    got = await answer(client, spec, blob)
+    view = await client.request_view(spec.id)
+    assert view is not None
+    spared = {task.stage: task.spared for task in view.tasks}
+    return Turn(got=got, spared=spared, computed=Counter(rows))
+
+
+def heard_by_talker(spec: RequestSpec, frontend: Frontend) -> int:
+    """Positions of user turns: those from a turn's start on, if the role after it is the user's."""
+    start, by_user = (frontend._prompt.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))  # pyright: ignore[reportPrivateUsage]
+    inside, count = False, 0
+    for at, token in enumerate(spec.prompt_ids):
+        inside = spec.prompt_ids[at + 1] == by_user if token == start else inside
+        count += inside
+    return count
+
+
+def assert_kept_only(fleet: ThreadFleet) -> None:
+    wait_until(lambda: not held(fleet), "workers to hold nothing")
+    for loop in fleet.loops:
+        stats = loop.engine.stats()
+        assert (stats.running, stats.pages_used) == (0, stats.pages_kept)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_every_turn_is_to_the_byte_what_it_is_without(
+    redis_url: str, tiny_checkpoint: Path, rows: Counter[str], temperature: float
+) -> None:
+    frontend = make_frontend(tiny_checkpoint)
+    talk = Conversation(frontend, temperature)
+    with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            last: RequestSpec | None = None
+            for message in TURNS:
+                spec, blob = talk.ask(message)
+                alone = await take(client, spec, blob, rows, "")
+                with_session = await take(client, spec, blob, rows, TALK)
+                assert_same(with_session.got, alone.got)
+                assert len(alone.got[AUDIO])
+                if last is not None:
+                    # All of the last turn but its last token, which was drawn and not computed; and of it what the Talker hears.
+                    assert with_session.spared[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
+                    assert with_session.spared[TALKER] == heard_by_talker(last, frontend)
+                assert alone.spared == dict.fromkeys(alone.spared, 0)
+                for kind, stage in (("ThinkerTask", THINKER), ("TalkerTask", TALKER)):
+                    assert with_session.computed[kind] == alone.computed[kind] - with_session.spared[stage], kind
+                talk.told(alone.got)
+                last = spec
+            assert_kept_only(fleet)
+
+
+async def second_turn(client: FleetClient, talk: Conversation, first: Message, then: Message) -> tuple[RequestSpec, bytes | None]:
+    """The first turn is asked and answered, within the session; what is to be asked next."""
+    spec, blob = talk.ask(first)
+    talk.told(await answer(client, replace(spec, session=TALK), blob))
+    spec, blob = talk.ask(then)
+    return replace(spec, session=TALK), blob
+
+
+async def spared_of(client: FleetClient, spec: RequestSpec, stage: StageName) -> int:
+    view = await client.request_view(spec.id)
+    assert view is not None
+    return next(task.spared for task in view.tasks if task.stage == stage)
+
+
+def first_audio(spec: RequestSpec, frontend: Frontend) -> int:
+    return next(at for at, token in enumerate(spec.prompt_ids) if token == frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: str, tiny_checkpoint: Path) -> None:
+    """The new owners compute all of it, and lay it against a log that began with rows nobody had computed."""
+    talk = Conversation(make_frontend(tiny_checkpoint))
+    ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
+    with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = await second_turn(client, talk, TURNS[0], TURNS[2])
+            expected = await answer(client, replace(spec, id=new_request_id(), session=""), blob)
+
+            def kill(edge: EdgeName, index: int) -> None:
+                if (edge, index) == (TEXT, 3):
+                    for stage in (THINKER, TALKER):
+                        dying = fleet.owner(spec.id, stage)
+                        assert dying.tasks[spec.id].spared
+                        fleet.add_worker(stage)
+                        fleet.kill(dying)
+
+            assert_same(await heard(client, spec, blob, kill), expected)
+
+
+async def test_each_stage_has_its_own_keeper_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
+    """A Thinker that computes everything anew makes the very rows that the Talker has, and keeps."""
+    frontend = make_frontend(tiny_checkpoint)
+    talk = Conversation(frontend)
+    with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = await second_turn(client, talk, TURNS[0], TURNS[1])
+            keeper = next(loop for loop in fleet.loops if loop.stage == THINKER)
+            fleet.add_worker(THINKER)
+            fleet.kill(keeper)
+            got = await answer(client, spec, blob)
+            assert await spared_of(client, spec, THINKER) == 0 < await spared_of(client, spec, TALKER)
+            assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))
+
+
+async def test_a_silent_turn_leaves_what_a_spoken_one_needs(redis_url: str, tiny_checkpoint: Path) -> None:
+    talk = Conversation(make_frontend(tiny_checkpoint))
+    with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = talk.ask(TURNS[0])
+            talk.told(await answer(client, replace(spec, session=TALK, outputs=(TEXT,)), blob))
+            spec, blob = talk.ask(TURNS[1])
+            with_session = replace(spec, session=TALK)
+            got = await answer(client, with_session, blob)
+            assert await spared_of(client, with_session, THINKER) > first_audio(spec, talk.frontend)
+            assert_same(got, await answer(client, replace(spec, id=new_request_id()), blob))
+
+
+@pytest.mark.parametrize("numerics", ["invariant", "fast"])
+async def test_other_sound_under_the_same_ids_is_not_taken_for_it(redis_url: str, tiny_checkpoint: Path, numerics: str) -> None:
+    talk = Conversation(make_frontend(tiny_checkpoint))
+    with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            spec, blob = await second_turn(client, talk, TURNS[0], TURNS[1])
+            talk.messages[0] = user("What do you hear?", wav_part(speech_like(LONGEST_S, 9)))
+            talk.messages = talk.messages[:-2]
+            other, other_blob = talk.ask(TURNS[1])
+            assert other.prompt_ids == spec.prompt_ids and other_blob != blob
+            other = replace(other, session=TALK)
+            got = await answer(client, other, other_blob)
+            assert await spared_of(client, other, THINKER) == first_audio(other, talk.frontend)
+            if numerics == "invariant":
+                assert_same(got, await answer(client, replace(other, id=new_request_id(), session=""), other_blob))
+
+
+@pytest.mark.parametrize("numerics", ["invariant", "fast"])
+async def test_a_longer_clip_changes_how_those_before_it_are_encoded(
+    redis_url: str, tiny_checkpoint: Path, numerics: str
+) -> None:
+    """Clips are padded to the longest. Where bits count, what was computed beside a shorter one is of no use; elsewhere it is."""
+    talk = Conversation(make_frontend(tiny_checkpoint))
+    with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
+        async with gateway(fleet) as client:
+            longer = user("And now?", wav_part(speech_like(LONGEST_S + 1, 3)))
+            spec, blob = await second_turn(client, talk, TURNS[0], longer)
+            got = await answer(client, spec, blob)
+            spared = await spared_of(client, spec, THINKER)
+            if numerics == "fast":
+                first, _ = Conversation(talk.frontend).ask(TURNS[0])
+                assert spared == len(first.prompt_ids) + len(talk.answers[0]) - 1
+            else:
+                assert spared == first_audio(spec, talk.frontend)
+                assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))

@@ -1,0 +1,152 @@
+"""A storm of aborts: each request is aborted at a write of its own, drawn from a seed; and what must then be left: nothing."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import cast
+
+import redis
+
+from fleet.control import keys, scripts
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect, run, text
+from fleet.core.errors import Aborted
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec
+from fleet.worker.link import Mail
+from fleet.worker.loop import WorkerLoop
+from tests.harness import ThreadFleet, held
+from tests.support import wait_until
+
+KEEP = scripts.Retention()
+STORM_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Countdown:
+    """How many turns of workers that write about the request go by before it is aborted, and on which side of the last one."""
+
+    turns: int
+    before: bool
+
+
+@dataclass(slots=True)
+class Storm:
+    """Sits between workers and Redis. `met` counts the scripts that were about to be sent, or just had been, at an abort."""
+
+    fleet: ThreadFleet
+    rng: random.Random
+    met: Counter[str] = field(default_factory=Counter[str])
+    _due: dict[RequestId, _Countdown] = field(default_factory=dict[RequestId, _Countdown])
+    _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        for loop in self.fleet.loops:
+            self._sit_between(loop)
+
+    def draw(self, request: RequestId, most_turns: int) -> None:
+        self._due[request] = _Countdown(self.rng.randrange(1, most_turns), self.rng.random() < 0.5)
+
+    def _sit_between(self, loop: WorkerLoop) -> None:
+        send, client = loop.link.exchange, connect(self.fleet.url)
+        self.fleet.clients.append(client)
+
+        def exchange(
+            calls: Sequence[scripts.Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
+        ) -> Mail:
+            before, after = self._struck(calls)
+            self._abort(client, before)
+            mail = send(calls, free_slots=free_slots, block_ms=block_ms, ask_live=ask_live)
+            self._abort(client, after)
+            return mail
+
+        loop.link.exchange = exchange
+
+    def _struck(self, calls: Sequence[scripts.Call]) -> tuple[list[RequestId], list[RequestId]]:
+        """Whose turn this is the last of: those to abort before it is sent, and those after."""
+        struck: tuple[list[RequestId], list[RequestId]] = ([], [])
+        with self._lock:
+            named = {arg for call in calls for arg in call.args if isinstance(arg, str)} & self._due.keys()
+            for request in cast("set[RequestId]", named):
+                self._due[request].turns -= 1
+                if self._due[request].turns == 0:
+                    struck[not self._due.pop(request).before].append(request)
+                    self.met.update(call.script for call in calls if request in call.args)
+        return struck
+
+    def _abort(self, client: redis.Redis, requests: Sequence[RequestId]) -> None:
+        for request in requests:
+            run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP))
+
+    async def rage(
+        self, client: FleetClient, asked: Sequence[tuple[RequestSpec, bytes | None]], *, at_once: int, most_turns: int
+    ) -> int:
+        """Send every request, `at_once` at a time, each to be aborted within `most_turns`; returns how many were."""
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(spec: RequestSpec, blob: bytes | None) -> bool:
+            async with gate:
+                self.draw(spec.id, most_turns)
+                try:
+                    async with asyncio.timeout(STORM_TIMEOUT_S):
+                        async for _ in await client.submit(spec, blob):
+                            pass
+                except Aborted:
+                    return True
+                return False
+
+        return sum(await asyncio.gather(*(one(spec, blob) for spec, blob in asked)))
+
+
+def assert_nothing_left(fleet: ThreadFleet) -> None:
+    """Workers and Redis hold nothing for any request; all are given the time that their slow poll takes."""
+    client = fleet.clients[0]
+    living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
+    before = [loop.vitals for loop in living]
+
+    def left() -> list[str]:
+        # What a loop counted before we came says nothing: each takes stock once more.
+        stale = [f"{loop.role} has not taken stock" for loop, old in zip(living, before, strict=True) if loop.vitals is old]
+        return stale or _held_by_workers(fleet, living) or _left_in_redis(client)
+
+    try:
+        wait_until(lambda: not left(), "nothing to be left", timeout_s=20.0)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; left: {left()}") from None
+    for loop in fleet.loops:
+        stats = loop.engine.stats()
+        assert (stats.running, stats.pages_used, loop.transfer.used_slots()) == (0, 0, 0), loop.role
+
+
+def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:
+    """As each loop says itself: only its own thread may ask its engine and its transfer while it runs."""
+    busy = [f"{loop.role} counts {loop.vitals}" for loop in living if _counts(loop)]
+    offering = [f"{loop.role} offers {loop.passing.offers.requests()}" for loop in living if loop.passing.offers.requests()]
+    pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
+    return [*busy, *offering, *pulling, *(f"somebody holds {request}" for request in held(fleet))]
+
+
+def _counts(loop: WorkerLoop) -> int:
+    return sum(int(loop.vitals[name]) for name in ("running", "pages_used", "slots_used"))
+
+
+def _left_in_redis(client: redis.Redis) -> list[str]:
+    """Nothing waits for anybody, and whatever is kept of a request is kept for a time."""
+    found = sorted(map(text, cast("list[bytes]", list(client.scan_iter()))))
+    rows = {key: keys.row_of(key) for key in found}
+    left = [f"{key}, which has no row in the key table" for key, row in rows.items() if row is None]
+    for key, row in rows.items():
+        if row is None:
+            continue
+        if row.life == "live" or row.pattern in ("live", "worker:{id}:tasks"):
+            left.append(f"{key}, which lives as long as a request")
+        elif row.pattern in ("inbox:{id}", "role:{role}") and client.xlen(key):
+            left.append(f"{client.xlen(key)} entries in {key}")
+    kept = [key for key, row in rows.items() if row is not None and row.life == "retention"]
+    pipe = client.pipeline(transaction=False)
+    for key in kept:
+        pipe.ttl(key)
+    return left + [f"{key}, which would stay for ever" for key, ttl in zip(kept, pipe.execute(), strict=True) if ttl == -1]

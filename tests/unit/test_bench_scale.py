@@ -1,0 +1,149 @@
+"""The measure of scale, run for a moment with few streams: what it reports is true, and a second worker loses no chunk."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fleet.bench.machine import describe_machine
+from fleet.bench.main import run
+from fleet.bench.options import parse
+from fleet.bench.plot import draw
+from fleet.bench.report import Report, show
+from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
+from fleet.bench.scale_expected import expected
+from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
+from fleet.bench.targets import of_scale
+from fleet.config import load_config
+from fleet.core.errors import ConfigError
+from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
+from fleet.stages.base import BuildOptions
+from fleet.stages.fake import build
+
+FEW, MANY = 2, 3
+
+
+def test_streams_are_counted_once_and_in_order() -> None:
+    assert parse(["--scale"]).streams == (10, 300)
+    assert parse(["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]).streams == (10, 40, 300)
+    assert not parse(["--scale"]).serving
+    assert parse(["--scale", "--up"]).serving
+
+
+@pytest.mark.parametrize("words", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
+def test_a_number_that_will_not_do_is_a_usage_mistake(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--scale", *words]) == 2
+    assert "is not a whole number" in capsys.readouterr().err
+
+
+def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real processes and a real Redis. How fast it was is nobody's business here."""
+    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    words = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
+    status = run(words)
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert re.search(rf"answers whole +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
+
+    class File(msgspec.Struct):
+        report: Report
+
+    scale = msgspec.json.decode(out.read_bytes(), type=File).report.scale
+    assert scale is not None
+    assert [phase.streams for phase in scale.phases] == [FEW, MANY]
+    joined = scale.joined
+    windows = (*(phase.window for phase in scale.phases), joined.alone, joined.together)
+    roles = {role.name for role in load_config(None).roles()}
+    for window in windows:
+        assert window.seconds >= 1
+        assert window.chunks > 0
+        assert set(window.cpu_s) == {"redis", "conductor", *roles}
+        assert window.cost_us == pytest.approx(sum(window.cost_of_us(name) for name in window.cpu_s))
+        for ages in (window.between_workers, window.to_gateway):
+            assert ages is not None
+            assert 0 < ages.p50_us <= ages.p99_us
+    assert (joined.slots, joined.streams, joined.broken) == (2, MANY, ())
+    assert all(phase.broken == () for phase in scale.phases)
+    assert picture.is_file()
+
+
+def test_each_stream_has_a_content_of_its_own_on_each_edge() -> None:
+    config = paced(load_config(None), FEW, step_ms=0)
+    specs = specs_of(config, FEW, seconds=1)
+    one, other = expected(config, specs).values()
+    assert set(one) == set(config.graph_declaration().media)
+    assert all(one[edge] != other[edge] for edge in one)
+    assert expected(config, specs[:1])[specs[0].id] == one
+
+
+def test_a_stream_makes_one_chunk_a_step_on_all_edges_together() -> None:
+    config = paced(load_config(None), FEW)
+    edges = config.graph_declaration().edges
+    assert all(config.policy_of(edge).size(index) == len(edges) for edge in edges for index in (0, 100))
+    assert result().real_time_per_s(300) == 300 * 1000 / STEP_MS == 3750
+
+
+def result(*, p99_us: int = 40_000, cost_s: float = 1.0, broken: tuple[str, ...] = ()) -> ScaleResult:
+    def window(chunks: int, cpu_s: float) -> Window:
+        ages = Ages(count=chunks, p50_us=1000, p99_us=p99_us)
+        return Window(
+            seconds=1.0, chunks=chunks, between_workers=ages, to_gateway=ages, cpu_s={"redis": cpu_s, "conductor": 0.0},
+            generator_cores=0.1, others_cores=0.0,
+        )  # fmt: skip
+
+    phases = (
+        ScalePhase(streams=10, window=window(125, 0.125)),
+        ScalePhase(streams=300, window=window(3750, cost_s * 3.75), broken=broken),
+    )
+    joined = Joined(
+        role="a", slots=150, streams=300, alone=window(1875, 1.0), together=window(3750, 1.0), start_s=1.0,
+    )  # fmt: skip
+    return ScaleResult(graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined)
+
+
+def test_targets_are_met_or_missed_by_what_was_measured() -> None:
+    assert all(ratio.met for ratio in of_scale(result()))
+    assert [ratio.name for ratio in of_scale(result(p99_us=51_000)) if not ratio.met] == [
+        "hop p99 at 300 streams, between workers",
+        "hop p99 at 300 streams, worker to gateway",
+    ]
+    assert [ratio.name for ratio in of_scale(result(cost_s=1.31)) if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
+    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["answers not whole"]
+
+
+def test_one_number_of_streams_is_shown_without_a_ratio_of_costs(tmp_path: Path) -> None:
+    one = msgspec.structs.replace(result(), phases=result().phases[1:])
+    assert not [ratio for ratio in of_scale(one) if "CPU" in ratio.name]
+    report = Report(began="", command=(), machine=describe_machine(), scale=one)
+    with (tmp_path / "shown").open("w") as file:
+        console = Console(width=120, record=True, file=file)
+        show(report, console)
+    shown = console.export_text()
+    assert "12.5 chunks/s a stream" in shown
+    assert "300 streams for 150 slots of a" in shown
+    draw(report, tmp_path / "x.png")
+    assert (tmp_path / "x.png").is_file()
+
+
+@pytest.mark.parametrize("given", ["soon", True, -1])
+def test_a_pace_that_is_no_time_is_refused(given: str | int | bool) -> None:
+    graph = load_config(None).graph_declaration()
+    with pytest.raises(ConfigError, match="is no number of milliseconds"):
+        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: given}), graph)
+
+
+def test_counts_of_ages_add_up_and_travel() -> None:
+    counts = HopCounts()
+    for age_us in (-5, 0, 100, 101, 1_000, 50_000, 99_000_000):
+        counts.add(age_us)
+    assert counts.total == 7
+    assert counts.percentile_us(0) == counts.percentile_us(40) == BOUNDS_US[0] == 100
+    assert counts.percentile_us(100) == BOUNDS_US[-1]
+    median = counts.percentile_us(50)
+    assert median is not None and 101 <= median <= 101 * 1.13
+    assert decode_hops(counts.encoded()) == counts
+    assert decode_hops("") == decode_hops("1,2,3") == HopCounts()
+    assert (counts + counts) - counts == counts
+    assert HopCounts().percentile_us(99) is None

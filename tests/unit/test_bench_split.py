@@ -1,0 +1,149 @@
+"""What the benchmark makes of hand-offs and of gaps: the parts of a whole, which fleets are compared, and the report of both."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from fleet.bench.errors import BenchError
+from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
+from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
+from fleet.bench.machine import describe_machine
+from fleet.bench.options import parse
+from fleet.bench.plot import draw
+from fleet.bench.report import Report, show, write_json
+from fleet.bench.split import body_of, num_workers, split, split_stages, together, with_checkpoint
+from fleet.bench.targets import of_hand_offs
+from fleet.bench.trace import Trace
+from fleet.config import FleetConfig, load_config
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
+from tests.support import REPO
+from tests.unit.test_bench_run import PNG
+
+LM = StageName("lm")
+TOLD = HandOff(
+    prefilled_us=1_000, handed_us=2_000, claimed_us=2_500, opened_us=4_000, pulled_us=4_250, confirmed_us=6_250, resumed_us=6_500
+)
+LATE = HandOff(prefilled_us=1_000, handed_us=2_000, claimed_us=3_000, opened_us=4_000, resumed_us=9_000)
+PAGES = PageReads(num_bytes=17_000_000, num_blocks=500, blocks_us=(4.0, 5.0, 6.0), plain_us=(3.0, 4.0, 9.0), copied_us=(40.0,))
+
+
+def hand_offs(*told: HandOff) -> HandOffResult:
+    stage = StageHandOffs(stage=LM, hand_offs=told, first=LATE)
+    return HandOffResult(stages=(stage,), others_cores=0.5, pages=PAGES)
+
+
+def side(name: str, *train_ms: float) -> Side:
+    gaps = tuple(Gap(1.0 + number, ms / 1000) for number, ms in enumerate(train_ms))
+    prompts = (LongPrompt(1.5, 0.2, 4000),)
+    return Side(name=name, workers={name: 2}, peace=(Gap(0.1, 0.001),), train=gaps, long_prompts=prompts, others_cores=0.0)
+
+
+def interference() -> Interference:
+    return Interference(
+        num_streams=2, num_tokens=4000, interval_s=0.5, together=side("together", 1.0, 20.0), split=side("split", 1.0, 5.0)
+    )
+
+
+def test_the_parts_of_a_hand_off_are_its_whole() -> None:
+    (stage,) = hand_offs(TOLD).stages
+    parts = [part.p50 for part in stage.parts_ms.values() if part is not None]
+    assert parts == [1.0, 0.5, 1.5, 0.25, 2.0, 0.25]
+    whole = stage.whole_ms
+    assert whole is not None and whole.p50 == sum(parts) == 5.5
+    assert stage.first_ms == 8.0 and stage.num_recomputed == 0
+    assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], "nothing is left out"
+
+
+def test_blocks_that_did_not_come_have_no_part_and_are_counted() -> None:
+    (stage,) = hand_offs(TOLD, LATE).stages
+    counts = [part.count if part else 0 for part in stage.parts_ms.values()]
+    assert counts == [2, 2, 2, 1, 1, 1]
+    assert stage.num_recomputed == 1
+    assert stage.whole_ms is not None and stage.whole_ms.count == 2
+
+
+def test_the_targets_are_the_median_and_the_ratio() -> None:
+    of_time, of_pages = of_hand_offs(hand_offs(TOLD, TOLD, LATE))
+    assert (of_time.name, of_time.value, of_time.met) == ("hand-off p50, lm", 5.5, False)
+    assert (of_pages.value, of_pages.met) == (0.8, True)
+
+
+def test_gaps_are_within_an_answer_and_bear_the_time_at_which_they_end() -> None:
+    trace = Trace(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
+    assert gaps_of(trace) == [Gap(10.75, 0.25), Gap(11.75, 1.0)]
+    assert gaps_of(msgspec.structs.replace(trace, text=(0.5,))) == []
+
+
+def test_the_ratio_is_of_the_tails() -> None:
+    found = interference()
+    assert found.split.train_s is not None and found.together.train_s is not None
+    assert found.ratio == pytest.approx(found.split.train_s.p95 / found.together.train_s.p95)
+    assert msgspec.structs.replace(found, split=side("split")).ratio is None
+
+
+def configured(*overrides: str, file: str | None = None) -> FleetConfig:
+    return load_config(REPO / "configs" / file if file else None, overrides)
+
+
+def test_a_deployment_that_splits_nothing_is_split_wherever_it_can_be() -> None:
+    plain = configured()
+    apart = configured(*split(plain))
+    stages = plain.graph_declaration().stages
+    assert split_stages(plain) == ()
+    assert split_stages(apart) == tuple(stage.name for stage in stages if len(stage.walks) > 1)
+    assert split(apart) == ()
+
+
+@pytest.mark.parametrize("file", ["thinker_pd.yaml", "talker_pd.yaml", "both_pd.yaml"])
+def test_what_it_is_compared_with_has_as_many_workers_and_splits_nothing(file: str) -> None:
+    apart = configured(file=file)
+    as_one = configured(*together(apart), file=file)
+    assert split_stages(apart) and not split_stages(as_one)
+    assert num_workers(as_one) == num_workers(apart)
+
+
+def test_random_weights_unless_others_are_named() -> None:
+    assert with_checkpoint(configured(), ("a=1",)) == ("a=1", "checkpoint=tiny")
+    assert with_checkpoint(configured("checkpoint=/models/x"), ()) == ()
+
+
+def test_a_body_asks_for_what_is_measured_and_nothing_that_is_not_there() -> None:
+    body = msgspec.json.decode(body_of("m", "Hello", configured(), max_tokens=5, frames=9, media=("text",)))
+    assert (body["modalities"], body["audio"]) == (["text"], None)
+    assert {bounds["temperature"] for bounds in body["fleet"].values()} == {0.0}
+    with pytest.raises(BenchError, match="not with audio"):
+        body_of("m", "Hello", configured("graph=text"), max_tokens=5, frames=9, media=("audio",))
+
+
+def test_both_need_no_fleet() -> None:
+    assert not parse(["--hand-off"]).serving
+    assert not parse(["--interference", "--hand-off"]).serving
+    assert parse(["--interference", "--up"]).serving
+
+
+def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
+    found, told = interference(), hand_offs(TOLD, TOLD, LATE)
+    report = Report(
+        began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=told,
+        interference=found, ratios=tuple(of_hand_offs(told)),
+    )  # fmt: skip
+    with (tmp_path / "shown").open("w") as shown:
+        console = Console(width=160, record=True, file=shown)
+        show(report, console)
+    said = console.export_text()
+    for expected in ("hand-offs of lm", "1 computed again", "block by block", "gap while long prompts come", "KV blocks / plain"):
+        assert expected in said
+    assert "0.25" not in said.splitlines()[0] and "measure again on a quiet machine" in said
+    write_json(report, tmp_path / "out.json")
+
+    class File(msgspec.Struct):
+        report: Report
+        met: dict[str, bool]
+
+    file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=File)
+    assert file.report == report and file.met == {"hand-off p50, lm": False, "KV blocks / plain read": True}
+    draw(report, tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(PNG)

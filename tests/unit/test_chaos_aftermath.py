@@ -1,0 +1,61 @@
+"""What a blow set off, as the events tell it."""
+
+from fleet.chaos.aftermath import Aftermath, aftermath
+from fleet.core import events as ev
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+
+STAGE, VICTIM, OTHER = StageName("lm"), WorkerId("lm@h:1:a"), WorkerId("lm@h:2:b")
+FIRST, SECOND, BYSTANDER = RequestId("req-1"), RequestId("req-2"), RequestId("req-3")
+BLOW_US = 5_000_400
+
+
+def lost(request: RequestId, epoch: int) -> ev.TaskLost:
+    return ev.TaskLost(request=request, stage=STAGE, epoch=Epoch(epoch))
+
+
+def granted(request: RequestId, epoch: int) -> ev.TaskGranted:
+    return ev.TaskGranted(request=request, stage=STAGE, epoch=Epoch(epoch))
+
+
+def claimed(request: RequestId, epoch: int) -> ev.TaskClaimed:
+    return ev.TaskClaimed(request=request, stage=STAGE, epoch=Epoch(epoch), owner=OTHER)
+
+
+def left(worker: WorkerId, how: str) -> ev.WorkerLeft:
+    return ev.WorkerLeft(worker=worker, how=how)
+
+
+FENCING = [(5_020_000, lost(FIRST, 7)), (5_020_000, lost(SECOND, 8)), (5_020_000, left(VICTIM, "died"))]
+
+
+def told(*more: tuple[int, ev.AnyEvent]) -> Aftermath:
+    before: list[tuple[int, ev.AnyEvent]] = [
+        (5_001_000, claimed(FIRST, 3)), (5_002_000, lost(BYSTANDER, 4)), (5_002_000, left(OTHER, "left"))
+    ]  # fmt: skip
+    return aftermath([*before, *FENCING, *more], VICTIM, "lm", BLOW_US)
+
+
+def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
+    joined = ev.WorkerJoined(worker=WorkerId("lm@h:3:c"), role="lm")
+    after = told(
+        (5_021_000, granted(FIRST, 9)), (5_022_000, granted(SECOND, 10)), (5_030_000, claimed(SECOND, 10)),
+        (5_040_000, claimed(FIRST, 9)), (6_000_400, claimed(FIRST, 12)), (7_000_400, joined),
+    )  # fmt: skip
+    assert after == Aftermath(
+        found="died", fenced_s=0.0196, granted_s=0.0216, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
+    )
+
+
+def test_a_task_nobody_took_up_leaves_that_open_unless_its_request_ended() -> None:
+    begun = ((5_021_000, granted(FIRST, 9)), (5_030_000, claimed(FIRST, 9)))
+    assert told(*begun).claimed_s is None
+    assert told(*begun, (5_050_000, ev.RequestEnded(request=SECOND, state="aborted"))).claimed_s == 0.0296
+
+
+def test_a_task_between_two_halves_of_a_stage_is_no_new_grant() -> None:
+    handed = ev.TaskHandedOff(request=FIRST, stage=STAGE, epoch=Epoch(9), role=RoleName("lm.decode"))
+    assert told((5_021_000, handed)).granted_s is None
+
+
+def test_who_registers_nowhere_leaves_nothing_but_silence() -> None:
+    assert aftermath(FENCING, "conductor@h:9:z", "conductor", BLOW_US) == Aftermath()
