@@ -10,7 +10,6 @@ from fleet.chaos.blows import Hit
 from fleet.chaos.load import Outcome
 from fleet.chaos.schedule import CONDUCTOR
 
-
 ON_ITS_WAY_S = 1.0
 """What was made before the blow, and is told after it, hides the pause for so long at most."""
 
