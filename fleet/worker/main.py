@@ -150,6 +150,8 @@ class WorkerProcess:
             log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
             try:
                 loop.run(lambda: self.stop.is_set() or lease.lost.is_set(), lease.progress)
+                if lease.lost.is_set():
+                    log.warning("this incarnation's lease is gone: it was fenced; joining anew")
                 if self.stop.is_set() and not lease.lost.is_set():
                     run(client, scripts.drain(worker))
                     self._drain(loop, lease)
