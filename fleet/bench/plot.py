@@ -23,6 +23,7 @@ P95_ALPHA = 0.4
 HOP_BINS = 60
 SIDE_COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
 PEACE_ALPHA = 0.35
+LEAST_GAP_MS = 0.5
 
 Axes = Any
 """`matplotlib.axes.Axes`, whose annotations are incomplete."""
@@ -226,6 +227,7 @@ def _gap_shares(axes: Axes, found: Interference) -> None:
             axes.step(lengths, shares, style, color=SIDE_COLORS[side.name], label=f"{side.name}, {when}")
     axes.axhline(0.05, color=PLAYED, linewidth=0.6, linestyle="--")
     axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of gaps that were longer", title="gaps of running answers")
+    axes.set_xlim(left=LEAST_GAP_MS)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.25)
 

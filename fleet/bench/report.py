@@ -284,24 +284,22 @@ def _pages_table(pages: PageReads) -> Group:
 
 
 def _interference_table(found: Interference) -> Group:
-    table = _table("", "together\np50", "\np95", "\nmost", "split\np50", "\np95", "\nmost", "split /\ntogether, p95")
-    rows = [
-        ("gap in peace, ms", found.together.peace_s, found.split.peace_s),
-        ("gap while long prompts come, ms", found.together.train_s, found.split.train_s),
-        ("a long prompt's first text, ms", found.together.long_s, found.split.long_s),
-    ]
-    for name, one, other in rows:
-        sides = (cell for side in (one, other) for cell in (*_cells(side, MS), _number(side.high * MS if side else None)))
-        table.add_row(name, *sides, _number(other.p95 / one.p95 if one and other else None))
-    workers = " and ".join(
-        f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}"
-        for side in (found.together, found.split)
+    table = _table("ms", "p50", "p95", "most")
+    sides = (found.together, found.split)
+    for name, of in (
+        ("gaps in peace", [side.peace_s for side in sides]),
+        ("gaps while long prompts come", [side.train_s for side in sides]),
+        ("a long prompt's first text", [side.long_s for side in sides]),
+    ):
+        for side, summary in zip(sides, of, strict=True):
+            table.add_row(f"{name}, {side.name}", *_cells(summary, MS), _number(summary.high * MS if summary else None))
+        table.add_section()
+    table.add_row("p95 of gaps while they come, split / together", "", _number(found.ratio), "")
+    workers = "; ".join(
+        f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}" for side in sides
     )
-    title = (
-        f"{found.num_streams} running answers, and prompts of {found.num_tokens} tokens every {found.interval_s * MS:.0f} ms; "
-        f"workers {workers}"
-    )
-    return _titled(title, table)
+    load = f"{found.num_streams} running answers, prompts of {found.num_tokens} tokens every {found.interval_s * MS:.0f} ms"
+    return _titled(f"{load}\n{workers}", table)
 
 
 def _scale_table(scale: ScaleResult) -> Group:

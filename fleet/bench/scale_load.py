@@ -166,6 +166,7 @@ class Load:
         await self.until(lambda: all(stream.ended for stream in self.streams), "the streams to end")
         deadline = time.monotonic() + PATIENCE_S
         while await self._client.live_count() and time.monotonic() < deadline:
+            self._fleet.check()
             await asyncio.sleep(POLL_S)
         for stream in self.streams:
             view = await self._client.request_view(stream.spec.id)

@@ -278,9 +278,10 @@ class FleetClient:
 
     async def _disown_unknown(self) -> None:
         """A Redis that lost its last writes may hold an answer as ours which was delivered long ago."""
+        before = set(self._streams)  # An answer may be delivered to its end while this is asked.
         for pair in cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(self.id))):
             request = RequestId(text(pair).partition("|")[0])
-            if request not in self._streams:
+            if request not in self._streams and request not in before:
                 self._disown(request)
 
     async def _end_strays(self) -> None:

@@ -4,8 +4,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fleet.core.errors import TransitionError
-from tests.fundamentals.interleaving_moves import Fleet, Worker, World, read_request
+from tests.fundamentals.interleaving_conductor import read_request
+from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_store import PRODUCER, STAGES, R, Scripts, Store
+from tests.fundamentals.interleaving_world import Worker, World
 
 
 class Broken(Exception):
@@ -34,7 +36,7 @@ class Search:
             if self.fleet.ended(world):
                 continue
             try:
-                tame = list(self.fleet.moves(world))
+                tame = list(self.fleet.tame(world))
                 moves = [*tame, *self.fleet.faults(world)]
             except (TransitionError, AssertionError) as error:
                 raise Broken(f"{error}\n{self.story(here)}") from error
@@ -101,6 +103,8 @@ def wrong_logs(store: Store) -> list[str]:
     if store.end == "finished":
         wrong += [f"finished with {t.log} of {STAGES[n]}" for n, t in enumerate(store.tasks) if t.produced != store.sizes[n]]
         wrong += ["finished, and the client has not all"] if store.taken_by_client != store.sizes[1] else []
+    if store.end:
+        wrong += [f"ended, and blocks of {STAGES[n]} are {t.offer} still" for n, t in enumerate(store.tasks) if t.offer]
     return wrong
 
 
@@ -125,7 +129,7 @@ def wrong_copy(fleet: Fleet, world: World) -> list[str]:
     return [
         f"the conductor takes {name} for {known.tasks[name]}, it is {task}"
         for name, task in true.tasks.items()
-        if (known.tasks[name].state, known.tasks[name].epoch, known.tasks[name].owner) != (task.state, task.epoch, task.owner)
+        if fleet.gist(known.tasks[name]) != fleet.gist(task)
     ]
 
 
@@ -136,6 +140,9 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
         ("append", scripts.append(store, worker, stage, epoch, produced, finish=False)),
         ("finish", scripts.append(store, worker, stage, epoch, max(produced - 1, 0), finish=True)),
         ("fail", scripts.fail(store, stage, epoch)),
+        ("lose_task", scripts.lose_task(store, stage, epoch)),
+        ("hand_off", scripts.hand_off(store, worker, stage, epoch, "decode")),
+        ("confirm", scripts.confirm(store, stage, epoch)),
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]

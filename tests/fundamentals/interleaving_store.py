@@ -1,13 +1,14 @@
 """What the scripts do to the hashes of one request, as pure functions: the mirror that the interleaving check runs over.
 
-Two stages and a client: the producer's chunks carry remote tensors, the consumer's ride inline. An epoch rises by one where the
-scripts take Redis's time. Each method of `Scripts` names its Lua; it answers as the Lua does. Knows no order of things.
+Two stages and a client: the producer's chunks carry remote tensors, the consumer's ride inline; either stage may have two roles.
+An epoch rises by one where the scripts take Redis's time. Each method of `Scripts` names its Lua; it answers as the Lua does.
+Knows no order of things.
 """
 
 from typing import NamedTuple
 
 from fleet.core import events as ev
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import Edge, Graph, Stage
 
 R = RequestId("r")
@@ -27,13 +28,16 @@ SUBMITTED = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=(EdgeName("o
 
 
 class Task(NamedTuple):
-    """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream (`waits`) and its edge's log.
+    """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream (`waits`), its edge's log, and
+    `req:{r}:kv:{stage}`.
 
     `log` holds the index of each entry. `consumed` is its client's or worker's acknowledgement. `made_at_death` -1: no field.
+    `offer` is the state of its blocks, held by `source`, taken at epoch `taken`; `begun` counts the chunks made before them.
     """
 
     state: str = "pending"
     epoch: int = 0
+    role: str = ""
     owner: str = ""
     waits: bool = False
     log: tuple[int, ...] = ()
@@ -43,13 +47,18 @@ class Task(NamedTuple):
     made_at_death: int = -1
     alone: bool = False
     died_alone: bool = False
+    offer: str = ""
+    source: str = ""
+    taken: int = 0
+    begun: int = 0
 
 
 class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
     `sizes`: how many chunks each stage is to make. `at`: which incarnation holds the tensors of each chunk the producer logged.
-    `listed` and `late`: `workers`, and those of it whose deadline has passed.
+    `listed` and `late`: `workers`, and those of it whose deadline has passed. `notices`: in inboxes, as (worker, kind): "x", drop
+    the task, and "f", your blocks were taken.
     """
 
     sizes: tuple[int, int]
@@ -59,6 +68,7 @@ class Store(NamedTuple):
     end: str = ""
     listed: frozenset[str] = frozenset()
     late: frozenset[str] = frozenset()
+    notices: frozenset[tuple[str, str]] = frozenset()
     term: int = 0
     events: tuple[ev.Event, ...] = ()
 
@@ -80,7 +90,7 @@ class Scripts:
         """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
-    def grant(self, store: Store, term: int, stage: int, expected: int, *, alone: bool, remake: bool) -> Answer:
+    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool, remake: bool) -> Answer:
         """grant.lua"""
         task = store.tasks[stage]
         if term != store.term:
@@ -92,7 +102,7 @@ class Scripts:
         if task.state == "running" or (task.state == "finished" and not remake):
             return store, "owned"
         epoch = self.raised(task, "grant")
-        task = task._replace(state="granted", epoch=epoch, owner="", waits=True, alone=alone)
+        task = task._replace(state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone)
         return store.with_task(stage, task).told(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))), "ok"
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
@@ -141,14 +151,66 @@ class Scripts:
             return store, "gap"
         return store._replace(at=(*store.at[:index], worker, *store.at[index + 1 :])), "ok"
 
+    def hand_off(self, store: Store, worker: str, stage: int, epoch: int, role: str) -> Answer:
+        """hand_off.lua, with blocks."""
+        task = store.tasks[stage]
+        if task.epoch != epoch:
+            return store, "stale"
+        if store.end:
+            return store, "ended"
+        task = task._replace(
+            state="granted", epoch=self.raised(task, "hand_off"), role=role, owner="", waits=True,
+            offer="offered", source=worker, taken=0, begun=task.produced,
+        )  # fmt: skip
+        fact = ev.TaskHandedOff(request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role))
+        return store.with_task(stage, task).told(fact), "ok"
+
+    def may_take(self, store: Store, task: Task) -> bool:
+        return task.offer == "offered" and task.source in store.listed
+
+    def confirm(self, store: Store, stage: int, epoch: int) -> Answer:
+        """confirm.lua"""
+        task = store.tasks[stage]
+        if task.epoch != epoch:
+            return store, "stale"
+        if store.end:
+            return store, "ended"
+        if not self.may_take(store, task):
+            return store, "released"
+        told = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
+        return store.with_task(stage, task._replace(offer="confirmed", taken=epoch))._replace(notices=told), "ok"
+
+    def release(self, store: Store, worker: str, stage: int) -> Answer:
+        """release.lua"""
+        task = store.tasks[stage]
+        if task.offer != "offered" or task.source != worker:
+            return store, "stale"
+        return store.with_task(stage, task._replace(offer="released")), "ok"
+
+    def skips(self, task: Task) -> bool:
+        """lose_tensors.lua: whether the task's owner does not make again what was published before it took the blocks."""
+        return task.state == "running" and task.taken == task.epoch
+
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
         """lose_tensors.lua, said by the consumer of the producer."""
         if store.tasks[CONSUMER].epoch != epoch:
             return store, "stale"
         if store.end:
             return store, "ended"
-        at = Epoch(store.tasks[PRODUCER].epoch)
-        return store.told(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=at)), "ok"
+        task = store.tasks[PRODUCER]
+        if self.skips(task):
+            told = store._replace(notices=store.notices | {(task.owner, "x")})
+            return self._lose(told, PRODUCER, task, died=False), "ok"
+        return store.told(ev.TensorsLost(request=R, stage=STAGES[PRODUCER], epoch=Epoch(task.epoch))), "ok"
+
+    def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
+        """lose_task.lua"""
+        task = store.tasks[stage]
+        if task.epoch != epoch:
+            return store, "stale"
+        if store.end:
+            return store, "ended"
+        return self._lose(store, stage, task, died=True), "ok"
 
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
         """ack.lua, by the consumer."""
@@ -182,18 +244,21 @@ class Scripts:
             return store, "not_leader"
         if worker not in store.late:
             return store, "alive"
-        store = store._replace(listed=store.listed - {worker}, late=store.late - {worker})
+        inboxes = frozenset(notice for notice in store.notices if notice[0] != worker)
+        store = store._replace(listed=store.listed - {worker}, late=store.late - {worker}, notices=inboxes)
         for stage, task in enumerate(store.tasks):
             if task.owner == worker:
-                store = self._lose(store, stage, task)
+                store = self._lose(store, stage, task, died=True)
         return store, "ok"
 
-    def _lose(self, store: Store, stage: int, task: Task) -> Store:
-        epoch = self.raised(task, "fence_worker")
-        deaths = task.deaths + 1 if task.made_at_death == task.produced else 1
-        alone = task.alone
+    def _lose(self, store: Store, stage: int, task: Task, *, died: bool) -> Store:
+        """common.lua `lose`"""
+        epoch, deaths, made_at_death = self.raised(task, "lose"), task.deaths, task.made_at_death
+        if died:
+            deaths, made_at_death = (deaths + 1 if made_at_death == task.produced else 1), task.produced
+        alone = died and task.alone
         task = task._replace(
-            state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=task.produced, died_alone=alone
+            state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone
         )
         fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
         return store.with_task(stage, task).told(fact)
@@ -208,6 +273,8 @@ class Scripts:
             return store, "ended"
         for stage, task in enumerate(store.tasks):
             left = task.state if task.state == "finished" else ("finished" if state == "finished" else "aborted")
-            task = task._replace(state=left, epoch=self.raised(task, "close"), owner="", waits=False)
+            task = task._replace(
+                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", taken=0
+            )
             store = store.with_task(stage, task)
         return store._replace(end=state).told(ev.RequestEnded(request=R, state=state)), "ok"

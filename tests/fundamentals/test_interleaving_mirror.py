@@ -73,9 +73,22 @@ class Twins:
             places = cast("dict[bytes, bytes]", self.client.hgetall(keys.loc(R, EDGES[PRODUCER])))
             at = {int(index): decode_location(raw)["rows"].agent for index, raw in places.items()}
             assert at == dict(enumerate(self.store.at)), after
+            assert self.inboxes() == self.store.notices, after
+        for stage, task in enumerate(self.store.tasks):
+            offer = self.client.hmget(keys.kv(R, STAGES[stage]), ["state", "source", "taken"])
+            taken = str(self.epochs[stage][task.taken]) if task.taken else ""
+            assert [text(field) for field in cast("list[bytes | None]", offer)] == [task.offer, task.source, taken], after
         entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.EVENTS))
         told = [event for event in (ev.decode_event(fields[b"e"]) for _, fields in entries) if not isinstance(event, UNSEEN)]
         assert list(map(gist, told)) == list(map(gist, self.store.events)), after
+
+    def inboxes(self) -> set[tuple[str, str]]:
+        """What workers are told that they cannot learn from an answer: a task to drop, blocks that were taken."""
+        told: set[tuple[str, str]] = set()
+        for worker, _ in WORKERS:
+            lines = cast("list[tuple[bytes, dict[bytes, bytes]]]", self.client.xrange(keys.inbox(WorkerId(worker))))
+            told |= {(worker, text(fields[b"k"])) for _, fields in lines}
+        return {(worker, kind) for worker, kind in told if kind in ("x", "f")}
 
     def real(self, stage: int, epoch: int) -> Epoch:
         return Epoch(self.epochs[stage].get(epoch, 1))
@@ -88,17 +101,18 @@ class Twins:
     def any_call(self) -> Callable[[], None]:
         often = [self.grant, self.claim, self.append] * 3
         seldom = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.client_takes, self.end]
+        seldom += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task]
         return self.rng.choice([*often, *seldom])
 
     def grant(self) -> None:
         stage, alone, remake = self.rng.randrange(2), self.rng.random() < 0.3, self.rng.random() < 0.3
         epoch, leads = self.any_epoch(stage), self.rng.random() < 0.9
+        role = RoleName(STAGES[stage])
         call = scripts.grant(
-            self.leader if leads else "other|1", R, STAGES[stage], RoleName(STAGES[stage]), self.real(stage, epoch),
-            alone=alone, remake=remake,
-        )  # fmt: skip
+            self.leader if leads else "other|1", R, STAGES[stage], role, self.real(stage, epoch), alone=alone, remake=remake
+        )
         term = self.store.term + (not leads)
-        self.both(self.mirror.grant(self.store, term, stage, epoch, alone=alone, remake=remake), call)
+        self.both(self.mirror.grant(self.store, term, stage, epoch, role, alone=alone, remake=remake), call)
 
     def claim(self) -> None:
         worker, stage = self.rng.choice(WORKERS)
@@ -149,6 +163,27 @@ class Twins:
         call = scripts.lose_tensors(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), STAGES[PRODUCER])
         self.both(self.mirror.lose_tensors(self.store, epoch), call)
 
+    def hand_off(self) -> None:
+        """To the same role, so that any worker of the stage may claim it."""
+        worker, stage = self.rng.choice(WORKERS)
+        epoch, role = self.any_epoch(stage), RoleName(STAGES[stage])
+        call = scripts.hand_off(R, STAGES[stage], self.real(stage, epoch), WorkerId(worker), role, num_rows=1, data=b"blocks")
+        self.both(self.mirror.hand_off(self.store, worker, stage, epoch, role), call)
+
+    def confirm(self) -> None:
+        stage = self.rng.randrange(2)
+        epoch = self.any_epoch(stage)
+        self.both(self.mirror.confirm(self.store, stage, epoch), scripts.confirm(R, STAGES[stage], self.real(stage, epoch)))
+
+    def release(self) -> None:
+        worker, stage = self.rng.choice(WORKERS)
+        self.both(self.mirror.release(self.store, worker, stage), scripts.release(R, STAGES[stage], WorkerId(worker)))
+
+    def lose_task(self) -> None:
+        stage = self.rng.randrange(2)
+        epoch = self.any_epoch(stage)
+        self.both(self.mirror.lose_task(self.store, stage, epoch), scripts.lose_task(R, STAGES[stage], self.real(stage, epoch)))
+
     def fail(self) -> None:
         stage = self.rng.randrange(2)
         epoch = self.any_epoch(stage)
@@ -192,14 +227,16 @@ def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
         twins = Twins(client, random.Random(seed), mirror)
         for _ in range(NUM_CALLS):
             twins.any_call()()
-        seen |= {task.state for task in twins.store.tasks} | {type(event).__name__ for event in twins.store.events}
+        seen |= {told for task in twins.store.tasks for told in (task.state, task.offer)}
+        seen |= {type(event).__name__ for event in twins.store.events}
     return seen
 
 
 def test_the_mirror_answers_as_the_scripts_do(redis_url: str) -> None:
     with connect(redis_url) as client:
         seen = walk(client, Scripts())
-    assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "RequestEnded"} <= seen
+    assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
+    assert {"offered", "released", "confirmed"} <= seen
 
 
 def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:

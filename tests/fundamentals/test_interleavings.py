@@ -14,11 +14,13 @@ from fleet.conductor.state import ConductorState
 from fleet.conductor.step import MAX_DEATHS, Decision, step
 from fleet.core import events as ev
 from fleet.graphs import GRAPHS
-from tests.fundamentals.interleaving_moves import Budget, Fleet, World
+from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_search import Broken, Search
 from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, Answer, Scripts, Store, Task
+from tests.fundamentals.interleaving_world import Budget, World
 
 TWO_PRODUCERS, TWO_CONSUMERS = "ABc", "Acd"
+PRODUCERS, CONSUMERS = "AB", "cd"
 MAKES_TWO, TAKES_TWO, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 
@@ -47,13 +49,13 @@ def explored(fleet: Fleet) -> Search:
     ],
 )
 def test_a_producer_recovers_in_every_order(budget: Budget) -> None:
-    search = explored(Fleet(TWO_PRODUCERS, budget, frail=PRODUCER, sizes=MAKES_TWO))
+    search = explored(Fleet(TWO_PRODUCERS, budget, frail=PRODUCERS, sizes=MAKES_TWO))
     ends = {world.store.end for world in search.worlds}
     assert ends == {"", "finished", *(["failed"] if budget.failures else [])}
 
 
 def test_one_worker_dies_at_work_and_one_whose_tensors_are_needed_still() -> None:
-    search = explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), frail=PRODUCER, sizes=ONE_EACH))
+    search = explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), frail=PRODUCERS, sizes=ONE_EACH))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
     assert any(was_remade(world) for world in search.worlds)
 
@@ -72,8 +74,30 @@ def was_remade(world: World) -> bool:
     ],
 )
 def test_a_consumer_recovers_in_every_order(budget: Budget) -> None:
-    search = explored(Fleet(TWO_CONSUMERS, budget, frail=CONSUMER, sizes=TAKES_TWO))
+    search = explored(Fleet(TWO_CONSUMERS, budget, frail=CONSUMERS, sizes=TAKES_TWO))
     assert {world.store.end for world in search.worlds} == {"", "finished"}
+
+
+@pytest.mark.parametrize(
+    ("places", "frail", "sizes", "budget"),
+    [
+        pytest.param("AXc", "AXc", MAKES_TWO, Budget(deaths=1), id="of the producer, any worker dies"),
+        pytest.param("AXc", "AX", MAKES_TWO, Budget(freezes=1), id="of the producer, a half freezes and wakes"),
+        pytest.param("AXc", "", MAKES_TWO, Budget(crashes=1), id="of the producer, the conductor dies"),
+        pytest.param("AXc", "AX", MAKES_TWO, Budget(steps=1), id="of the producer, a step fails as a whole"),
+        pytest.param("Acx", "Acx", TAKES_TWO, Budget(deaths=1), id="of the consumer, any worker dies"),
+        pytest.param("Acx", "cx", TAKES_TWO, Budget(freezes=1), id="of the consumer, a half freezes and wakes"),
+    ],
+)
+def test_a_hand_off_comes_to_an_end_in_every_order(places: str, frail: str, sizes: tuple[int, int], budget: Budget) -> None:
+    """The producer may be one chunk ahead, so that it waits for a consumer whose input is lost."""
+    search = explored(Fleet(places, budget, frail=frail, sizes=sizes, split=split_of(places), credits=1))
+    assert {world.store.end for world in search.worlds} == {"", "finished"}
+    assert {"offered", "confirmed", "released"} <= {task.offer for world in search.worlds for task in world.store.tasks}
+
+
+def split_of(places: str) -> int:
+    return PRODUCER if places.startswith("AX") else CONSUMER
 
 
 class GrantsWithoutRaising(Scripts):
@@ -83,7 +107,7 @@ class GrantsWithoutRaising(Scripts):
 
 class FencesWithoutRaising(Scripts):
     def raised(self, task: Task, by: str) -> int:
-        return task.epoch if by == "fence_worker" else super().raised(task, by)
+        return task.epoch if by == "lose" else super().raised(task, by)
 
 
 class AppendsAtAnyEpoch(Scripts):
@@ -100,6 +124,20 @@ class AppendsAgain(Scripts):
             return after, answer
         task = after.tasks[stage]
         return after.with_task(stage, task._replace(log=(*task.log, index))), "ok"
+
+
+class TakesWhatIsNotOffered(Scripts):
+    """Blocks are taken although their source has left, and may use its pages for something else."""
+
+    def may_take(self, store: Store, task: Task) -> bool:
+        return task.offer == "offered"
+
+
+class LetsItSkip(Scripts):
+    """Whoever took the blocks over is thought to make again what was published before."""
+
+    def skips(self, task: Task) -> bool:
+        return False
 
 
 class Forgets(Fleet):
@@ -130,16 +168,26 @@ class CondemnsAtOnce(Fleet):
 )
 def test_a_mistake_in_a_script_is_found(scripts: type[Scripts], message: str) -> None:
     with pytest.raises(Broken, match=message):
-        explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), scripts()))
+        explored(Fleet(TWO_PRODUCERS, Budget(deaths=2), scripts(), frail=PRODUCERS))
+
+
+def test_blocks_of_a_source_that_left_are_not_to_be_taken() -> None:
+    with pytest.raises(Broken, match="blocks that are not the request's"):
+        explored(Fleet("AXc", Budget(freezes=1), TakesWhatIsNotOffered(), frail="A", split=PRODUCER))
+
+
+def test_tensors_that_died_with_the_first_half_are_to_be_made_again() -> None:
+    with pytest.raises(Broken, match="never ends as it should"):
+        explored(Fleet("AXc", Budget(deaths=1), LetsItSkip(), frail="A", split=PRODUCER, credits=1))
 
 
 @pytest.mark.parametrize("fleet", [Forgets, CondemnsAtOnce])
 def test_a_mistake_of_the_conductor_is_found(fleet: type[Fleet]) -> None:
     with pytest.raises(Broken, match="never ends as it should"):
-        explored(fleet(TWO_PRODUCERS, Budget(deaths=1)))
+        explored(fleet(TWO_PRODUCERS, Budget(deaths=1), frail=PRODUCERS))
 
 
 def test_a_consumer_that_says_only_once_what_it_lost_may_wait_for_ever() -> None:
     """The event may be read by a conductor that dies before it acts: nothing in the hashes tells the next one."""
     with pytest.raises(Broken, match="never ends as it should"):
-        explored(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), reports_once=True))
+        explored(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), frail=PRODUCERS, reports_once=True))

@@ -24,7 +24,7 @@ from tests.storm import assert_nothing_left
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 SMALL_POOLS = ("stages.thinker.kv_pages=14", "stages.talker.kv_pages=14", "limits.max_prompt_tokens=200")
 """224 positions of 16 a page: any one of the mates fits."""
-MATES = [case for case in CASES if case.name in ("text", "three turns", "text outlasts speech")]
+MATES = [replace(case, tokens=24, frames=16) for case in CASES if case.name in ("text", "three turns", "text outlasts speech")]
 TOO_LONG = replace(MATES[0], name="too long an answer", tokens=400)
 TOO_LONG_SPOKEN = replace(MATES[0], name="too long a speech", frames=400)
 MORE_THAN_THERE_IS = 2**50

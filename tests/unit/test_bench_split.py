@@ -134,9 +134,9 @@ def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
         console = Console(width=160, record=True, file=shown)
         show(report, console)
     said = console.export_text()
-    for expected in ("hand-offs of lm", "1 computed again", "block by block", "gap while long prompts come", "KV blocks / plain"):
+    for expected in ("hand-offs of lm", "1 computed again", "block by block", "gaps while long", "KV blocks / plain"):
         assert expected in said
-    assert "0.25" not in said.splitlines()[0] and "measure again on a quiet machine" in said
+    assert "measure again on a quiet machine" in said
     write_json(report, tmp_path / "out.json")
 
     class File(msgspec.Struct):

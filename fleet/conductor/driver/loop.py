@@ -17,7 +17,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import missed_facts, read_live, was_delivered
+from fleet.conductor.driver.snapshot import missed_facts, read_live, read_request, was_delivered
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
@@ -79,8 +79,7 @@ class Driver:
             self._spare()
         self.last_turn = now
         for event in self._read():
-            # Many facts at once may take longer than the lead lasts.
-            if time.monotonic() - self.led_at > self.config.lease.conductor_s / RENEWALS and not self._lead():
+            if not self._still_leads():
                 return
             self._apply(event)
         if time.monotonic() >= self.next_watch:
@@ -97,15 +96,27 @@ class Driver:
             self.leader = ""
         return bool(value)
 
+    def _still_leads(self) -> bool:
+        """Asked between many facts or requests, which may take longer than the lead lasts; renews it in time."""
+        leader = self.leader
+        if time.monotonic() - self.led_at <= self.config.lease.conductor_s / RENEWALS:
+            return True
+        return self._lead() and self.leader == leader
+
     def _take_over(self) -> None:
         """Learn the truth from the hashes; facts after the noted id come again and change nothing twice."""
         self._spare()
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else "0-0"
         self.state, self.orphans = self._empty(), {}
-        records = read_live(self.client)
-        log.info("leading, %d live requests", len(records))
-        for record in records:
+        live = read_live(self.client)
+        log.info("leading, %d live requests", len(live))
+        for request in live:
+            if not self._still_leads():
+                return
+            record = read_request(self.client, request)
+            if record is None:
+                continue
             self.state, commands = resume(self.state, record)
             for task in record.tasks.values():
                 if task.state is TaskState.GRANTED:

@@ -118,6 +118,8 @@ class ThinkerTask:
         if len(wanted):
             arrays["row_positions"] = wanted.astype(np.int32)
             arrays["rows"] = np.stack([self._tapped[position] for position in wanted.tolist()])
+        if not self._request.session:
+            self._tapped.clear()
         return (EngineOutput(request_id=self._request.request_id, walk=PREFILL, arrays=arrays),)
 
     def prefix(self) -> Prefix:

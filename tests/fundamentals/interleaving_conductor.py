@@ -1,0 +1,171 @@
+"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, carries out a command at a time, and
+watches; everybody else may act in between.
+"""
+
+from collections.abc import Iterator
+
+from fleet.conductor.invariants import violations
+from fleet.conductor.state import ConductorState, RequestRecord, TaskRecord, TaskState
+from fleet.conductor.step import Decision, resume, step
+from fleet.core import events as ev
+from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
+from fleet.core.ids import Epoch, RoleName, StageName, WorkerId
+from tests.fundamentals import interleaving_store as model
+from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, R, Scripts, Store, Task
+from tests.fundamentals.interleaving_world import Boss, Move, Worker, World
+
+RETOLD = 2
+"""How many events that were read already may be told again."""
+Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
+
+
+class Conductor:
+    """Its moves. States are numbered, so that a world holds a number. `split`: the stage that has two roles, if one has."""
+
+    def __init__(self, scripts: Scripts, split: int | None) -> None:
+        self.scripts, self.split = scripts, split
+        first = {STAGES[split]: RoleName(f"{STAGES[split]}.prefill")} if split is not None else {}
+        self.nothing_known = ConductorState(first_roles=first)
+        self.states: list[ConductorState] = []
+        self._numbers: dict[object, int] = {}
+        self._steps: Steps = {}
+        self.at_first = Boss(known=self._number(self.nothing_known))
+
+    def decide(self, state: ConductorState, event: ev.Event) -> Decision:
+        return step(state, event)
+
+    def record_of(self, world: World) -> RequestRecord | None:
+        """What it takes the request for."""
+        return self.states[world.boss.known].requests.get(R)
+
+    def moves(self, world: World) -> Iterator[Move]:
+        store, boss = world.store, world.boss
+        if boss.phase == "down":
+            led = store._replace(term=store.term + 1, events=())
+            yield "a conductor leads", world._replace(store=led, boss=Boss(phase="noted"))
+        elif boss.phase == "noted":
+            record = read_request(store)
+            state, orders = resume(self.nothing_known, record) if record else (self.nothing_known, ())
+            yield "it reads the hashes", world._replace(boss=Boss("read", self._number(state), (), orders))
+        elif boss.orders:
+            after, answer = self.carry_out(store, boss.orders[0])
+            label = f"{type(boss.orders[0]).__name__} -> {answer}"
+            yield label, world._replace(store=after, boss=boss._replace(orders=boss.orders[1:]))
+        elif boss.phase == "read":
+            facts = missed_facts(store) if self.states[boss.known].requests else ()
+            yield "it reads what was missed", world._replace(boss=boss._replace(phase="up", facts=facts))
+        elif boss.facts:
+            yield self._apply(world._replace(boss=boss._replace(facts=boss.facts[1:])), boss.facts[0])
+        else:
+            yield from self._watch(world)
+
+    def _watch(self, world: World) -> Iterator[Move]:
+        store, boss = world.store, world.boss
+        if boss.read < len(store.events):
+            yield self._apply(world._replace(boss=boss._replace(read=boss.read + 1)), store.events[boss.read])
+        for worker in sorted(store.late):
+            yield self._apply(world, ev.WorkerExpired(worker=WorkerId(worker)))
+        yield from self.overdue(world, hasty=False)
+
+    def overdue(self, world: World, *, hasty: bool) -> Iterator[Move]:
+        """A delivered grant that is not claimed in time: because its worker is gone, or (`hasty`) only slow."""
+        record = self.record_of(world)
+        for stage, name in enumerate(STAGES if record is not None else ()):
+            assert record is not None
+            task, seen = world.store.tasks[stage], record.tasks[name]
+            if seen.state is not TaskState.GRANTED or task.waits:
+                continue
+            held = any(w.hand == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
+            needed = not held and task.state == "granted" and task.epoch == seen.epoch
+            if needed != hasty:
+                yield self._apply(world, ev.GrantOverdue(request=R, stage=name, epoch=seen.epoch))
+
+    def _apply(self, world: World, event: ev.Event) -> Move:
+        key = (world.boss.known, event)
+        if key not in self._steps:
+            state, commands = self.decide(self.states[world.boss.known], event)
+            self._steps[key] = self._number(state), commands
+        known, commands = self._steps[key]
+        boss = world.boss._replace(known=known, orders=commands)
+        return f"it learns {_said(event)}", world._replace(boss=boss)
+
+    def carry_out(self, store: Store, command: Command) -> Answer:
+        """As the driver's `_call`, by the leader of this term."""
+        match command:
+            case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone, remake=remake):
+                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone, remake=remake)
+            case EndRequest(state=state):
+                return self.scripts.end_request(store, store.term, state)
+            case FenceWorker(worker=worker):
+                return self.scripts.fence_worker(store, store.term, worker)
+            case _:
+                raise AssertionError(f"no script for {command}")
+
+    def _number(self, state: ConductorState) -> int:
+        records = tuple(
+            (*((self.gist(task), task.alone) for task in record.tasks.values()), record.delivered, record.ending)
+            for record in state.requests.values()
+        )
+        if records not in self._numbers:
+            assert violations(state) == [], violations(state)
+            self._numbers[records] = len(self.states)
+            self.states.append(state)
+        return self._numbers[records]
+
+
+    def gist(self, task: TaskRecord) -> tuple[object, ...]:
+        """Told of no role, the conductor grants the first one."""
+        role = task.role or self.nothing_known.first_roles.get(task.stage, RoleName(task.stage))
+        return task.state, task.epoch, task.owner, role
+
+
+def read_request(store: Store) -> RequestRecord | None:
+    """The driver's `read_live` for the one request."""
+    if store.end:
+        return None
+    tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
+    delivered = store.taken_by_client == store.sizes[CONSUMER]
+    return RequestRecord(id=R, graph=model.PAIR.name, outputs=SUBMITTED.outputs, tasks=tasks, delivered=delivered)
+
+
+def _record(name: StageName, task: Task) -> TaskRecord:
+    return TaskRecord(
+        stage=name,
+        state=TaskState(task.state),
+        epoch=Epoch(task.epoch),
+        owner=WorkerId(task.owner) if task.owner else None,
+        alone=task.alone,
+        role=RoleName(task.role) if task.role else None,
+    )
+
+
+def missed_facts(store: Store) -> tuple[ev.Event, ...]:
+    """The driver's `missed_facts`."""
+    facts: list[ev.Event] = []
+    for name, task in zip(STAGES, store.tasks, strict=True):
+        epoch = Epoch(task.epoch)
+        if task.state == "lost":
+            facts.append(ev.TaskLost(request=R, stage=name, epoch=epoch, deaths=task.deaths, alone=task.died_alone))
+        elif task.state == "failed":
+            facts.append(ev.TaskFailed(request=R, stage=name, epoch=epoch, code="engine_error", message=""))
+    return tuple(facts)
+
+
+def tidy(world: World) -> World:
+    """Forget events that nobody will read again, so that equal worlds are one."""
+    boss, events = world.boss, world.store.events
+    if boss.phase == "down":
+        return world._replace(store=world.store._replace(events=())) if events else world
+    old = boss.read - (RETOLD if world.budget.retold else 0)
+    if old <= 0:
+        return world
+    return world._replace(store=world.store._replace(events=events[old:]), boss=boss._replace(read=boss.read - old))
+
+
+def acts(world: World, worker: Worker) -> bool:
+    return worker.id in world.store.listed and not worker.dead
+
+
+def _said(event: ev.Event) -> str:
+    told = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
+    return " ".join([type(event).__name__, *told])

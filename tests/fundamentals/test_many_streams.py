@@ -1,0 +1,146 @@
+"""Many streams at once: whoever has much to look through keeps its rights meanwhile, and takes nobody else's."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+import redis
+import redis.asyncio
+
+from fleet.conductor.driver import Driver
+from fleet.conductor.driver import loop as driver_loop
+from fleet.conductor.driver.snapshot import read_request
+from fleet.conductor.state import RequestRecord
+from fleet.config import load_config
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run
+from fleet.control.stream import ClientStream
+from fleet.core.chunk import Chunk
+from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId
+from tests.harness import answer, collected, fake_spec, fake_spec_of, gateway, thread_fleet
+from tests.support import await_until, wait_until
+
+GATEWAY, HOUR_US = WorkerId("gateway@test"), 3_600_000_000
+NUM_LIVE, LEASE_S = 6, 60
+
+
+@dataclass(slots=True)
+class SlowReads:
+    """Each request that is read takes as long as the lead lasts, as the driver's clock tells; `then` may do more."""
+
+    driver: Driver
+    then: Callable[[int], None]
+    seen: list[RequestId] = field(default_factory=list[RequestId])
+
+    def __call__(self, client: redis.Redis, request: RequestId) -> RequestRecord | None:
+        self.seen.append(request)
+        self.driver.led_at -= self.driver.config.lease.conductor_s
+        self.then(len(self.seen))
+        return read_request(client, request)
+
+
+def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[RequestId]]:
+    """A driver that does not lead yet, and live requests."""
+    config = load_config(None, ("engine=fake", "device=cpu", f"lease.conductor_s={LEASE_S}"))
+    graph = config.graph_declaration()
+    run(client, scripts.register(GATEWAY, "", HOUR_US, {"kind": "gateway"}))
+    specs = [fake_spec_of(config) for _ in range(NUM_LIVE)]
+    for spec in specs:
+        edges = [edge.name for edge in graph.edges_for(spec.outputs)]
+        stages = graph.stages_for(spec.outputs)
+        run(client, scripts.submit(spec, None, bound=NUM_LIVE, stages=stages, edges=edges, gateway=GATEWAY))
+    return Driver(config, connect(redis_url), WorkerId("conductor@test")), sorted(spec.id for spec in specs)
+
+
+def test_a_new_leader_of_many_requests_keeps_its_lead_while_it_reads_them(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        driver, live = a_leader_of_many(redis_url, client)
+        left_s: list[int] = []
+
+        def lapse_soon(_read: int) -> None:
+            left_s.append(client.ttl(keys.CONDUCTOR))
+            client.expire(keys.CONDUCTOR, LEASE_S // 2)
+
+        reads = SlowReads(driver, lapse_soon)
+        monkeypatch.setattr(driver_loop, "read_request", reads)
+        driver.turn()
+        assert reads.seen == live, "each was to be read once, by one taking over"
+        assert all(left > LEASE_S // 2 for left in left_s), "the lead was to be renewed before each"
+        first = driver.config.graph_declaration().stages[0].name
+        assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
+        driver.client.close()
+
+
+def test_a_leader_that_loses_its_lead_while_it_reads_orders_nothing_more(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        driver, live = a_leader_of_many(redis_url, client)
+
+        def lose(read: int) -> None:
+            if read == 2:
+                client.set(keys.CONDUCTOR, "another|1")
+
+        reads = SlowReads(driver, lose)
+        monkeypatch.setattr(driver_loop, "read_request", reads)
+        driver.turn()
+        assert reads.seen == live[:2]
+        assert driver.leader == ""
+        driver.client.close()
+
+
+async def test_an_answer_that_ends_while_its_gateway_looks_over_what_it_holds_is_not_aborted(redis_url: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            await answer(client, fake_spec(fleet))
+            spec = fake_spec(fleet)
+            stream = await client.submit(spec, None)
+
+            async def ready() -> bool:
+                view = await client.request_view(spec.id)
+                return view is not None and all(edge.produced for edge in view.edges)
+
+            await await_until(ready, "every edge to begin")
+            fleet.driver.stopping = True
+            wait_until(lambda: not fleet.threads[0].is_alive(), "the conductor to stop, so that nobody ends the request")
+            asked = client._redis.smembers  # pyright: ignore[reportPrivateUsage]
+
+            async def held_then_delivered(name: str) -> object:
+                members = await asked(name)
+                await collected(stream, spec)
+                return members
+
+            client._redis.smembers = held_then_delivered  # pyright: ignore
+            await client._disown_unknown()  # pyright: ignore[reportPrivateUsage]
+            await client._end_strays()  # pyright: ignore[reportPrivateUsage]
+            view = await client.request_view(spec.id)
+            assert view is not None
+            assert view.state == "running"
+
+
+def test_a_stream_has_moved_when_each_open_edge_brought_a_chunk() -> None:
+    config = load_config(None, ("engine=fake", "device=cpu"))
+    spec = fake_spec_of(config)
+    unused = cast("redis.asyncio.Redis", None)
+    stream = ClientStream(spec, None, config, unused, scripts.Retention())
+
+    def put(edge: EdgeName, index: int) -> None:
+        stream.put(Chunk(request=spec.id, edge=edge, index=index, epoch=Epoch(1)))
+
+    one, other = spec.outputs
+    assert not stream.moved(), "nothing has come yet"
+    put(one, 0)
+    assert not stream.moved(), "the other edge waits"
+    put(one, 1)
+    put(other, 0)
+    assert stream.moved()
+    assert not stream.moved(), "nothing has come since"
+    put(one, 2)
+    put(other, 2)
+    assert not stream.moved(), "a chunk that comes after a gap moves nothing"
+    put(other, 1)
+    put(one, 3)
+    assert stream.moved()
