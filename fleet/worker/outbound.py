@@ -239,7 +239,8 @@ class OutboundEdge:
         self.acked = max(self.acked, consumed)
 
     def has_credit(self) -> bool:
-        return self.produced - self.acked < self._credits
+        """Also while the log is made again: its consumer may be new, too, and wait for tensors of chunks that count as taken."""
+        return bool(self._replay.rows) or self.produced - self.acked < self._credits
 
 
 def _join(items: list[Arrays]) -> Arrays:

@@ -83,6 +83,15 @@ class Store(NamedTuple):
 Answer = tuple[Store, str]
 
 
+def refused(store: Store, task: Task, epoch: int) -> str:
+    """common.lua `refused`"""
+    if task.epoch != epoch:
+        return "stale"
+    if store.end:
+        return "ended"
+    return "" if task.state == "running" else "stale"
+
+
 class Scripts:
     """One method a script. A subclass that leaves a comparison out is a mutation that the check must find."""
 
@@ -127,6 +136,8 @@ class Scripts:
             return store, "stale"
         if store.end:
             return store, "ended"
+        if index >= task.produced and task.state != "running":
+            return store, "stale"
         if index > task.produced:
             return store, "gap"
         if index < task.produced:
@@ -135,7 +146,7 @@ class Scripts:
             task = task._replace(log=(*task.log, index), produced=index + 1)
             if stage == PRODUCER:
                 store = store._replace(at=(*store.at, worker))
-        if finish:
+        if finish and task.state in ("running", "finished"):
             task = task._replace(state="finished", owner="")
             store = store.told(ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
         return store.with_task(stage, task), answer
@@ -154,10 +165,8 @@ class Scripts:
     def hand_off(self, store: Store, worker: str, stage: int, epoch: int, role: str) -> Answer:
         """hand_off.lua, with blocks."""
         task = store.tasks[stage]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := refused(store, task, epoch):
+            return store, why
         task = task._replace(
             state="granted", epoch=self.raised(task, "hand_off"), role=role, owner="", waits=True,
             offer="offered", source=worker, taken=0, begun=task.produced,
@@ -206,10 +215,8 @@ class Scripts:
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
         """lose_task.lua"""
         task = store.tasks[stage]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := refused(store, task, epoch):
+            return store, why
         return self._lose(store, stage, task, died=True), "ok"
 
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
@@ -231,10 +238,8 @@ class Scripts:
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
         """fail.lua"""
         task = store.tasks[stage]
-        if task.epoch != epoch:
-            return store, "stale"
-        if store.end:
-            return store, "ended"
+        if why := refused(store, task, epoch):
+            return store, why
         fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), code="engine_error", message="")
         return store.with_task(stage, task._replace(state="failed", owner="")).told(fact), "ok"
 

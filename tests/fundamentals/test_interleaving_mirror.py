@@ -227,7 +227,7 @@ def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
         twins = Twins(client, random.Random(seed), mirror)
         for _ in range(NUM_CALLS):
             twins.any_call()()
-        seen |= {told for task in twins.store.tasks for told in (task.state, task.offer)}
+            seen |= {told for task in twins.store.tasks for told in (task.state, task.offer)}
         seen |= {type(event).__name__ for event in twins.store.events}
     return seen
 
@@ -236,7 +236,7 @@ def test_the_mirror_answers_as_the_scripts_do(redis_url: str) -> None:
     with connect(redis_url) as client:
         seen = walk(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
-    assert {"offered", "released", "confirmed"} <= seen
+    assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
 def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:

@@ -161,8 +161,8 @@ class CondemnsAtOnce(Fleet):
     ("scripts", "message"),
     [
         (GrantsWithoutRaising, "without an epoch"),
-        (FencesWithoutRaising, "which was fenced, was answered ok"),
-        (AppendsAtAnyEpoch, "append at epoch 1 of producer, which is at 2, was answered ok"),
+        (FencesWithoutRaising, "of A0, which was fenced, was answered released"),
+        (AppendsAtAnyEpoch, "finish at epoch 1 of producer, which is at 2, was answered duplicate"),
         (AppendsAgain, r"the log of producer is \(0, 1, 1\)"),
     ],
 )

@@ -1,17 +1,19 @@
--- append (also final, finish): for each chunk compares epoch, request live, index = last + 1; writes the edge, its location,
--- the task's produced count, the consumer's inbox, an event if one is given, and the task's end if this chunk ends it.
+-- append (also final, finish): for each chunk compares epoch, request live, that the task runs, index = last + 1; writes the edge, its
+-- location, the task's produced count, the consumer's inbox, an event if one is given, and the task's end if this chunk ends it.
+-- A chunk that is said again is no mistake, even that which ended the task.
 -- ARGV: repeated 11: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count
 local out = {}
 for i = 1, #ARGV, 11 do
   local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
   local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'produced:' .. e)
+  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state')
   local answer = 'ok'
   local produced = tonumber(t[2] or '0')
   if t[1] ~= epoch then answer = 'stale'
   elseif call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
   elseif index < produced then answer = 'duplicate'
+  elseif t[3] ~= 'running' then answer = 'stale'
   elseif index > produced then answer = 'gap'
   else
     call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
@@ -22,7 +24,8 @@ for i = 1, #ARGV, 11 do
     if holder and holder ~= '' then notice(holder, 'k', 'c', 'h', header, 'l', loc) end
     if ev ~= '' then event(ev) end
   end
-  if finish == '1' and (answer == 'ok' or answer == 'duplicate') then
+  local may_end = t[3] == 'running' or t[3] == 'finished'
+  if finish == '1' and may_end and (answer == 'ok' or answer == 'duplicate') then
     call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
     disown(tk, r, s)
     event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))

@@ -32,6 +32,13 @@ local function promote(role)
     end
   end
 end
+-- Why who owned the task at this epoch may not write for it: nil where it runs, for its request is live and its epoch the same.
+local function refused(tk, r, epoch)
+  local t = call('HMGET', tk, 'epoch', 'state')
+  if t[1] ~= epoch then return 'stale' end
+  if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
+  return t[2] ~= 'running' and 'stale' or nil
+end
 local function leads(value) return call('GET', P .. 'conductor') == value end
 local function raise(tk)
   local e = math.max(tonumber(call('HGET', tk, 'epoch') or '0') + 1, now_us())

@@ -1,9 +1,10 @@
--- fail: compares epoch; writes the task's end and error, and an event. The conductor then ends the request.
+-- fail: compares epoch, that the task runs, and request live; writes the task's end and error, and an event. The conductor then ends
+-- the request.
 -- ARGV: request, stage, epoch, event, code, message, param
 local r, s, epoch, ev, code, message, param = unpack(ARGV)
 local tk = task_key(r, s)
-if call('HGET', tk, 'epoch') ~= epoch then return 'stale' end
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
+local why = refused(tk, r, epoch)
+if why then return why end
 call('HSET', tk, 'state', 'failed', 'finished_us', int(now_us()), 'code', code, 'message', message, 'param', param)
 disown(tk, r, s)
 event(ev)

@@ -1,10 +1,10 @@
--- hand_off: compares epoch and request live; gives the task up at a higher epoch, says where its computed blocks are, and puts it on
--- the next role's stream, with an event. Without NIXL the blocks ride in the hash.
+-- hand_off: compares epoch, that the task runs, and request live; gives the task up at a higher epoch, says where its computed blocks
+-- are, and puts it on the next role's stream, with an event. Without NIXL the blocks ride in the hash.
 -- ARGV: request, stage, epoch, worker, next role, rows, pages, location, data, when the last step here ended (us, the worker's clock)
 local r, s, epoch, w, role, rows, pages, loc, data, prefilled_us = unpack(ARGV)
 local tk, kk = task_key(r, s), kv_key(r, s)
-if call('HGET', tk, 'epoch') ~= epoch then return {'stale'} end
-if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
+local why = refused(tk, r, epoch)
+if why then return {why} end
 disown(tk, r, s)
 local e = raise(tk)
 local alone = call('HGET', tk, 'alone') or ''

@@ -71,8 +71,8 @@ def listen(answer: Spoken) -> Listened:
     ours = answer.samples[spoken]
     locked = _locked(answer)
     return Listened(
-        heard=_heard(answer.text, answer.voice, answer.samples if len(ours) else ours),
-        teacher_heard=_heard(answer.text, answer.voice, answer.teacher.samples) if answer.floor else {},
+        heard=_heard(answer.text, answer.voice, ours),
+        teacher_heard=_heard(answer.text, answer.voice, answer.teacher.samples[teachers]) if answer.floor else {},
         lead_s=spoken.start / SAMPLE_RATE_HZ,
         length_s=len(ours) / SAMPLE_RATE_HZ,
         teacher_length_s=(teachers.stop - teachers.start) / SAMPLE_RATE_HZ,

@@ -22,10 +22,16 @@ Kind = Literal["bigram", "grammar"]
 RATE_HZ: Final = 16_000
 NUM_DIALOGUES, SEED = 12_000, 0
 """Of training, in whose answers the bigrams are counted."""
-THROAT: Final[Mapping[str, float]] = {"chelsie": 0.85}
+THROAT: Final[Mapping[str, float]] = {"chelsie": 0.9, "ethan": 0.93}
 """How much a voice is lowered and slowed before it is recognised, for its throat is shorter than the recogniser's people's.
 
-Found on the teacher's speech of training answers, as the hiss was; so neither favours a model over its teacher.
+Found on the teacher's speech of training answers, as the hiss was and how to search; so none favours a model over its teacher.
+"""
+SEARCH: Final[Mapping[Kind, Mapping[str, object]]] = {"bigram": {"fwdtree": False}, "grammar": {}}
+"""Through all words flat at once, not through a tree of their beginnings first, which drops short words too soon.
+
+Of 180 such answers the recogniser heard 15.7 % of words wrong by bigrams and 3.9 % by the grammar, and 9.5 % and 1.7 % with this,
+`THROAT`, and the silence around left to `_PAD_S` alone.
 """
 _HISS: Final = 1e-3
 """Noise in place of digital silence, which the recogniser has never heard: without it it hears a tenth of all words wrong."""
@@ -40,7 +46,7 @@ class Recogniser:
         self._decoder = _decoder(kind)
 
     def words(self, samples: NDArray[np.float32], rate_hz: int, voice: str = "") -> str:
-        """What it heard, "" for nothing."""
+        """What it heard, "" for nothing. `samples`: without silence around."""
         self._decoder.start_utt()
         self._decoder.process_raw(_prepared(samples, rate_hz * THROAT.get(voice, 1.0)), full_utt=True)
         self._decoder.end_utt()
@@ -57,7 +63,7 @@ def _decoder(kind: Kind) -> Any:
         words.write_text(dictionary_text(known_words()))
         rules.write_text(language(kind))
         how = {"lm": str(rules)} if kind == "bigram" else {"lm": None, "jsgf": str(rules)}
-        return Decoder(hmm=str(folder / "en-us"), dict=str(words), cmn="batch", loglevel="FATAL", **how)
+        return Decoder(hmm=str(folder / "en-us"), dict=str(words), cmn="batch", loglevel="FATAL", **how, **SEARCH[kind])
 
 
 def language(kind: Kind) -> str:
