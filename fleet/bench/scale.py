@@ -1,8 +1,9 @@
 """The scale of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
 
-Real time is 12.5 rows a second: a frame of speech is 80 ms. Every stage makes one row a stream each 80 ms, and each of the E
-edges of the graph passes on E rows a chunk, so that a stream appends 12.5 chunks a second, all of its edges together, half of
-them (where E is 4) between workers and half to the client. Nothing is computed: what costs CPU here is the fleet itself.
+Real time is 12.5 rows a second: a frame of speech is 80 ms. Every stage makes one row a stream each 80 ms, each stream at its own
+beat, as its listener plays; and each of the E edges of the graph passes on E rows a chunk, so that a stream appends 12.5 chunks a
+second, all of its edges together, half of them (where E is 4) between workers and half to the client. Nothing is computed: what
+costs CPU here is the fleet itself.
 """
 
 import asyncio

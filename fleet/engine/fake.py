@@ -27,7 +27,8 @@ DECODE = Walk("decode")
 class _Running:
     """`out` are all numbers made, for whoever goes on; `again` rows that were made elsewhere and are still to be returned.
 
-    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request.
+    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request. `due_s`: when its next
+    step may begin.
     """
 
     request: EngineRequest
@@ -41,6 +42,7 @@ class _Running:
     paused: bool = False
     trail: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
     follows: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
+    due_s: float = 0.0
 
     def absorb(self, row: bytes) -> None:
         self.state = zlib.crc32(row, self.state)
@@ -74,7 +76,7 @@ class FakeEngine:
 
     `autoregressive`: a step takes one input row, waiting for it until the input is final; otherwise a codec, with one output row
     per input row and no bound. `source`: the whole input is a prompt, taken before the first row, and kept for its session.
-    `step_s`: how long a pass takes, as on a device that works while its worker listens; the next pass begins no sooner.
+    `step_s`: from one step of a request to its next one, at least; each request keeps its own time, as one whose listener plays.
 
     Shapes: each output has `out`: int32 [n, width].
     """
@@ -85,7 +87,6 @@ class FakeEngine:
         self._max_batch, self._width = max_batch, width
         self._autoregressive, self._source = autoregressive, source
         self._step_s = step_s
-        self._free_at_s = 0.0
         self._running: dict[RequestId, _Running] = {}
         self._kept: dict[str, list[tuple[bytes, int]]] = {}
         self._rows_reused = 0
@@ -115,9 +116,8 @@ class FakeEngine:
         return self.due_in_s() <= 0
 
     def due_in_s(self) -> float:
-        if not any(self._can_step(running) for running in self._running.values()):
-            return math.inf
-        return max(0.0, self._free_at_s - time.monotonic()) if self._step_s else 0.0
+        due_s = min((running.due_s for running in self._running.values() if self._can_step(running)), default=math.inf)
+        return max(0.0, due_s - time.monotonic())
 
     def _can_step(self, running: _Running) -> bool:
         if running.paused:
@@ -125,16 +125,13 @@ class FakeEngine:
         return running.fed_final or bool(running.again) or (bool(running.rows) and not self._source)
 
     def step(self) -> Sequence[EngineOutput]:
-        if self._step_s:
-            self._begin_pass()
-        batch = [(key, r) for key, r in self._running.items() if self._can_step(r)][: self._max_batch]
-        return [self._advance(key, running) for key, running in batch]
-
-    def _begin_pass(self) -> None:
-        """A pass that began a little late does not put off those after it: the mean pace is the device's."""
         now_s = time.monotonic()
-        began_s = self._free_at_s if now_s - self._free_at_s < self._step_s else now_s
-        self._free_at_s = began_s + self._step_s
+        batch = [(key, r) for key, r in self._running.items() if r.due_s <= now_s and self._can_step(r)][: self._max_batch]
+        for _, running in batch:
+            # A step that began a little late does not put off those after it: the mean pace is `step_s`.
+            began_s = running.due_s if now_s - running.due_s < self._step_s else now_s
+            running.due_s = began_s + self._step_s
+        return [self._advance(key, running) for key, running in batch]
 
     def _advance(self, key: RequestId, running: _Running) -> EngineOutput:
         rows = self._decode(running) if self._autoregressive else self._convert(running)

@@ -73,7 +73,7 @@ class FakeTask:
 def build(options: BuildOptions, graph: Graph) -> BuiltStage:
     """One stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec).
 
-    `extra.step_ms` is how long a pass takes; 0 where it is not given.
+    `extra.step_ms` is how long each request's steps are apart; 0 where it is not given.
     """
     inputs = graph.edges_to(options.stage)
     codec = any(edge.policy.kind == "ramp" for edge in inputs)

@@ -138,13 +138,16 @@ def test_what_is_ready_is_due_and_what_waits_for_input_is_not(subject: Subject) 
     assert subject.engine.due_in_s() == math.inf
 
 
-def test_a_paced_pass_is_due_once_the_device_is_free() -> None:
+def test_a_paced_request_keeps_its_own_time() -> None:
     subject = Subject(engine=FakeEngine(max_batch=4, source=True, step_s=3600.0), piece=ids)
     submit(subject, "a")
     assert subject.engine.due_in_s() == 0
     assert len(subject.engine.step()) == 1
     assert not subject.engine.ready()
     assert 0 < subject.engine.due_in_s() <= 3600
+    other = submit(subject, "b")
+    assert subject.engine.ready()
+    assert [output.request_id for output in subject.engine.step()] == [other]
 
 
 def test_a_paused_request_is_skipped_and_the_others_go_on(subject: Subject) -> None:

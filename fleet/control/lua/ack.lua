@@ -6,9 +6,10 @@ local out = {}
 for i = 1, #ARGV, 8 do
   local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
   local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'consumed:' .. e)
+  local t = call('HMGET', tk, 'epoch', 'consumed:' .. e, 'state')
+  -- A task that runs is that of a live request: `close` leaves none running.
   if t[1] ~= epoch then out[#out + 1] = 'stale'
-  elseif call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
+  elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
   else
     local closed = ARGV[i + 7] == '1'
     if closed or tonumber(consumed) > tonumber(t[2] or '0') then

@@ -7,18 +7,19 @@ for i = 1, #ARGV, 11 do
   local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
   local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state')
+  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'items:' .. e)
   local answer = 'ok'
   local produced = tonumber(t[2] or '0')
+  -- A task that runs is that of a live request: `close` leaves none running.
   if t[1] ~= epoch then answer = 'stale'
-  elseif call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
+  elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
   elseif index < produced then answer = 'duplicate'
   elseif t[3] ~= 'running' then answer = 'stale'
   elseif index > produced then answer = 'gap'
   else
     call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
-    call('HSET', tk, 'produced:' .. e, int(index + 1))
-    call('HINCRBY', tk, 'items:' .. e, ARGV[i + 10])
+    local items = tonumber(t[4] or '0') + tonumber(ARGV[i + 10])
+    call('HSET', tk, 'produced:' .. e, int(index + 1), 'items:' .. e, int(items))
     if loc ~= '' then call('HSET', loc_key(r, e), int(index), loc) end
     local holder = call('HGET', task_key(r, consumer), 'owner')
     if holder and holder ~= '' then notice(holder, 'k', 'c', 'h', header, 'l', loc) end

@@ -16,10 +16,8 @@ local function kv_key(r, s) return P .. 'req:' .. r .. ':kv:' .. s end
 local function tasks_of(w) return P .. 'worker:' .. w .. ':tasks' end
 local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS, '*', 'e', json) end
 local function notice(w, ...)
-  -- A gone worker has no hash; a notice to it would make a key nobody deletes.
-  if call('EXISTS', P .. 'worker:' .. w) == 1 then
-    call('XADD', P .. 'inbox:' .. w, 'MAXLEN', '~', MAX_INBOX, '*', ...)
-  end
+  -- A gone worker has no inbox, and gets none: it would be a key that nobody deletes.
+  call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', 'MAXLEN', '~', MAX_INBOX, '*', ...)
 end
 -- A worker of the role that stands by takes tasks from now on, if there is one: that whose lease runs longest, so surely alive.
 local function promote(role)
