@@ -27,8 +27,8 @@ DECODE = Walk("decode")
 class _Running:
     """`out` are all numbers made, for whoever goes on; `again` rows that were made elsewhere and are still to be returned.
 
-    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request. `due_s`: when its next
-    step may begin.
+    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request. `due_s`: when its
+    next step may begin.
     """
 
     request: EngineRequest
