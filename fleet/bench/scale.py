@@ -61,7 +61,7 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
     """`base` with the fake engine, room for so many streams, and the pace that the top of this file tells of."""
     graph = base.graph_declaration()
-    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), ahead_s=0.0)
+    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), ahead_s=0.0, crowd=1)
     stages = {
         stage.name: base.stage(stage.name).model_copy(
             update={"max_batch": streams, "replicas": 1, "standby": 0, "extra": {STEP_KEY: step_ms}}

@@ -33,11 +33,14 @@ class Strict(BaseModel):
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `ahead_s`: None is the graph's."""
+    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `ahead_s` and `crowd` are those of
+    `ChunkPolicy`; None is the graph's.
+    """
 
     kind: Literal["each", "ramp", "all"]
     ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
     ahead_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
+    crowd: Annotated[int, BeforeValidator(Whole(1, 1000))] | None = None
 
     @field_validator("ramp")
     @classmethod
@@ -232,7 +235,8 @@ class FleetConfig(Strict):
         if given is None:
             return edge.policy
         ahead_s = edge.policy.ahead_s if given.ahead_s is None else given.ahead_s
-        return ChunkPolicy(kind=given.kind, ramp=given.ramp, ahead_s=ahead_s)
+        crowd = edge.policy.crowd if given.crowd is None else given.crowd
+        return ChunkPolicy(kind=given.kind, ramp=given.ramp, ahead_s=ahead_s, crowd=crowd)
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits

@@ -15,19 +15,23 @@ class ChunkPolicy:
 
     Units: `ahead_s` seconds. A ramp's chunk goes early, with what there is, where waiting for one more item would leave who plays
     them since the first chunk less than this to play: chunks grow as the producer gets ahead of the listener. 0: never early.
+    `crowd`: a ramp's first chunk has its items once for each answer that is under way there, at most so many times: among others
+    the next items come later and less evenly, and who begins to play must have more.
     """
 
     kind: PolicyKind = "each"
     ramp: tuple[int, ...] = ()
     ahead_s: float = 0.0
+    crowd: int = 1
 
-    def size(self, chunk_index: int) -> int | None:
-        """Items in chunk `chunk_index`; None means all that is left at the end."""
+    def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
+        """Items in chunk `chunk_index`, with so many answers under way; None means all that is left at the end."""
         if self.kind == "all":
             return None
         if self.kind == "each":
             return 1
-        return self.ramp[min(chunk_index, len(self.ramp) - 1)]
+        times = max(1, min(num_answers, self.crowd)) if chunk_index == 0 else 1
+        return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
 
 EACH = ChunkPolicy(kind="each")

@@ -52,7 +52,7 @@ QWEN3_OMNI = Graph(
             source=TALKER,
             target=CODE2WAV,
             tensors={"codes": "int32"},
-            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25), ahead_s=0.15),
+            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25), ahead_s=0.3, crowd=3),
             item_ms=80,
             credits=64,
         ),

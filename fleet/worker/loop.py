@@ -98,7 +98,7 @@ class WorkerLoop:
             if output.error is not None:
                 self._fail(task, output.error)
             else:
-                self._guard(task, lambda task=task, output=output: task.produced(output))
+                self._guard(task, lambda task=task, output=output: task.produced(output, len(self.tasks)))
                 self.passing.consider_giving(task, output, ended_us)
                 self._consider_end(task, output)
         self._exchange()

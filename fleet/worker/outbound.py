@@ -116,8 +116,8 @@ class OutboundEdge:
         self._clock = clock
         self._listened = self._begin_listening(clock()) if logged.rows else None
 
-    def offer(self, item: Item) -> list[Draft]:
-        """Take one item; returns the chunks it releases, in order."""
+    def offer(self, item: Item, num_answers: int = 1) -> list[Draft]:
+        """Take one item, with so many answers under way; returns the chunks it releases, in order."""
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
         if item.walk in self._skipped and not item.final:
             return []
@@ -128,7 +128,7 @@ class OutboundEdge:
         if rest:
             drafts += self._enter_group(item)
             self._items.append(rest)
-            size = self._policy.size(self.produced)
+            size = self._policy.size(self.produced, num_answers)
             if size is not None and (len(self._items) >= size or self._is_awaited()):
                 drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):

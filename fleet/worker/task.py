@@ -55,13 +55,16 @@ class Task:
     def request(self) -> RequestId:
         return self.spec.id
 
-    def produced(self, output: EngineOutput) -> None:
-        """Turn an engine output into chunks ready to send; items for edges the request does not run are dropped."""
+    def produced(self, output: EngineOutput, num_answers: int = 1) -> None:
+        """Turn an engine output into chunks ready to send; items for edges the request does not run are dropped.
+
+        `num_answers`: under way in this worker.
+        """
         self.stirred = self.owes = True
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
-                self.unsent += [(edge, draft) for draft in edge.offer(item)]
+                self.unsent += [(edge, draft) for draft in edge.offer(item, num_answers)]
 
     def credited(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:

@@ -66,6 +66,14 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
     assert released == sizes
 
 
+@pytest.mark.parametrize(("num_answers", "first"), [(1, 2), (2, 4), (3, 6), (50, 6)])
+def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, first: int) -> None:
+    items = [Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
+    edge = OutboundEdge(replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), crowd=3), 64, marks=True)
+    sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
+    assert sizes[:2] == [first, 4]
+
+
 def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk() -> None:
     """What was told is not told again, and the next item goes as soon as it is there: the pause was long enough."""
     now_ms = 0
