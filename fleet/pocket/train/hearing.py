@@ -35,7 +35,8 @@ CLEAN_STEPS = 300
 """At the start nothing is spoilt, for which symbol is where is found sooner so."""
 NOISY_DB = 15.0
 
-SCHEDULE = Schedule(steps=5000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150)
+SCHEDULE = Schedule(steps=9000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150)
+"""Long: of held-out symbols 9.7 % were heard wrong after 5,400 steps, 4.5 % after 10,300, and of training clips no fewer."""
 
 Item = TypeVar("Item")
 
