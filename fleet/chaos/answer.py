@@ -4,12 +4,15 @@ from base64 import b64decode
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Recording
 from fleet.bench.trace import Heard, play
 
 DATA, DONE = b"data: ", b"[DONE]"
 TEXT, AUDIO = "text", "audio"
+ROUNDING_STEPS = 32
+"""Of 16-bit PCM: a thousandth of full scale, 60 dB below it. Another code frame differs by hundreds of times that."""
 BYTES_PER_S = BYTES_PER_SAMPLE * PCM_RATE_HZ
 
 
@@ -29,13 +32,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """The first byte at which two answers differ; where one is the beginning of the other, that one's length.
 
-    Units: bytes of UTF-8 in `text`, of 16-bit PCM in `audio`.
+    `peak` is the largest difference between samples, where the texts are equal and the audio is as long; else None.
+    Units: bytes of UTF-8 in `text`, of 16-bit PCM in `audio`; `peak` in steps of 16-bit PCM.
     """
 
     medium: str
     offset: int
     expected_bytes: int
     got_bytes: int
+    peak: int | None = None
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the answers say and sound the same, but for the last bits of samples."""
+        return self.peak is not None and self.peak <= ROUNDING_STEPS
 
 
 class Broken(Exception):
@@ -108,8 +118,17 @@ def first_difference(expected: Answer, got: Answer) -> Difference | None:
         if ours != theirs:
             shorter = min(len(ours), len(theirs))
             offset = next((at for at in range(shorter) if ours[at] != theirs[at]), shorter)
-            return Difference(medium=medium, offset=offset, expected_bytes=len(ours), got_bytes=len(theirs))
+            peak = _peak(ours, theirs) if medium == AUDIO and len(ours) == len(theirs) else None
+            return Difference(medium=medium, offset=offset, expected_bytes=len(ours), got_bytes=len(theirs), peak=peak)
     return None
+
+
+def _peak(ours: bytes, theirs: bytes) -> int:
+    """Of two pieces of 16-bit PCM of one length."""
+    a, b = (
+        np.frombuffer(pcm[: len(pcm) // BYTES_PER_SAMPLE * BYTES_PER_SAMPLE], "<i2").astype(np.int32) for pcm in (ours, theirs)
+    )
+    return int(np.abs(a - b).max(initial=0))
 
 
 def longest_gap_s(chunks_s: tuple[float, ...]) -> float | None:

@@ -23,7 +23,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the fleet's name of it; `moves` counts the gateways that the listener lost meanwhile.
     Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent. `stalled_s`: silence in
-    the middle of an answer played from its first sound on.
+    the middle of an answer played from its first sound on. `difference` is from the answer learnt first; `changed` where
+    the fleet, asked for the same answer once more, told another than was heard.
     """
 
     request: int
@@ -35,12 +36,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     stalled_s: float | None = None
     lost: str = ""
     difference: Difference | None = None
+    changed: Difference | None = None
 
 
 class Load:
     """`concurrency` listeners. Each sends the next request as soon as its last was answered, in rounds over `bodies`.
 
-    Without `expected` the answers are learnt, not compared.
+    Without `expected` the answers are learnt; with it each is compared, and read once more from the fleet's own log of it: what
+    was published, and heard, must stand there still.
     """
 
     def __init__(self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[Answer] | None = None) -> None:
@@ -122,12 +125,19 @@ class Load:
         except (Unanswered, Broken, msgspec.DecodeError) as error:
             name = take.request_id if take else ""
             return Outcome(request=request, sent_s=sent_s, ended_s=self.now_s(), id=name, lost=str(error))
-        difference = None
+        outcome = Outcome(
+            request=request, sent_s=sent_s, ended_s=ended_s, id=take.request_id, moves=take.moves, chunks_s=answer.chunks_s,
+            stalled_s=answer.stalled_s,
+        )  # fmt: skip
         if self._expected is None:
             self.learnt[request] = answer
-        else:
-            difference = first_difference(self._expected[request], answer)
-        return Outcome(
-            request=request, sent_s=sent_s, ended_s=ended_s, id=take.request_id, moves=take.moves, chunks_s=answer.chunks_s,
-            stalled_s=answer.stalled_s, difference=difference,
-        )  # fmt: skip
+            return outcome
+        return self._compared(outcome, answer, self._expected[request])
+
+    def _compared(self, outcome: Outcome, answer: Answer, expected: Answer) -> Outcome:
+        try:
+            again = self._gateways.once_more(outcome.id, self._cut_off.is_set)
+            changed = first_difference(answer, read_answer(again.recording(outcome.request)))
+        except (Unanswered, Broken, msgspec.DecodeError) as error:
+            return msgspec.structs.replace(outcome, lost=f"heard whole, but not when asked once more: {error}")
+        return msgspec.structs.replace(outcome, difference=first_difference(expected, answer), changed=changed)

@@ -186,4 +186,3 @@ class Rig:
         while not (residue := watch.residue()).nothing and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
         return residue
-

@@ -27,7 +27,8 @@ def draw(verdict: Verdict, path: Path) -> None:
     _timeline(times, verdict)
     _gaps(gaps, verdict)
     said = "passed" if verdict.passed else "failed"
-    counts = f"{len(verdict.disturbed)} requests, {len(verdict.lost)} lost, {len(verdict.different)} differing"
+    faults = f"{len(verdict.lost)} lost, {len(verdict.changed)} changed, {len(verdict.different)} differing"
+    counts = f"{len(verdict.disturbed)} requests, {faults}"
     figure.suptitle(f"chaos {said}: {verdict.model}, seed {verdict.seed}, {counts}, {len(verdict.hits)} blows", fontsize=10)
     figure.savefig(path, dpi=DPI)
     pyplot.close(figure)

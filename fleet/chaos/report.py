@@ -20,6 +20,7 @@ from fleet.chaos.schedule import SIGNALS
 from fleet.chaos.watch import Residue
 
 NONE = "-"
+INVARIANT = "invariant"
 SHOWN = 8
 
 
@@ -47,6 +48,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     answered_drawn: int
     moves: int
     lost: tuple[Outcome, ...]
+    changed: tuple[Outcome, ...]
     different: tuple[Outcome, ...]
     caught: int
     pauses_caught: Pauses
@@ -81,8 +83,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     run: Run, undisturbed: Sequence[Outcome], disturbed: Sequence[Outcome], hits: Sequence[Hit], blows: int, residue: Residue
 ) -> Verdict:
-    """Passed: nothing lost, nothing different, nothing left, and the fleet whole again after every blow."""
+    """Passed: nothing lost, changed, different or left, and the fleet whole again after every blow.
+
+    Only where numerics are invariant is a difference a fault: else the undisturbed run has roundings of its own.
+    """
     lost = tuple(outcome for outcome in disturbed if outcome.lost)
+    changed = tuple(outcome for outcome in disturbed if outcome.changed)
     different = tuple(outcome for outcome in disturbed if outcome.difference)
     caught = [outcome for outcome in disturbed if any(is_caught(outcome, hit) for hit in hits)]
     recovered = len(hits) == blows and all(hit.whole_s is not None for hit in hits)
@@ -90,13 +96,14 @@ def judge(
     drawn = sum(is_drawn(outcome.request) for outcome in answered)
     alone = {role for role, count in run.replicas.items() if count == 1 and not run.standby.get(role)}
     return Verdict(
-        passed=not lost and not different and residue.nothing and recovered,
+        passed=not lost and not changed and residue.nothing and recovered and not (different and run.numerics == INVARIANT),
         **msgspec.structs.asdict(run),
         answered=len(answered),
         answered_greedy=len(answered) - drawn,
         answered_drawn=drawn,
         moves=sum(outcome.moves for outcome in disturbed),
         lost=lost,
+        changed=changed,
         different=different,
         caught=len(caught),
         pauses_caught=pauses(caught),
@@ -132,14 +139,21 @@ def show(verdict: Verdict, console: Console) -> None:
         console.print(table)
     for line in _complaints(verdict):
         console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
-    if verdict.numerics != "invariant" and verdict.different:
-        line = f"numerics are {verdict.numerics}: a difference need not be a fault; compare with --set numerics=invariant"
-        console.print(line, highlight=False, soft_wrap=True)
+    if verdict.numerics != INVARIANT and verdict.different:
+        console.print(_of_rounding(verdict), highlight=False, soft_wrap=True)
     if verdict.aimed:
         line = f"{verdict.aimed} blows waited for a hand-off, {verdict.in_hand_off} fell before it was confirmed"
         console.print(line, highlight=False, soft_wrap=True)
     how_many = f"{verdict.model}, {verdict.concurrency} at a time, seed {verdict.seed}"
     console.print(f"[{colour}]chaos {word}[/] ({how_many})", highlight=False, soft_wrap=True)
+
+
+def _of_rounding(verdict: Verdict) -> str:
+    rounded = sum(bool(one.difference and one.difference.is_rounding) for one in verdict.different)
+    return (
+        f"numerics are {verdict.numerics}, so a difference is not judged: {rounded} of {verdict.answered} answers differ in the "
+        f"last bits of samples, {len(verdict.different) - rounded} went another way; with --set numerics=invariant none may"
+    )
 
 
 def _table(title: str, *headings: str) -> Table:
@@ -159,6 +173,7 @@ def _answers(verdict: Verdict) -> Table:
         ("under way during a blow", verdict.caught),
         ("taken over from a lost gateway", verdict.moves),
         ("lost", len(verdict.lost)),
+        ("told otherwise when asked once more", len(verdict.changed)),
         ("differing in any byte", len(verdict.different)),
         ("still live at the end", verdict.residue.live),
         ("grants left", verdict.residue.queued),
@@ -219,18 +234,22 @@ def _hits(verdict: Verdict) -> Table:
 
 def _complaints(verdict: Verdict) -> list[str]:
     lost = [f"request {one.request} was lost after {one.ended_s - one.sent_s:.1f} s: {one.lost}" for one in verdict.lost]
+    changed = [
+        f"request {one.request} was told otherwise when asked once more, in its {one.changed.medium} from byte "
+        f"{one.changed.offset} on ({one.changed.got_bytes} bytes, heard {one.changed.expected_bytes})"
+        for one in verdict.changed
+        if one.changed
+    ]
     different = [
         f"request {one.request} differs in its {one.difference.medium} from byte {one.difference.offset} on "
         f"({one.difference.got_bytes} bytes, undisturbed {one.difference.expected_bytes})"
         for one in verdict.different
-        if one.difference
+        if one.difference and verdict.numerics == INVARIANT
     ]
     stayed = [f"key without an end: {key}" for key in verdict.residue.keys]
-    broken = [
-        f"the fleet was not whole again after {hit.signal} to {hit.victim}" for hit in verdict.hits if hit.whole_s is None
-    ]
+    broken = [f"the fleet was not whole again after {hit.signal} to {hit.victim}" for hit in verdict.hits if hit.whole_s is None]
     left = [f"{verdict.blows_left} blows were not struck"] if verdict.blows_left else []
-    return [line for lines in (lost, different, stayed, broken, left) for line in _some(lines)]
+    return [line for lines in (lost, changed, different, stayed, broken, left) for line in _some(lines)]
 
 
 def _some(lines: list[str]) -> list[str]:

@@ -45,7 +45,9 @@ def chaos(
     every other blow at a half of it waits for a hand-off. A listener whose gateway is lost goes on at the other one, with
     Last-Event-ID.
 
-    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is held at the end.
+    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is held at the end. Each
+    answer is also read once more from its beginning: nothing that was heard may have changed. With --set numerics=fast rounding
+    depends on who is answered beside whom, so there a difference from the undisturbed answer is counted by kind and not judged.
     Pauses heard are told by signal, by role and by how the fleet found out, beside the undisturbed ones, and not judged.
 
     Exit status: 0 nothing was lost, differed or stayed, and the fleet recovered each time; 1 otherwise, or an option will not do.

@@ -36,11 +36,12 @@ WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"
 
 @dataclass(slots=True, kw_only=True)
 class FakeGateway:
-    """Streams one canned answer to whoever asks, once `gate` is open; counts who waits."""
+    """Streams one canned answer to whoever asks, once `gate` is open; counts who waits. `again`: told to who asks once more."""
 
     url: str = ""
     status: int = 200
     stream: bytes = STREAM
+    again: bytes | None = None
     workers: bytes = WORKERS
     gate: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,6 +66,9 @@ def fake_gateway() -> Iterator[FakeGateway]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path.endswith("/stream"):
+                self._send(200, gateway.stream if gateway.again is None else gateway.again)
+                return
             self._send(200, gateway.workers if self.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
 
         def do_POST(self) -> None:
@@ -75,6 +79,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
 
         def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
+            self.send_header("x-request-id", "req-1")
             self.end_headers()
             self.wfile.write(body)
 
@@ -200,9 +205,7 @@ def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
 
 
 def test_a_reference_that_fails_says_why() -> None:
-    work = Work(
-        requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
-    )
+    work = Work(requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000)
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
         run_aside("fleet.bench.no_such_module", [], work, lambda: None)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,13 +155,26 @@ def answer(text: bytes = b"abc", audio: bytes = b"1234") -> Answer:
     ("got", "difference"),
     [
         (answer(), None),
-        (answer(audio=b"1294"), Difference(medium="audio", offset=2, expected_bytes=4, got_bytes=4)),
+        (answer(audio=b"1294"), Difference(medium="audio", offset=2, expected_bytes=4, got_bytes=4, peak=6)),
         (answer(audio=b"12"), Difference(medium="audio", offset=2, expected_bytes=4, got_bytes=2)),
         (answer(text=b"abcd", audio=b""), Difference(medium="text", offset=3, expected_bytes=3, got_bytes=4)),
     ],
 )
 def test_the_first_byte_that_differs_is_found(got: Answer, difference: Difference | None) -> None:
     assert first_difference(answer(), got) == difference
+
+
+def test_a_few_steps_of_a_sample_are_rounding_and_anything_else_is_not() -> None:
+    def compared(ours: list[int], theirs: list[int], text: bytes = b"abc") -> Difference:
+        a, b = (np.array(samples, "<i2").tobytes() for samples in (ours, theirs))
+        found = first_difference(answer(audio=a), answer(text, b))
+        assert found is not None
+        return found
+
+    assert compared([-32768, 5], [-32768, 3]).is_rounding
+    assert compared([-32768, 5], [32767, 5]).peak == 65535, "the widest step does not overflow"
+    assert not compared([0, 100], [0, 900]).is_rounding
+    assert not compared([1, 2], [1]).is_rounding and not compared([1, 2], [1, 2], b"abd").is_rounding
 
 
 def test_the_longest_gap_needs_two_chunks() -> None:
@@ -184,6 +198,23 @@ def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
     assert len(outcomes) >= 3 and {one.request for one in outcomes} == {0, 1, 2}
     for one in outcomes:
         assert not one.lost and (one.difference is not None) == (one.request == 1)
+
+
+def test_every_answer_is_asked_for_once_more_and_must_stand() -> None:
+    with fake_gateway() as gateway:
+        gateway.stream, gateway.again = events("abc", b"1234"), events("abc", b"1934")
+        gateway.gate.set()
+        load = Load(Gateways([gateway.url]), [b"0"], [answer()])
+        load.start(1, lambda: None, once=True)
+        (outcome,) = load.finish()
+        assert not outcome.lost and outcome.difference is None
+        assert outcome.changed is not None and outcome.changed.offset == 1
+
+        gateway.again = events("abc", b"1234", end="")
+        load = Load(Gateways([gateway.url]), [b"0"], [answer()])
+        load.start(1, lambda: None, once=True)
+        (outcome,) = load.finish()
+    assert outcome.lost.startswith("heard whole, but not when asked once more: the stream stopped before its end")
 
 
 def test_a_request_that_is_refused_is_lost() -> None:
@@ -218,10 +249,10 @@ WHOLE = (
 
 def verdict(
     disturbed: tuple[Outcome, ...] = WHOLE, hits: tuple[Hit, ...] = (HIT,), residue: Residue | None = None, blows: int = 1,
-    replicas: int = 2,
+    replicas: int = 2, numerics: str = "invariant",
 ) -> Verdict:  # fmt: skip
     run = Run(
-        began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics="fast",
+        began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics=numerics,
         seed=0, requests=2, concurrency=2, replicas={"talker": replicas}, standby={},
     )  # fmt: skip
     return judge(run, WHOLE[:1], disturbed, hits, blows, residue or Residue())
@@ -273,6 +304,10 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, got_bytes=9)
     [
         (verdict((*WHOLE, Outcome(request=3, sent_s=0, ended_s=2.5, lost="no end"))), "request 3 was lost after 2.5 s: no end"),
         (verdict((Outcome(request=4, sent_s=0, ended_s=1, difference=DIFFERENCE),)), "request 4 differs in its audio"),
+        (
+            verdict((Outcome(request=5, sent_s=0, ended_s=1, changed=DIFFERENCE),), numerics="fast"),
+            "request 5 was told otherwise when asked once more, in its audio from byte 7 on",
+        ),
         (verdict(residue=Residue(num_keys=1, keys=("fleet:x (no row)",))), "key without an end: fleet:x (no row)"),
         (verdict(residue=Residue(arena_slots=2)), "arena slots left"),
         (verdict(hits=(msgspec.structs.replace(HIT, whole_s=None),)), "not whole again after SIGSTOP to talker@h:1:a"),
@@ -288,3 +323,13 @@ def test_each_fault_alone_fails_the_run_and_is_told(failed: Verdict, line: str, 
     assert msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict) == failed
     draw_picture(failed, tmp_path / "verdict.png")
     assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_numerics_are_fast_differences_are_counted_by_kind_and_not_judged() -> None:
+    rounded = msgspec.structs.replace(DIFFERENCE, peak=2)
+    differ = [Outcome(request=at, sent_s=0, ended_s=1, difference=one) for at, one in enumerate((rounded, rounded, DIFFERENCE))]
+    said = verdict((*WHOLE, *differ), numerics="fast")
+    console = Console(width=160, record=True, file=io.StringIO())
+    show(said, console)
+    assert said.passed and "differs in its" not in console.export_text(clear=False)
+    assert "2 of 5 answers differ in the last bits of samples, 1 went another way" in console.export_text()
