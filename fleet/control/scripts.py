@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
 from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, TaskFailed, WorkerJoined, WorkerLeft, encode_event
@@ -123,9 +124,15 @@ def grant(
     return Call("grant", (leader, request, stage, role, expected, "1" if alone else "", "1" if remake else ""))
 
 
-def claim(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """`entry` is "" where the grant came into the worker's inbox."""
-    return Call("claim", (worker, role, entry, request, stage, epoch))
+def claim(
+    worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch,
+    inputs: Sequence[EdgeName] = (), outputs: Mapping[EdgeName, StageName] | None = None,
+) -> Call:  # fmt: skip
+    """`entry` is "" where the grant came into the worker's inbox. Who gets the right is told the logs of these edges with it: of
+    `inputs`, and of `outputs`, edge -> consumer.
+    """
+    consumers = chain.from_iterable((outputs or {}).items())
+    return Call("claim", (worker, role, entry, request, stage, epoch, len(inputs), *inputs, *consumers))
 
 
 def append(items: Sequence[Append]) -> Call:

@@ -3,8 +3,7 @@
 Grants and notices come by one blocking read, since the inbox and the role's stream share a group name.
 """
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,12 +13,9 @@ from fleet.control import keys
 from fleet.control.connect import Reply, exchange, pairs, text
 from fleet.control.notices import ChunkNotice, GrantNotice, Notice, parse_notice
 from fleet.control.scripts import Arg, Call
-from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.clock import now_us
 from fleet.core.hops import HopCounts
-from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
-from fleet.core.pages import decode_pages
-from fleet.worker.hand_off import Offer
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId, role_of
 
 MAX_NOTICES = 512
 
@@ -45,20 +41,6 @@ class Mail:
     notices: list[Notice]
     grants: list[Grant]
     still_live: list[bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
-    """What is known of a task when it is claimed: its inputs from index 0, and of its own edges what the log holds already.
-
-    `consumed` counts, by own edge, the chunks its consumer has taken (without bound once the consumer has ended).
-    """
-
-    inputs: dict[EdgeName, list[tuple[Chunk, Location]]]
-    made: dict[EdgeName, list[Chunk]]
-    consumed: dict[EdgeName, int]
-    blob: bytes | None
-    offer: Offer | None
 
 
 class Link:
@@ -119,31 +101,6 @@ class Link:
                     grants.append(_grant(text(entry), fields))
         return notices, grants
 
-    def read_logs(
-        self, request: RequestId, stage: StageName, inputs: Sequence[EdgeName], made: Mapping[EdgeName, StageName]
-    ) -> Logs:
-        """The logs of the input edges, and of those own edges (edge -> its consumer) that an earlier owner wrote."""
-        commands: list[Sequence[Arg]] = [("GET", keys.blob(request)), ("HGETALL", keys.kv(request, stage))]
-        for edge in inputs:
-            commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
-            commands.append(("HGETALL", keys.loc(request, edge)))
-        for edge, consumer in made.items():
-            commands.append(("XRANGE", keys.edge(request, edge), "-", "+"))
-            commands.append(("HMGET", keys.task(request, consumer), "state", f"consumed:{edge}"))
-        blob, offered, *replies = exchange(self._client, (), *commands)
-        answers = dict(zip((*inputs, *made), zip(replies[::2], replies[1::2], strict=True), strict=True))
-        consumers = {edge: cast("list[bytes | None]", answers[edge][1]) for edge in made}
-        return Logs(
-            inputs={edge: _located(_chunks(answers[edge][0]), pairs(answers[edge][1])) for edge in inputs},
-            made={edge: _chunks(answers[edge][0]) for edge in made},
-            consumed={
-                edge: sys.maxsize if text(state) == "finished" else int(consumed or 0)
-                for edge, (state, consumed) in consumers.items()
-            },
-            blob=cast("bytes | None", blob),
-            offer=_offer(pairs(offered)),
-        )
-
     def workers_of(self, role: RoleName) -> list[WorkerId]:
         """Every listed worker of a role."""
         listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
@@ -152,27 +109,6 @@ class Link:
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
         """What a peer's transfer needs to be pulled from; None if the peer is gone."""
         return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
-
-
-def _offer(fields: Mapping[str, bytes]) -> Offer | None:
-    if fields.get("state") != b"offered":
-        return None
-    location = decode_location(fields["loc"]) if fields["loc"] else {}
-    return Offer(
-        num_rows=int(fields["rows"]),
-        source=WorkerId(text(fields["source"])),
-        pages=decode_pages(fields["pages"]) if fields["pages"] else None,
-        location=location,
-        data=fields["data"],
-    )
-
-
-def _chunks(entries: Reply) -> list[Chunk]:
-    return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
-
-
-def _located(chunks: Sequence[Chunk], where: Mapping[str, bytes]) -> list[tuple[Chunk, Location]]:
-    return [(c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks]
 
 
 def _grant(entry: str, fields: dict[str, bytes]) -> Grant:

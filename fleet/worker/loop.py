@@ -12,7 +12,7 @@ from typing import cast
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
-from fleet.control.connect import Reply, pairs, text
+from fleet.control.connect import Reply, text
 from fleet.control.notices import (
     ChunkNotice,
     CreditNotice,
@@ -27,10 +27,10 @@ from fleet.core.clock import now_us
 from fleet.core.errors import ChunkOrderError, FleetError, failure_of
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
-from fleet.core.request import decode_request
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
+from fleet.worker.claimed import Claimed, parse_claim
 from fleet.worker.link import Grant, Link
 from fleet.worker.passing import Passing, Post
 from fleet.worker.receive import Receiver
@@ -62,7 +62,10 @@ class WorkerLoop:
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
         self.failures: list[TaskFailed] = []
         self.reserved: list[Grant] = []
-        walks = config.graph_declaration().stage(self.stage).walks
+        graph = config.graph_declaration()
+        self.inputs = [edge.name for edge in graph.edges_to(self.stage)]
+        self.outputs = {edge.name: edge.target for edge in graph.edges_from(self.stage)}
+        walks = graph.stage(self.stage).walks
         source = next((other.name for other in config.roles_of(self.stage) if other.next == role), None)
         self.passing = Passing(
             worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop
@@ -275,27 +278,26 @@ class WorkerLoop:
                 self._drop(request)
 
     def _claim(self, grants: list[Grant]) -> None:
-        calls = [scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch) for g in grants]
+        calls = [
+            scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch, self.inputs, self.outputs)
+            for g in grants
+        ]
         mail = self.link.exchange(calls, free_slots=0, block_ms=0)
         for grant, reply in zip(grants, mail.replies, strict=True):
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
-                self._open(grant, cast(bytes, answer[1]), pairs(answer[2]))
+                self._open(grant, parse_claim(answer, self.inputs, list(self.outputs)))
             else:
                 log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
         for notice in mail.notices:  # only now: some may be for the tasks just opened
             self._deliver(notice)
         self._take(mail.grants)
 
-    def _open(self, grant: Grant, raw_spec: bytes, fields: dict[str, bytes]) -> None:
-        """Begin a claimed task, or go on where an earlier owner's log ends: claim first, then the logs, then the inbox; the index
-        removes repeats.
+    def _open(self, grant: Grant, claimed: Claimed) -> None:
+        """Begin a claimed task, or go on where an earlier owner's log ends: the logs as the claim saw them, then the inbox; the
+        index removes repeats.
         """
-        spec = decode_request(raw_spec)
-        graph = self.config.graph_declaration()
-        made = {edge.name: edge.target for edge in graph.edges_from(grant.stage) if f"produced:{edge.name}" in fields}
-        inputs = [edge.name for edge in graph.edges_to(grant.stage)]
-        logs = self.link.read_logs(grant.request, grant.stage, inputs, made)
+        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
         try:
             adapter = self.built.adapter(spec, logs.blob)
             task = open_task(spec, grant.stage, grant.epoch, adapter, self.config, logs=logs, alone=grant.alone)

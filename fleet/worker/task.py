@@ -13,9 +13,9 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import Made, TaskAdapter
+from fleet.worker.claimed import Logs
 from fleet.worker.hand_off import Adoption
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.link import Logs
 from fleet.worker.outbound import Draft, Logged, OutboundEdge
 
 

@@ -1,8 +1,10 @@
 -- claim: compares the grant's epoch, that it is unclaimed, not put to another worker, and the worker listed; writes the owner and
--- the worker's tasks. The grant's entry is deleted whatever the answer. Answers with the request and the produced count of each
--- edge it writes.
--- ARGV: worker, role, entry id ("" where it came into the inbox), request, stage, epoch
-local w, role, entry, r, s, epoch = unpack(ARGV)
+-- the worker's tasks. The grant's entry is deleted whatever the answer. Answers with the request, the task's hash, and all that was
+-- written for the task: its prompt's sound, the blocks on offer to it, per input its chunks and where their tensors are, and per
+-- edge of its own its chunks, and the state of its consumer and how many that has taken.
+-- ARGV: worker, role, entry id ("" where it came into the inbox), request, stage, epoch, number of inputs, inputs..., then for each
+-- edge of its own: edge, consumer's stage
+local w, role, entry, r, s, epoch, num_inputs = unpack(ARGV, 1, 7)
 local tk = task_key(r, s)
 if entry ~= '' then call('XDEL', P .. 'role:' .. role, entry) end
 if not call('ZSCORE', P .. 'workers', w) then return {'unlisted'} end
@@ -14,4 +16,16 @@ call('HSET', tk, 'state', 'running', 'owner', w, 'holder', w, 'claimed_us', int(
 call('SADD', tasks_of(w), r .. '|' .. s)
 call('HSET', P .. 'req:' .. r, 'state', 'running')
 event(cjson.encode({type = 'TaskClaimed', request = r, stage = s, epoch = 0, owner = w}):gsub('"epoch":0', '"epoch":' .. epoch))
-return {'ok', call('HGET', P .. 'req:' .. r, 'spec'), call('HGETALL', tk)}
+local inputs, made, first_made = {}, {}, 8 + tonumber(num_inputs)
+for i = 8, first_made - 1 do
+  table.insert(inputs, {call('XRANGE', edge_key(r, ARGV[i]), '-', '+'), call('HGETALL', loc_key(r, ARGV[i]))})
+end
+for i = first_made, #ARGV, 2 do
+  local consumer = call('HMGET', task_key(r, ARGV[i + 1]), 'state', 'consumed:' .. ARGV[i])
+  table.insert(made, {call('XRANGE', edge_key(r, ARGV[i]), '-', '+'), consumer[1], consumer[2]})
+end
+local request = P .. 'req:' .. r
+return {
+  'ok', call('HGET', request, 'spec'), call('HGETALL', tk), call('GET', request .. ':blob'), call('HGETALL', kv_key(r, s)), inputs,
+  made,
+}
