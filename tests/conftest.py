@@ -13,6 +13,7 @@ from tests.support import RedisProcess
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
+    parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,6 +27,12 @@ def left_open() -> Iterator[None]:
 def num_aborts(pytestconfig: pytest.Config) -> int | None:
     """What `--aborts` says."""
     return pytestconfig.getoption("--aborts")
+
+
+@pytest.fixture(scope="session")
+def num_events(pytestconfig: pytest.Config) -> int:
+    """What `--events` says."""
+    return int(str(pytestconfig.getoption("--events")))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import redis
 
@@ -45,6 +45,11 @@ async def await_until(predicate: Callable[[], Awaitable[T]], description: str, t
         loop.call_later(POLL_S, tick.set_result, None)
         await tick
     return value
+
+
+def stream_entries(client: redis.Redis, key: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """All of a stream, the oldest first."""
+    return cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(key))
 
 
 def redis_answers(url: str) -> bool:

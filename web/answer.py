@@ -16,7 +16,7 @@ from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
-from web.metrics import Metrics
+from web.metrics import Continuity, Metrics
 from web.ports import ClientStream
 from web.wire import CompletionDetails, PromptDetails, Usage
 
@@ -129,6 +129,7 @@ class Answer:
         self._ended = False
         self._outcome = ""
         self._heard: set[str] = set()
+        self._continuity = Continuity()
 
     async def __aenter__(self) -> Self:
         self._metrics.in_flight.inc()
@@ -143,7 +144,10 @@ class Answer:
         elif not self._ended:
             self._outcome = self._outcome or "aborted"
             await self._abort()
-        self._metrics.request_ended(self._outcome, time.monotonic() - self._started, self.answer_s)
+        self._metrics.request_ended(
+            self._outcome, time.monotonic() - self._started, self.answer_s,
+            num_frames=self._frontend.num_answer_audio_tokens(self.num_samples), continuous=self._continuity.ok,
+        )  # fmt: skip
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Text and sound in the order they are made, no empty ones.
@@ -209,16 +213,19 @@ class Answer:
         if chunk.edge == self._edges.audio:
             samples = _array(chunk, "pcm", "<i2")
             self.num_samples += len(samples)
+            self._continuity.came(self.answer_s, time.monotonic())
             self._pcm += samples.tobytes()
             return self._sound(final=False)
         return []
 
     def _text(self, chunk: Chunk) -> list[Piece]:
         ids = [int(token) for token in _array(chunk, "ids", "<i4")]
+        num_given = max(0, len(self.spec.given) - self._num_text_tokens)
         self._num_text_tokens += len(ids)
         if ids:
             self._last_id = ids[-1]
-        text = self._trimmer.add(self._detokenizer.add(ids))
+        # stop strings are looked for only in what is drawn
+        text = self._detokenizer.add(ids[:num_given]) + self._trimmer.add(self._detokenizer.add(ids[num_given:]))
         if not text:
             return []
         self._note_first("text")

@@ -1,34 +1,37 @@
 """The gateway's ASGI app: routes and middleware as one visible list."""
 
-from pathlib import Path
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
 from web.chat import ChatEndpoint
-from web.console import Console
+from web.console import Pages
 from web.errors import on_fleet_error, on_http_error
+from web.fleet_api import FleetApi
 from web.fleet_routes import FleetRoutes
 from web.gateway import Gateway
-from web.middleware import Guard, RequestContext
+from web.guard import Guard, Rules
+from web.middleware import RequestContext
+from web.openapi import OpenApi
+from web.pages.site import console_routes
 from web.ports import FleetPort
+from web.realtime.routes import VoiceRoutes
 from web.resume import ResumeEndpoint
-
-STATIC = Path(__file__).parent / "static"
+from web.speech import SpeechEndpoint
+from web.transcription import TranscriptionEndpoint
 
 
 def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served."""
     gateway = Gateway(config, client, frontend)
+    rules = Rules(api_key, config.web.read_only)
     app = Starlette(
         routes=_routes(gateway, api_key),
-        middleware=[Middleware(RequestContext, metrics=gateway.metrics), Middleware(Guard, api_key=api_key)],
+        middleware=[Middleware(RequestContext, metrics=gateway.metrics), Middleware(Guard, rules=rules)],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
@@ -36,21 +39,22 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
 
 
 def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
-    fleet, console = FleetRoutes(gateway), Console(gateway, api_key)
+    fleet, pages = FleetRoutes(gateway), Pages()
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
+        Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
+        Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
+        Route("/v1/audio/translations", fleet.translations, methods=["POST"]),
+        Route("/v1/audio/voices", fleet.voices),
         Route("/v1/models", fleet.models),
         Route("/v1/models/{model:path}", fleet.model),
-        Route("/v1/fleet/workers", fleet.workers),
-        Route("/v1/fleet/requests/{request_id}", fleet.story),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),
         Route("/v1/fleet/requests/{request_id}", fleet.abort, methods=["DELETE"]),
+        *FleetApi(gateway).routes(),
         Route("/health", fleet.health),
         Route("/ready", fleet.ready),
         Route("/metrics", fleet.metrics),
-        Route("/", console.page),
-        Route("/console/login", console.login, methods=["GET", "POST"]),
-        Route("/console/events", console.events),
-        WebSocketRoute("/console/ws", console.socket),
-        Mount("/static", StaticFiles(directory=STATIC)),
+        Route("/openapi.json", OpenApi(gateway).describe),
+        *VoiceRoutes(gateway, pages.show).routes(),
+        *console_routes(gateway, api_key, pages),
     ]

@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError
 from fleet.core.request import RequestSpec
 from web.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
-from web.audio_file import encode_audio
 from web.connection import read_body, send_stream, until_disconnect
+from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
 from web.gateway import MIRROR, USAGE, Gateway, Opened
 from web.middleware import request_id_of
 from web.schema import AudioFormat, ChatBody, parse_chat
-from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
+from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta, event
 
 STREAMED_FORMATS = ("pcm16", "wav")
 """A streamed `wav` is headerless PCM16 too, as the peers of this API family send it."""
@@ -81,7 +81,7 @@ class ChatEndpoint:
         opened = await self._gateway.open(body, request_id_of(scope))
         async with opened.answer as answer:
             reply = Reply.of(answer.spec, self._gateway.model)
-            headers = _headers(body, opened)
+            headers = opened.headers(_ignored(body, opened))
             if body.stream:
                 await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position()))
             else:
@@ -100,7 +100,7 @@ class ChatEndpoint:
         audio: AudioMessage | UnsetType = UNSET
         if reply.spoken:
             rate_hz = self._gateway.frontend.sample_rate_hz
-            file = await asyncio.to_thread(encode_audio, bytes(pcm), rate_hz, kind)
+            file = await asyncio.to_thread(encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind)
             expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
             audio = AudioMessage(
                 id=reply.audio_id,
@@ -154,10 +154,6 @@ async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIt
         yield piece
 
 
-def event(value: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
-
-
 def _text_delta(reply: Reply, piece: TextPiece) -> Delta:
     return Delta(
         content=piece.text if reply.mirror else UNSET,
@@ -175,13 +171,6 @@ def _check_format(body: ChatBody) -> None:
         raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
 
 
-def _headers(body: ChatBody, opened: Opened) -> dict[str, str]:
-    headers = {"x-fleet-seed": str(opened.seed)}
-    if opened.voice is not None:
-        headers["x-fleet-voice"] = opened.voice
-    ignored = body.ignored()
-    if body.audio is not None and not opened.spoken:
-        ignored = sorted([*ignored, "audio"])
-    if ignored:
-        headers["x-fleet-ignored"] = ", ".join(ascii(name)[1:-1][:64] for name in ignored[:32])
-    return headers
+def _ignored(body: ChatBody, opened: Opened) -> list[str]:
+    unused = ["audio"] if body.audio is not None and not opened.spoken else []
+    return sorted([*body.ignored(), *unused])

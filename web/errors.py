@@ -42,9 +42,11 @@ class Forbidden(BadInput):
     status = 403
 
 
-class NotFound(BadInput):
-    code = "not_found"
-    status = 404
+class ReadOnly(BadInput):
+    """The gateway lets people look and talk, and changes nothing of the fleet."""
+
+    code = "read_only"
+    status = 403
 
 
 class UnsupportedValue(BadInput):
@@ -69,9 +71,7 @@ def error_response(envelope: ErrorEnvelope, status: int, headers: Mapping[str, s
     extra = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
     if status == HTTPStatus.UNAUTHORIZED:
         extra["www-authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(envelope), status, media_type="application/json", headers={**extra, **(headers or {})}
-    )
+    return Response(msgspec.json.encode(envelope), status, media_type="application/json", headers={**extra, **(headers or {})})
 
 
 def internal_error_response() -> Response:

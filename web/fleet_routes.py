@@ -4,73 +4,23 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import FleetError, ModelNotFound, NoWorker
-from fleet.core.hand_off import HandOff
+from fleet.core.errors import FleetError, NotFound, NoWorker
 from fleet.core.ids import RequestId
-from web.errors import ErrorBody, NotFound, envelope_of
+from web.errors import ErrorBody, envelope_of
 from web.gateway import Gateway
-from web.ports import RequestView, WorkerView
+from web.story import no_request
 from web.wire import Model, ModelList
-
-GATEWAY_ROLE = "gateway"
-
-
-class WorkerBody(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    role: str
-    host: str
-    pid: int
-    started_us: int
-    lease_left_s: float
-    standby: bool
-    running: int
-    capacity: int
-
-
-class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[WorkerBody]
-    missing_roles: list[str]
-
-
-class TaskBody(msgspec.Struct, frozen=True, kw_only=True):
-    """`hand_off`: the moments at which its decode came to another worker than its prefill. `spared`: the rows of it that the
-    conversation's earlier turn had computed.
-    """
-
-    stage: str
-    state: str
-    owner: str | None
-    walk: str | None
-    hand_off: HandOff | None = None
-    spared: int = 0
-
-
-class EdgeBody(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    source: str
-    target: str
-    produced: int
-    consumed: int
-    items: int
-
-
-class StoryBody(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's story."""
-
-    id: str
-    object: str = "fleet.request"
-    state: str
-    error: str | None
-    created_us: int
-    tasks: list[TaskBody]
-    edges: list[EdgeBody]
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "fleet.request.aborted"
     aborted: bool
+
+
+class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
+    voices: list[str]
+    uploaded_voices: list[str] = []
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,29 +47,22 @@ class FleetRoutes:
         return json_response(ModelList(data=[self._model()]))
 
     async def model(self, request: Request) -> Response:
-        wanted = str(request.path_params["model"])
-        if wanted != self._gateway.model:
-            raise ModelNotFound(f"model: no model {wanted!r}; this server has {self._gateway.model!r}", param="model")
+        self._gateway.check_model(str(request.path_params["model"]))
         return json_response(self._model())
 
-    async def workers(self, _request: Request) -> Response:
-        workers = await self._gateway.client.workers()
-        missing = await self._gateway.client.missing_roles()
-        return json_response(WorkerList(data=[_worker(view) for view in workers], missing_roles=list(missing)))
+    async def voices(self, _request: Request) -> Response:
+        """The default one first; OpenAI's names are understood too."""
+        return json_response(VoiceList(voices=self._gateway.frontend.voices()))
 
-    async def story(self, request: Request) -> Response:
-        request_id = RequestId(str(request.path_params["request_id"]))
-        view = await self._gateway.client.request_view(request_id)
-        if view is None:
-            raise _no_request(request_id)
-        return json_response(_story(request_id, view))
+    async def translations(self, _request: Request) -> Response:
+        raise NotFound("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")
 
     async def abort(self, request: Request) -> Response:
         """`aborted` false: the request had ended already."""
         request_id = RequestId(str(request.path_params["request_id"]))
         aborted = await self._gateway.client.abort_request(request_id)
         if not aborted and await self._gateway.client.request_view(request_id) is None:
-            raise _no_request(request_id)
+            raise no_request(request_id)
         return json_response(Aborted(id=request_id, aborted=aborted))
 
     async def health(self, _request: Request) -> Response:
@@ -143,53 +86,14 @@ class FleetRoutes:
         try:
             workers = await self._gateway.client.workers()
             roles = await self._gateway.client.roles()
+            transfers = await self._gateway.client.telemetry.transfers()
             metrics.live.set(await self._gateway.client.live_count())
         except FleetError:
-            workers, roles = [], []
+            workers, roles, transfers = [], [], None
         metrics.set_roles(roles)
-        metrics.workers.clear()
-        for view in workers:
-            metrics.workers.labels(role=view.role or GATEWAY_ROLE).inc()
+        metrics.set_workers(workers, roles)
+        metrics.set_transfers(transfers)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _model(self) -> Model:
         return Model(id=self._gateway.model, created=self._gateway.started_s)
-
-
-def _no_request(request_id: str) -> NotFound:
-    return NotFound(f"no request {request_id!r}; it never was, or its retention time is over", param="request_id")
-
-
-def _worker(view: WorkerView) -> WorkerBody:
-    return WorkerBody(
-        id=view.id,
-        role=view.role or GATEWAY_ROLE,
-        host=view.host,
-        pid=view.pid,
-        started_us=view.started_us,
-        lease_left_s=round(view.lease_left_s, 3),
-        standby=view.standby,
-        running=view.running,
-        capacity=view.capacity,
-    )
-
-
-def _story(request_id: str, view: RequestView) -> StoryBody:
-    return StoryBody(
-        id=request_id,
-        state=view.state,
-        error=view.error or None,
-        created_us=view.created_us,
-        tasks=[
-            TaskBody(
-                stage=t.stage, state=t.state, owner=t.owner or None, walk=t.walk or None, hand_off=t.hand_off, spared=t.spared
-            )
-            for t in view.tasks
-        ],
-        edges=[
-            EdgeBody(
-                name=e.name, source=e.source, target=e.target, produced=e.produced, consumed=e.consumed, items=e.items
-            )
-            for e in view.edges
-        ],
-    )

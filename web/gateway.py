@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -15,12 +16,14 @@ from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, 
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
-from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart
+from fleet.processing import AudioPart, ChatRequest, Frontend, Given, Message, TextPart
 from web.answer import Answer, ClientEdges
+from web.heard import HeardNotes
+from web.kept import kept_body
 from web.metrics import Metrics
 from web.ports import ClientStream, FleetPort
 from web.sampling import request_seed, resolve_sampling, stage_defaults
-from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody
+from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody, voice_name
 
 log = logging.getLogger("fleet.web")
 
@@ -34,6 +37,27 @@ class Opened:
     voice: str | None
     spoken: bool
 
+    def headers(self, ignored: Sequence[str]) -> dict[str, str]:
+        """What the response says of it beside its body. `ignored` are names of fields that the client sent."""
+        headers = {"x-fleet-seed": str(self.seed)}
+        if self.voice is not None:
+            headers["x-fleet-voice"] = self.voice
+        if ignored:
+            headers["x-fleet-ignored"] = ", ".join(ascii(name)[1:-1][:64] for name in ignored[:32])
+        return headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What routes other than chat put beside a body: messages in place of its own, an answer or its beginning that is given, and
+    what errors call the prompt and the voice.
+    """
+
+    messages: tuple[Message, ...] = ()
+    given: Given = ()
+    where: str = "messages"
+    voice_where: str = "audio.voice"
+
 
 class Gateway:
     """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling is wrong."""
@@ -44,8 +68,9 @@ class Gateway:
         self.frontend = frontend
         self.graph = config.graph_declaration()
         self.edges = client_edges(self.graph)
-        self.metrics = Metrics()
         self.model = model_name(config)
+        self.metrics = Metrics(client, self.model)
+        self.heard = HeardNotes(client)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end, and answers cut short are left to another gateway."""
@@ -56,31 +81,51 @@ class Gateway:
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
-    async def open(self, body: ChatBody, request_id: RequestId) -> Opened:
+    def check_model(self, wanted: str) -> None:
+        """Raises: ModelNotFound."""
+        if wanted != self.model:
+            raise ModelNotFound(f"model: no model {wanted!r}; this server has {self.model!r}", param="model")
+
+    async def open(self, body: ChatBody, request_id: RequestId, asked: Asked | None = None, *, kind: str = "") -> Opened:
         """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.
+
+        `kind`: what people look for it by; speech or text where it is not given, as the body asks.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
-        if body.model != self.model:
-            raise ModelNotFound(f"model: no model {body.model!r}; this server has {self.model!r}", param="model")
+        self.check_model(body.model)
         spoken = "audio" in body.wants
-        outputs = self._outputs(spoken)
+        outputs = self.outputs(spoken=spoken)
         seed = request_seed(body)
         stages = self.graph.stages_for(outputs)
+        asked = asked or Asked()
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
-            messages=await self._messages(body),
+            messages=asked.messages or await self._messages(body),
             outputs=outputs,
             sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
             spoken=spoken,
-            voice=_voice(body),
+            voice=voice_name(body.audio.voice) if body.audio is not None else None,
+            given=asked.given,
             created_us=now_us(),
+            where=asked.where,
+            voice_where=asked.voice_where,
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
-        spec = msgspec.structs.replace(spec, reply=reply_of(body), session=session_of(body))
+        spec = msgspec.structs.replace(
+            spec, reply=reply_of(body), session=session_of(body), body=kept_body(body), model=self.model,
+            kind=kind or ("speech" if spoken else "text"),
+        )  # fmt: skip
+        if isinstance(asked.given, TextPart):
+            spec = self._as_long_as_given(spec)
         stream = await self._submit(spec, blob)
         return Opened(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+
+    def _as_long_as_given(self, spec: RequestSpec) -> RequestSpec:
+        """An answer that is given whole has no other end than its own."""
+        main = msgspec.structs.replace(self._sampling_of(spec, self._main), max_tokens=len(spec.given))
+        return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
     async def resume(self, request_id: RequestId) -> Answer | None:
         """Go on with an answer that another gateway, or another connection, began; None if there is no such request.
@@ -124,7 +169,8 @@ class Gateway:
             await stream.abort("the client left")
             raise
 
-    def _outputs(self, spoken: bool) -> tuple[EdgeName, ...]:
+    def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
+        """The client edges of an answer. Raises: BadInput where the model does not speak."""
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:
@@ -197,11 +243,6 @@ def model_name(config: FleetConfig) -> str:
     if folder.parent.name == "snapshots":  # the model hub's cache: models--OWNER--NAME/snapshots/REVISION
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name if folder.name not in ("", "auto") else config.graph
-
-
-def _voice(body: ChatBody) -> str | None:
-    voice = body.audio.voice if body.audio is not None else None
-    return voice if voice is None or isinstance(voice, str) else voice.id
 
 
 def _part(part: PartBody, where: str) -> TextPart | AudioPart:

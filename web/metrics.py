@@ -1,13 +1,27 @@
-"""The gateway's metrics: one catalogue, names with units, on by default. Knows no route."""
+"""The gateway's metrics: one catalogue, names with units, on by default. Knows no route.
+
+Families that vllm-omni has too bear its words and its meaning (audio_ttfp, audio_rtf, audio_duration, audio_frames,
+audio_underrun, audio_continuity_ok, num_requests_running, num_requests_waiting, requests_success, e2e_request_latency, and
+transfers'), with our prefix and with units spelt out. What the process counts is also told to the fleet's time series.
+"""
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from web.ports import RoleView
+from fleet.core.ids import stage_of
+from fleet.core.telemetry import Transfers
+from web.ports import FleetPort, RoleView, WorkerView
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
+DURATIONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 60.0, 120.0)
 RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
+
+GATEWAY_ROLE = "gateway"
+CONTINUITY_S = 0.1
+"""A listener who begins to play at once may wait so long for more before the answer counts as broken."""
+FINISHED = ("stop", "length")
+"""Outcomes of answers that came to their end; the others are failures and departures."""
 
 ROLE_GAUGES = {
     "queue_depth": "Tasks that wait in the role's stream for a worker to claim them.",
@@ -18,47 +32,98 @@ ROLE_GAUGES = {
     "draining": "Workers that are leaving.",
     "standby": "Workers that are loaded and take nothing until one of the role is lost.",
 }
+TRANSFER_GAUGES = {
+    "pulls": "Reads of another worker's memory, by the workers there are, since they joined.",
+    "bytes": "What they brought.",
+    "failures": "Those that were tried again, or whose tensors were made again.",
+    "in_flight": "Those under way.",
+    "p50_seconds": "How long they take: half of them at most so long.",
+    "p95_seconds": "How long they take: nineteen of twenty at most so long.",
+}
+
+
+class Continuity:
+    """Whether sound came before a listener who plays at once had to wait for it. Units: seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self.ok = True
+        self._began_s: float | None = None
+        self._made_s = 0.0
+
+    def came(self, made_s: float, now_s: float) -> None:
+        """There are `made_s` of sound in all."""
+        if self._began_s is None:
+            self._began_s = now_s
+        elif now_s > self._began_s + self._made_s + CONTINUITY_S:
+            self.ok = False
+        self._made_s = made_s
 
 
 class Metrics:
     """One gateway's metrics. Each app has a registry of its own, so that tests can run several in one process."""
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.http = Counter(
-            "fleet_http_responses", "HTTP responses.", ("method", "route", "status"), registry=registry
+    def __init__(self, client: FleetPort, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self._client, self._model = client, model
+        self.http = self._counter("http_responses", "HTTP responses.", "method", "route", "status")
+        self.requests = self._counter("requests", "Requests ended, by outcome.", "outcome")
+        self.in_flight = self._gauge("requests_in_flight", "Answers this gateway is delivering.")
+        self.success = self._counter("requests_success", "Answers that came to their end.", "model_name", "finished_reason")
+        self.first_text = self._histogram("first_text_seconds", "Submission to first text.", SECONDS)
+        self.audio_ttfp = self._histogram("audio_ttfp_seconds", "Submission to first sound.", SECONDS, "model_name")
+        self.e2e = self._histogram("e2e_request_latency_seconds", "Submission to the end.", SECONDS, "model_name")
+        self.rtf = self._histogram("audio_rtf", "Seconds to make a second of sound, whole answer.", RTF, "model_name")
+        self.audio = self._histogram("audio_duration_seconds", "Sound of an answer.", DURATIONS, "model_name")
+        self.frames = self._counter("audio_frames", "Codec frames of answers delivered.", "model_name")
+        self.continuity = self._counter(
+            "audio_continuity_ok", "Spoken answers that left no listener waiting for 0.1 s.", "model_name"
         )
-        self.requests = Counter("fleet_requests", "Requests ended, by outcome.", ("outcome",), registry=registry)
-        self.in_flight = Gauge("fleet_requests_in_flight", "Answers this gateway is delivering.", registry=registry)
-        self.first_text = Histogram(
-            "fleet_first_text_seconds", "Submission to first text.", registry=registry, buckets=SECONDS
+        self.spoken = self._counter("audio_answers", "Spoken answers, to compare with.", "model_name")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt positions of ended requests.")
+        self.cached_tokens = self._counter(
+            "cached_prompt_tokens", "Prompt positions of ended requests that an earlier turn of the conversation had computed."
         )
-        self.first_audio = Histogram(
-            "fleet_first_audio_seconds", "Submission to first sound.", registry=registry, buckets=SECONDS
-        )
-        self.e2e = Histogram(
-            "fleet_e2e_request_latency_seconds", "Submission to the end.", registry=registry, buckets=SECONDS
-        )
-        self.rtf = Histogram(
-            "fleet_audio_rtf", "Seconds to make a second of sound, whole answer.", registry=registry, buckets=RTF
-        )
-        self.audio_s = Counter("fleet_audio_seconds", "Seconds of sound delivered.", registry=registry)
-        self.prompt_tokens = Counter("fleet_prompt_tokens", "Prompt positions of ended requests.", registry=registry)
-        self.cached_tokens = Counter(
-            "fleet_cached_prompt_tokens",
-            "Prompt positions of ended requests that an earlier turn of the conversation had computed.",
-            registry=registry,
-        )
-        self.answer_tokens = Counter("fleet_answer_tokens", "Text tokens of ended requests.", registry=registry)
-        self.edge_chunks = Counter(
-            "fleet_edge_chunks", "Chunks received on client edges.", ("edge",), registry=registry
-        )
-        self.underruns = Counter("fleet_audio_underrun", "Playback underruns the console reported.", registry=registry)
-        self.live = Gauge("fleet_requests_live", "Live requests in the whole fleet.", registry=registry)
-        self.workers = Gauge("fleet_workers", "Live workers.", ("role",), registry=registry)
-        self._of_roles = {
-            name: Gauge(f"fleet_role_{name}", what, ("role",), registry=registry) for name, what in ROLE_GAUGES.items()
-        }
+        self.answer_tokens = self._counter("answer_tokens", "Text tokens of ended requests.")
+        self.edge_chunks = self._counter("edge_chunks", "Chunks received on client edges.", "edge")
+        self.underruns = self._counter("audio_underrun", "Playback underruns that listeners' players reported.")
+        self.live = self._gauge("requests_live", "Live requests in the whole fleet.")
+        self.workers = self._gauge("workers", "Live workers.", "role")
+        self._running = self._gauge("num_requests_running", "Tasks that a worker runs.", "model_name", "stage", "replica")
+        self._waiting = self._gauge("num_requests_waiting", "Tasks that wait for a worker.", "model_name", "stage")
+        self._of_roles = {name: self._gauge(f"role_{name}", what, "role") for name, what in ROLE_GAUGES.items()}
+        self._of_edges = {name: self._gauge(f"transfer_{name}", what, "edge") for name, what in TRANSFER_GAUGES.items()}
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"fleet_{name}", what, labels, registry=self.registry)
+
+    def _gauge(self, name: str, what: str, *labels: str) -> Gauge:
+        return Gauge(f"fleet_{name}", what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(f"fleet_{name}", what, labels, registry=self.registry, buckets=buckets)
+
+    def set_workers(self, workers: Sequence[WorkerView], roles: Sequence[RoleView]) -> None:
+        """Replace what is said of workers; one that is gone is told no more."""
+        for gauge in (self.workers, self._running, self._waiting):
+            gauge.clear()
+        for view in workers:
+            self.workers.labels(role=view.role or GATEWAY_ROLE).inc()
+            if view.role:
+                self._running.labels(self._model, stage_of(view.role), view.id).set(view.running)
+        for role in roles:
+            self._waiting.labels(self._model, stage_of(role.role)).inc(role.queue_depth)
+
+    def set_transfers(self, transfers: Transfers | None) -> None:
+        """Replace what is said of transfers; None where it cannot be read."""
+        for gauge in self._of_edges.values():
+            gauge.clear()
+        for edge in transfers.edges if transfers is not None else ():
+            values = {
+                "pulls": edge.num_pulls, "bytes": edge.num_bytes, "failures": edge.num_failed, "in_flight": edge.in_flight,
+                "p50_seconds": (edge.p50_ms or 0.0) / 1000, "p95_seconds": (edge.p95_ms or 0.0) / 1000,
+            }  # fmt: skip
+            for name, value in values.items():
+                self._of_edges[name].labels(edge=edge.edge).set(value)
 
     def set_roles(self, roles: Sequence[RoleView]) -> None:
         """Replace what is said of roles; one that is not named any more is told no more."""
@@ -73,14 +138,28 @@ class Metrics:
                 self._of_roles[name].labels(role=view.role).set(value)
 
     def first(self, medium: str, seconds: float) -> None:
-        (self.first_text if medium == "text" else self.first_audio).observe(seconds)
+        if medium == "text":
+            self.first_text.observe(seconds)
+        else:
+            self.audio_ttfp.labels(self._model).observe(seconds)
 
-    def request_ended(self, outcome: str, seconds: float, audio_s: float) -> None:
+    def underrun(self, count: int) -> None:
+        """A listener's player ran dry so often."""
+        self.underruns.inc(count)
+        self._client.telemetry.note_underruns(count)
+
+    def request_ended(self, outcome: str, seconds: float, audio_s: float, *, num_frames: int, continuous: bool) -> None:
         self.requests.labels(outcome=outcome).inc()
-        self.e2e.observe(seconds)
+        self.e2e.labels(self._model).observe(seconds)
+        if outcome in FINISHED:
+            self.success.labels(self._model, outcome).inc()
         if audio_s:
-            self.audio_s.inc(audio_s)
-            self.rtf.observe(seconds / audio_s)
+            self.spoken.labels(self._model).inc()
+            self.continuity.labels(self._model).inc(continuous)
+            self.audio.labels(self._model).observe(audio_s)
+            self.frames.labels(self._model).inc(num_frames)
+            self.rtf.labels(self._model).observe(seconds / audio_s)
+            self._client.telemetry.note_rtf(seconds / audio_s)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -3,13 +3,27 @@
 Knows no Redis and no HTTP.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from fleet.core.chunk import Chunk
 from fleet.core.hand_off import HandOff
-from fleet.core.ids import RequestId
+from fleet.core.ids import EdgeName, RequestId
 from fleet.core.request import RequestSpec
+from fleet.core.story import RequestFilter, RequestPage, Story
+from fleet.core.telemetry import (
+    DeadLetterView,
+    FeedEntry,
+    Job,
+    LogLine,
+    LogPage,
+    LogQuery,
+    Queue,
+    SeriesPoint,
+    Transfers,
+    WorkerOrder,
+    WorkerStory,
+)
 
 
 class WorkerView(Protocol):
@@ -103,6 +117,26 @@ class RequestView(Protocol):
     def edges(self) -> Sequence[EdgeView]: ...
 
 
+class FirstOutputs(Protocol):
+    """Units: microseconds since 1970; `claimed_us` when a worker took the main stage's task (None: not yet, or not known), on
+    Redis's clock; `first_us` when each stage made its first output, by its own machine's clock.
+    """
+
+    @property
+    def claimed_us(self) -> int | None: ...
+    @property
+    def first_us(self) -> Mapping[str, int]: ...
+
+
+class HeldVoice(Protocol):
+    """A voice session in this gateway's hands. `epoch` goes with every write; `fields` are what its last holder wrote."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def fields(self) -> Mapping[str, bytes]: ...
+
+
 class ClientStream(Protocol):
     """The client edges of one request: chunks in index order per edge, ending when every requested edge is final.
 
@@ -119,8 +153,104 @@ class ClientStream(Protocol):
         ...
 
 
+class TelemetryPort(Protocol):
+    """What people look at, and what they order. Bounded answers, read from Redis alone; `fleet.core` says what each field means.
+
+    Raises: RedisUnreachable from any method; NotFound, Conflict (saying why) from those that act on one thing.
+    """
+
+    async def requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
+        """`before`: a page's `next`. Raises: BadInput."""
+        ...
+
+    async def story(self, request: RequestId) -> Story | None: ...
+
+    async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
+        """What is kept of an edge, from its first chunk; sound is kept for a minute only."""
+        ...
+
+    async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
+        """What the listener's player says. Nothing happens to a request that is not known any more."""
+        ...
+
+    def note_underruns(self, count: int) -> None:
+        """That a listener's player ran dry, for the fleet's count of it."""
+        ...
+
+    def note_rtf(self, rtf: float) -> None:
+        """Seconds that it took to make a second of sound, over a whole answer, for the fleet's percentiles."""
+        ...
+
+    async def retry(self, request: RequestId) -> RequestId:
+        """Send the same request again, under the id that is returned. Its answer goes to the log; `resume` takes it over."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerStory]:
+        """Those there are by role, then gateways, then those that have gone in the last minutes, the latest first."""
+        ...
+
+    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+        """What is in force already is no conflict."""
+        ...
+
+    async def queues(self) -> Sequence[Queue]: ...
+
+    async def dead_letters(self) -> Sequence[DeadLetterView]:
+        """The newest first."""
+        ...
+
+    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+        """As `retry`. The letter is dropped then: one that kills its workers again comes back under its new id."""
+        ...
+
+    async def drop_dead_letter(self, request: RequestId) -> None: ...
+
+    async def transfers(self) -> Transfers: ...
+
+    async def series(self) -> Sequence[SeriesPoint]:
+        """The last `SERIES_KEPT_S`, the oldest first, without a gap: a step in which nothing was told is a point of zeros."""
+        ...
+
+    async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
+        """Raises: BadInput."""
+        ...
+
+    def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:
+        """Lines as they come, without end; from now on, or from the line after `after`."""
+        ...
+
+    def follow(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
+        """Facts as they come, without end; from now on, or from the fact after `after`."""
+        ...
+
+    async def jobs(self) -> Sequence[Job]:
+        """The newest first."""
+        ...
+
+    async def job(self, job: str) -> Job | None: ...
+
+    async def submit_job(self, kind: str, arguments: Sequence[str]) -> Job:
+        """Raises: BadInput naming the kinds there are."""
+        ...
+
+    async def retry_job(self, job: str) -> Job:
+        """The same job again, under a new id; one that has not ended is a conflict."""
+        ...
+
+    async def stop_job(self, job: str) -> None:
+        """End one that runs, or take one out of the queue."""
+        ...
+
+    async def delete_job(self, job: str) -> None:
+        """Forget one that does not run."""
+        ...
+
+
 class FleetPort(Protocol):
     """Raises: RedisUnreachable from any method."""
+
+    @property
+    def telemetry(self) -> TelemetryPort: ...
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Raises: Overloaded, NoWorker."""
@@ -147,6 +277,37 @@ class FleetPort(Protocol):
         ...
 
     async def transcript(self, audio_id: str) -> str | None: ...
+
+    async def first_outputs(self, request: RequestId) -> FirstOutputs: ...
+
+    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> HeldVoice | None:
+        """Take a voice session: whoever held it may write to it no more. None if there is none of that name (or, `new`, one)."""
+        ...
+
+    async def keep_voice(
+        self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
+    ) -> bool:
+        """Write fields of a held session, delete `gone`, and let it live so long again. False: it is held no more."""
+        ...
+
+    async def end_voice(self, session: str, epoch: int | None = None) -> bool:
+        """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
+        ...
+
+    async def voices(self) -> Mapping[str, bytes]:
+        """What their holders say of the voice sessions there are, by name: field `view`."""
+        ...
+
+    async def keep_secret(self, name: str, value: bytes, keep_s: int) -> None:
+        """For any gateway to find, until then."""
+        ...
+
+    async def secret(self, name: str) -> bytes | None: ...
+
+    @property
+    def id(self) -> str:
+        """This gateway's name in the fleet."""
+        ...
 
     async def ping(self) -> bool: ...
 

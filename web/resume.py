@@ -3,11 +3,11 @@
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from fleet.core.errors import NotFound
 from fleet.core.ids import RequestId
 from web.answer import Position
 from web.chat import Reply, answer_lines
 from web.connection import send_stream, until_disconnect
-from web.errors import NotFound
 from web.gateway import Gateway
 
 

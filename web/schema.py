@@ -99,6 +99,10 @@ Voice = Annotated[
 ]
 
 
+def voice_name(voice: Voice | None) -> str | None:
+    return voice if voice is None or isinstance(voice, str) else voice.id
+
+
 class AudioOptions(Body):
     voice: Voice | None = None
     format: AudioFormat | None = None
@@ -189,7 +193,7 @@ def parse_chat(body: bytes) -> ChatBody:
     try:
         chat = ChatBody.model_validate_json(body)
     except ValidationError as error:
-        raise _bad_input(error) from error
+        raise bad_input(error) from error
     _refuse_unserved(chat)
     return chat
 
@@ -207,7 +211,8 @@ def _refuse_unserved(chat: ChatBody) -> None:
         raise UnsupportedValue("response_format: only text is served", param="response_format")
 
 
-def _bad_input(error: ValidationError) -> BadInput:
+def bad_input(error: ValidationError) -> BadInput:
+    """The first mistake, in one sentence that names its field."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)

@@ -18,6 +18,9 @@ from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.processing import load_frontend
 from web.app import create_app
+from web.reachable import how_to_reach
+from web.realtime.client_events import MAX_EVENT_BYTES
+from web.tls import TlsFiles, tls_files
 
 log = logging.getLogger("fleet.web")
 
@@ -63,12 +66,13 @@ def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Pat
 async def serve(
     config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path, listener: socket.socket
 ) -> None:
+    tls = tls_files(config)
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     client = await FleetClient.connect(redis_url, config)
     app = create_app(config, client, frontend, settings.api_key)
     await client.start()
     try:
-        server = Server(uvicorn_config(app, config), app)
+        server = Server(uvicorn_config(app, config, tls), app)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)
         _announce(config, listener)
@@ -77,7 +81,7 @@ async def serve(
         await client.stop()
 
 
-def uvicorn_config(app: Starlette, config: FleetConfig) -> uvicorn.Config:
+def uvicorn_config(app: Starlette, config: FleetConfig, tls: TlsFiles | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         lifespan="off",
@@ -86,8 +90,11 @@ def uvicorn_config(app: Starlette, config: FleetConfig) -> uvicorn.Config:
         server_header=False,
         # deflate costs time and gains nothing on sound
         ws_per_message_deflate=False,
-        ws_max_size=config.limits.max_body_bytes,
+        # a little more than an event may have, so that one that is too long is told so
+        ws_max_size=MAX_EVENT_BYTES + 1024 * 1024,
         timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=tls.cert if tls is not None else None,
+        ssl_keyfile=tls.key if tls is not None else None,
     )
 
 
@@ -106,12 +113,5 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 
 def _announce(config: FleetConfig, listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    shown = "localhost" if config.web.host in ("0.0.0.0", "::", "127.0.0.1") else config.web.host
-    print(f"fleet web: console http://{shown}:{port}/  API http://{shown}:{port}/v1", flush=True)
-    if config.web.host in ("0.0.0.0", "::"):
-        print(
-            "fleet web: browsers give sound only to localhost and https; from another machine use "
-            f"ssh -L {port}:localhost:{port} HOST",
-            flush=True,
-        )
+    for line in how_to_reach(config.web, listener.getsockname()[1]):
+        print(f"fleet web: {line}", flush=True)

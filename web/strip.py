@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import CLIENT, RequestId
+from fleet.core.ids import CLIENT, RequestId, stage_of
 from fleet.graphs import Edge, Graph
 from web.gateway import Gateway
 from web.ports import EdgeView, RequestView, WorkerView
@@ -67,11 +67,6 @@ async def read_strip(gateway: Gateway, request_id: RequestId | None) -> Strip:
     missing = [stage.name for stage in gateway.graph.stages if not any(stage_of(w.role) == stage.name for w in workers)]
     trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
     return build_strip(gateway.graph, workers, request_id, request, trouble=trouble)
-
-
-def stage_of(role: str) -> str:
-    """The stage of a role, which may be narrowed to a walk (`stage.walk`) or a layer span (`stage[0:19]`)."""
-    return role.partition(".")[0].partition("[")[0]
 
 
 def build_strip(

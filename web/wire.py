@@ -96,3 +96,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[Model]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: msgspec.Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"

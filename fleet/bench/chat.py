@@ -10,7 +10,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -183,10 +183,27 @@ class ChatApi:
         request = response.getheader("x-request-id", "")
         return Recording(prompt=prompt, sent_s=sent_s - began_s, pieces=tuple(pieces), request=request)
 
+    def headers(self) -> Headers:
+        """What proves the right to ask."""
+        return dict(self._headers)
+
+    def realtime_url(self, model: str) -> str:
+        """Of a voice session that also tells where its time goes."""
+        scheme = "wss" if self._secure else "ws"
+        return f"{scheme}://{self._host}:{self.port}{self._path}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
+
+    def speech(self, body: dict[str, str]) -> bytes:
+        """A text as sound, whole."""
+        return self._whole("POST", "/v1/audio/speech", msgspec.json.encode(body))
+
     def _get(self, path: str) -> bytes:
+        return self._whole("GET", path)
+
+    def _whole(self, method: str, path: str, body: bytes | None = None) -> bytes:
         connection = self._connection()
+        headers = {**self._headers, "content-type": "application/json"} if body is not None else self._headers
         try:
-            connection.request("GET", self._path + path, headers=self._headers)
+            connection.request(method, self._path + path, body, headers)
             response = connection.getresponse()
             raw = response.read()
         except (OSError, http.client.HTTPException) as error:

@@ -21,6 +21,7 @@ from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
 from fleet.bench.machine import describe_machine, usable_cores
+from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options, parse
 from fleet.bench.plot import draw
 from fleet.bench.progress import Meter, meter
@@ -28,8 +29,9 @@ from fleet.bench.reference import Result, Work, run_aside
 from fleet.bench.report import Report, show, write_json
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
-from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale
+from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale, of_voice
 from fleet.bench.transfer import measure_transfer
+from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.config.settings import read_settings
 from fleet.core.errors import FleetError
 
@@ -110,9 +112,24 @@ def _measure(options: Options, args: list[str]) -> Report:
             report = replace(report, hand_offs=hand_offs, ratios=(*report.ratios, *of_hand_offs(hand_offs)))
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
+        if options.voice:
+            report = _measure_voice(report, options, progress)
         if options.serving:
             report = _measure_fleet(report, options, progress)
     return report
+
+
+def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
+    given = [read_question(path) for path in options.wavs]
+    with _target(options, progress) as target:
+        api = ChatApi(target.url, read_settings().api_key)
+        done = progress.steps("questions, spoken by the fleet", 1)
+        questions = given or spoken_questions(api, api.model(), options.requests)
+        done()
+        neighbours = Neighbours()
+        voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
+        voice = replace(voice, others_cores=neighbours.cores() if options.up else None)
+    return replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
 
 
 def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:

@@ -24,14 +24,17 @@ What is measured
                gaps between the pieces of running answers while a train of long prompts arrives: prefill and decode
                together, then split, by as many workers. --concurrency answers run all the time, --requests long prompts
                come
-  The last two start fleets of their own. A deployment that splits nothing is split wherever it can be; the checkpoint is
-  a tiny random one unless one is named.
+  --voice      spoken questions over the Realtime WebSocket, as a microphone sends them: from the last voiced sample to the
+               first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files
+  --hand-off and --interference start fleets of their own. A deployment that splits nothing is split wherever it can be;
+  the checkpoint is a tiny random one unless one is named.
 
 Examples
   fleet bench                                       the fleet at http://127.0.0.1:8000
   fleet bench --up --baseline transformers          start a fleet, measure it, compare it, stop it
   fleet bench --up --set checkpoint=/models/x --requests 32 --concurrency 16 --json out.json --png out.png
   fleet bench --url http://gpu-box:8000 --max-tokens 200 --frames 400
+  fleet bench --voice --up                          how long a speaker waits for the answer
   fleet bench --hop --transfer                      no fleet is needed
   fleet bench --scale --streams 10,300 --check      the control plane alone
   fleet bench --hand-off --interference --png x.png what splitting costs, and what it buys
@@ -70,6 +73,8 @@ class Options:
     hand_offs: int
     interference: bool
     prompt_tokens: int
+    voice: bool
+    wavs: tuple[Path, ...]
     json: Path | None
     png: Path | None
     check: bool
@@ -81,8 +86,9 @@ def parse(args: list[str]) -> Options:
     given = parser.parse_args(args)
     if given.url and given.up:
         parser.error("--url measures a fleet that runs, --up starts one: give one of them")
-    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference
-    alone = apart and not (given.url or given.up or given.baseline or given.twin)
+    voice = given.voice or bool(given.wav)
+    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or voice
+    alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not voice))
     return Options(
         serving=not alone,
         url=given.url,
@@ -107,6 +113,8 @@ def parse(args: list[str]) -> Options:
         hand_offs=given.hand_offs,
         interference=given.interference,
         prompt_tokens=given.prompt_tokens,
+        voice=voice,
+        wavs=tuple(given.wav),
         json=given.json,
         png=given.png,
         check=given.check,
@@ -145,6 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--hand-offs", type=_positive, default=60, metavar="N", help="how many of them, of each split stage (60)")
     also.add_argument("--interference", action="store_true", help="long prompts beside running answers, together and split")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of such a long prompt (4000)")
+    also.add_argument("--voice", action="store_true", help="time spoken turns over the Realtime WebSocket, --requests of them")
+    also.add_argument("--wav", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable")
     out = parser.add_argument_group("the report")
     out.add_argument("--json", type=Path, metavar="FILE", help="every number, and what it was measured on")
     out.add_argument("--png", type=Path, metavar="FILE", help="the numbers as a picture")

@@ -20,6 +20,7 @@ from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, Summary, summarise
 from fleet.bench.transfer import TransferResult
+from fleet.bench.voice import VoiceResult
 
 MS, NONE = 1e3, "-"
 NOISY_CORES = 0.2
@@ -41,6 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     scale: ScaleResult | None = None
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
+    voice: VoiceResult | None = None
     ratios: tuple[Ratio, ...] = ()
 
     @property
@@ -122,6 +124,8 @@ def show(report: Report, console: Console) -> None:
             console.print(_pages_table(report.hand_offs.pages))
     if report.interference:
         console.print(_interference_table(report.interference))
+    if report.voice:
+        console.print(_voice_table(report.voice))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
     if (busiest := _busiest(report)) > NOISY_CORES:
@@ -138,7 +142,7 @@ def _busiest(report: Report) -> float:
     sides = (report.interference.together, report.interference.split) if report.interference else ()
     scale = report.scale
     windows = (*(phase.window for phase in scale.phases), scale.joined.alone, scale.joined.together) if scale else ()
-    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, *sides)
+    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, *sides)
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 
@@ -253,6 +257,16 @@ def _hop_table(hops: HopResult) -> Group:
         if summary:
             table.add_row(name, f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
     return _titled(f"{len(hops.delivery_us)} hops through Redis", table)
+
+
+def _voice_table(voice: VoiceResult) -> Group:
+    """The parts are the fleet's account of its own share, by its own clock; they need not add up to what the client waited."""
+    table = _table("ms", "p50", "p95", "most")
+    rows = [("voice to voice", voice.whole_ms), (f"less {voice.silence_ms} of silence", voice.ours_ms)]
+    for name, summary in [*rows, *((f"  {name}", voice.part_ms(name)) for name in voice.names)]:
+        if summary:
+            table.add_row(name, *(_number(value) for value in (summary.p50, summary.p95, summary.high)))
+    return _titled(f"{len(voice.turns)} spoken turns of one session with {voice.model}", table)
 
 
 def _transfer_table(transfer: TransferResult) -> Group:

@@ -6,6 +6,7 @@ from fleet.bench.reference import Result
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, percentile, summarise
+from fleet.bench.voice import VoiceResult
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
@@ -19,6 +20,7 @@ SCALE_PACE_RATIO = 0.97
 JOIN_RATIO = 1.5
 HAND_OFF_P50_MS = 5.0
 PAGES_RATIO = 0.5
+VOICE_OURS_P50_MS = 400.0
 
 
 def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
@@ -66,6 +68,14 @@ def of_hand_offs(result: HandOffResult) -> list[Ratio]:
     if result.pages is not None:
         ratios.append(Ratio(name="KV blocks / plain read", value=result.pages.ratio, target=PAGES_RATIO, at_most=False))
     return ratios
+
+
+def of_voice(voice: VoiceResult) -> list[Ratio]:
+    """All of a turn's wait but the silence that was waited for."""
+    ours = voice.ours_ms
+    if ours is None:
+        return []
+    return [Ratio(name="voice turn less its silence, p50", value=ours.p50, target=VOICE_OURS_P50_MS, at_most=True, unit="ms")]
 
 
 def of_scale(scale: ScaleResult) -> list[Ratio]:

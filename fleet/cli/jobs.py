@@ -8,6 +8,7 @@ import typer
 from fleet.cli.deployment import open_deployment
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
+from fleet.core.log_labels import Labels
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -34,9 +35,12 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
         return
     if kept:
         raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_)])))
+    from fleet.control.log_stream import shipping
     from fleet.jobs.worker import run_jobs
 
-    run_jobs(_connect(config, set_, patience_s=10.0))
+    connection = _connect(config, set_, patience_s=10.0)
+    with shipping(open_deployment(config, set_).redis_url, Labels("jobs")):
+        run_jobs(connection)
 
 
 @app.command()
@@ -50,9 +54,9 @@ def add(
 
     Example: fleet jobs add bench -- --requests 20
     """
-    from fleet.jobs.queue import submit
+    from fleet.control.jobs import submit
 
-    print(submit(_connect(config, set_), kind, arguments or []))
+    print(submit(_connect(config, set_), kind, arguments or []).id)
 
 
 @app.command("list")
@@ -61,7 +65,7 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
     Example: fleet jobs list
     """
-    from fleet.jobs.queue import jobs as all_jobs
+    from fleet.control.jobs import jobs as all_jobs
 
     for job in all_jobs(_connect(config, set_)):
         print(f"{job.id}  {job.kind:8} {job.state:9} {job.error}".rstrip())

@@ -21,6 +21,15 @@ Keep = Annotated[
     bool,
     typer.Option("--keep", help="Start it again when it crashes or is killed; give up when it cannot start."),
 ]
+ReadOnly = Annotated[
+    bool,
+    typer.Option("--read-only", help="Let people look and talk, but change nothing of the fleet: --set web.read_only=true."),
+]
+
+
+def with_read_only(overrides: list[str] | None, read_only: bool) -> list[str] | None:
+    """The overrides, the switch among them where it was given."""
+    return [*(overrides or ()), "web.read_only=true"] if read_only else overrides
 
 
 def passed_on(config_file: Path | None, overrides: list[str] | None) -> list[str]:

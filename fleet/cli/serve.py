@@ -10,8 +10,9 @@ import typer
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.keep import keep
-from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
+from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.core.errors import ConfigError
+from fleet.core.log_labels import Labels
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -52,8 +53,10 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
         raise typer.Exit(_keep_fenced(["conductor", *passed_on(config, set_)], deployment))
     _await_redis(deployment)
     from fleet.conductor.driver import run_conductor
+    from fleet.control.log_stream import shipping
 
-    run_conductor(deployment.config, deployment.redis_url)
+    with shipping(deployment.redis_url, Labels("conductor")):
+        run_conductor(deployment.config, deployment.redis_url)
 
 
 def worker(
@@ -78,18 +81,21 @@ def worker(
     # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(serves.stage).threads)
+    from fleet.control.log_stream import shipping
     from fleet.worker.main import run_worker
 
-    run_worker(deployment.config, role, deployment.redis_url, checkpoint)
+    with shipping(deployment.redis_url, Labels("worker", stage=serves.stage)) as labels:
+        run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels)
 
 
-def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
+def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:
     """Run a gateway: the OpenAI API, the Realtime WebSocket and the console, at http://HOST:PORT.
 
     FLEET_PORT sets the port, FLEET_API_KEY asks clients for a key.
 
     Example: fleet web --set web.port=8001
     """
+    set_ = with_read_only(set_, read_only)
     deployment = open_deployment(config, set_)
     if kept:
         raise typer.Exit(_keep_fenced(["web", *passed_on(config, set_)], deployment))
@@ -98,9 +104,11 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -
     require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
     _await_redis(deployment)
     checkpoint = resolve_checkpoint(deployment.config)
+    from fleet.control.log_stream import shipping
     from web.serve import run
 
-    run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
+    with shipping(deployment.redis_url, Labels("web")):
+        run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
 
 
 def _keep_fenced(arguments: list[str], deployment: Deployment) -> int:

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import ssl
 import sys
 import threading
 from pathlib import Path
@@ -11,14 +12,14 @@ import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, open_deployment
-from fleet.cli.options import ConfigFile, Overrides
+from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
 
 
-def up(config: ConfigFile = None, set_: Overrides = None) -> None:
+def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = False) -> None:
     """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
 
     Workers beyond a stage's replicas, as many as its `standby` says, load their weights and wait: when a worker of the stage is
@@ -38,11 +39,11 @@ def up(config: ConfigFile = None, set_: Overrides = None) -> None:
     """
     from fleet.cli.manager import FleetManager
 
-    deployment = open_deployment(config, set_)
+    deployment = open_deployment(config, with_read_only(set_, read_only))
     _check_redis(deployment)
     resolved = _resolve(deployment)
     env = _environment(_store(resolved))
-    url = f"http://{_reachable(resolved.web.host)}:{resolved.web.port}"
+    url = f"{resolved.web.scheme}://{_reachable(resolved.web.host)}:{resolved.web.port}"
     redis_url = f"redis://127.0.0.1:{resolved.redis.port}" if deployment.embedded_redis else deployment.redis_url
     manager = FleetManager(redis_url, lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
     for name, arguments in _processes(deployment, resolved):
@@ -119,15 +120,18 @@ def _reachable(host: str) -> str:
 
 def _say_when_ready(url: str) -> None:
     pause = threading.Event()
-    while not _is_ready(url.removeprefix("http://")):
+    while not _is_ready(url):
         pause.wait(READY_POLL_S)
     # One write, so that no other process's line gets in between.
     sys.stdout.write(f"fleet: ready at {url}\n")
     sys.stdout.flush()
 
 
-def _is_ready(address: str) -> bool:
+def _is_ready(url: str) -> bool:
+    scheme, _, address = url.partition("://")
     connection = http.client.HTTPConnection(address, timeout=5)
+    if scheme == "https":
+        connection = http.client.HTTPSConnection(address, timeout=5, context=_trusting_ourselves())
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200
@@ -135,3 +139,11 @@ def _is_ready(address: str) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _trusting_ourselves() -> ssl.SSLContext:
+    """The gateway of this very fleet, whose certificate may be for another name, or its own."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -176,7 +176,18 @@ def _with_parents(folder: Path | None) -> tuple[Path, ...]:
     return (folder, *folder.parents) if folder else ()
 
 
+def certificates_are_whole(config: FleetConfig) -> Iterator[Problem]:
+    web = config.web
+    for given, name, other in ((web.tls_cert, "tls_cert", "tls_key"), (web.tls_key, "tls_key", "tls_cert")):
+        missing = web.tls_key if name == "tls_cert" else web.tls_cert
+        if given is not None and missing is None:
+            yield Problem(("web", name), f"needs web.{other} beside it")
+        if given is not None and web.tls is not None:
+            yield Problem(("web", "tls"), f"makes a certificate, and web.{name} names one; give one of them")
+
+
 RULES: tuple[Rule, ...] = (
+    certificates_are_whole,
     graph_is_known,
     stages_and_edges_are_the_graphs,
     ramps_are_used,

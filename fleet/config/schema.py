@@ -107,6 +107,7 @@ class StageConfig(Strict):
 class Limits(Strict):
     """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429.
 
+    A text to speak is spoken in pieces of at most `speech_piece_tokens`, each an answer of its own.
     `max_sessions`: conversations of which each worker keeps what it computed, for their next turns; 0 keeps nothing.
     """
 
@@ -116,13 +117,39 @@ class Limits(Strict):
     max_audio_s: Annotated[float, BeforeValidator(Number(0, 86_400, above=True))] = 120.0
     max_answer_tokens: Items = 4096
     max_messages: Items = 256
+    max_speech_chars: Items = 4096
+    speech_piece_tokens: Annotated[int, BeforeValidator(Whole(2, 1_000_000))] = 48
     max_sessions: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
 
 
 class WebConfig(Strict):
+    """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder."""
+
     host: Host = "127.0.0.1"
     port: Port = 8000
     model_name: Text | None = None
+    read_only: Switch = False
+    tls: Literal["self-signed"] | None = None
+    tls_cert: Folder | None = None
+    tls_key: Folder | None = None
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls is not None or self.tls_cert is not None else "http"
+
+
+class VoiceConfig(Strict):
+    """Voice sessions of one gateway. Beyond `max_sessions` up to `max_waiting` clients wait in line, the next is sent away.
+
+    `lead_s`: how far ahead of its listener sound is sent. `resume_s`: how long a session waits for a client whose connection was
+    lost. `speculate_ms`: the silence after which an answer is begun that is thrown away if speech goes on; 0: never.
+    """
+
+    max_sessions: Items = 64
+    max_waiting: Annotated[int, BeforeValidator(Whole(0, 100_000))] = 64
+    lead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
+    resume_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
+    speculate_ms: Annotated[int, BeforeValidator(Whole(0, 10_000))] = 200
 
 
 class RedisConfig(Strict):
@@ -174,6 +201,7 @@ class FleetConfig(Strict):
     edges: dict[str, EdgeConfig] = {}
     limits: Limits = Limits()
     web: WebConfig = WebConfig()
+    voice: VoiceConfig = VoiceConfig()
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()

@@ -5,22 +5,23 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self, TypeVar, cast
 
-import redis.asyncio
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
-from fleet.control import keys, scripts
+from fleet.control import keys, scripts, voice
 from fleet.control.connect import connect_async, pairs, run_async, text
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, parse_notice
 from fleet.control.stream import ClientStream
+from fleet.control.telemetry.board import Telemetry
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
 from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec, decode_request
+from fleet.core.telemetry import SERIES_STEP_S
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +35,15 @@ SLOW_POLL_S = 1.0
 class FleetClient:
     """One gateway incarnation. `start()` before use, `stop()` after; all on one event loop."""
 
-    def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
-        self._redis, self._reader, self.config = client, reader, config
+    def __init__(self, url: str, config: FleetConfig) -> None:
+        self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
+        self.telemetry = Telemetry(url, self._redis, self._reader, config, self._send_unheard)
+        """What people look at and order."""
         self.id: WorkerId = new_worker_id("gateway", socket.gethostname(), os.getpid())
         self._keep = scripts.Retention(request_s=config.retention_s)
         self._streams: dict[RequestId, ClientStream] = {}
         self._jobs: list[asyncio.Task[None]] = []
+        self._unheard: dict[RequestId, asyncio.Task[None]] = {}
         self._stopping = False
         self._strays: set[RequestId] = set()
         self._joining = asyncio.Lock()
@@ -47,7 +51,7 @@ class FleetClient:
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
         """Nothing is sent yet; an unreachable Redis shows at `start()` or at the first call."""
-        return cls(connect_async(redis_url), connect_async(redis_url), config)
+        return cls(redis_url, config)
 
     async def start(self) -> None:
         """Join as a gateway. Raises: RedisUnreachable after 10 s."""
@@ -59,15 +63,18 @@ class FleetClient:
                 if attempt == 99:
                     raise RedisUnreachable(f"no Redis answers ({error}); start one with `fleet redis`") from error
                 await asyncio.sleep(0.1)
-        self._jobs = [asyncio.create_task(job) for job in (self._renew(), self._read(), self._poll_slowly())]
+        jobs = (self._renew(), self._read(), self._poll_slowly(), self._tell())
+        self._jobs = [asyncio.create_task(job) for job in jobs]
 
     async def stop(self) -> None:
         """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""
         # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
         self._stopping = True
-        for job in self._jobs:
+        jobs = [*self._jobs, *self._unheard.values()]
+        for job in jobs:
             job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await self.telemetry.stop()
         if self._jobs:
             with contextlib.suppress(RedisError):
                 await run_async(self._redis, scripts.fence_worker("", self.id))
@@ -205,6 +212,15 @@ class FleetClient:
                 except RedisError as error:
                     log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
+    async def _tell(self) -> None:
+        """Keep the fleet's time series: what was counted here, and what there is to see."""
+        while not self._stopping:
+            await asyncio.sleep(SERIES_STEP_S)
+            try:
+                await self.telemetry.tell()
+            except RedisError as error:
+                log.info("the time series could not be told: %s", error)
+
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
 
@@ -228,6 +244,16 @@ class FleetClient:
         stream.epoch = Epoch(int(text(answer[1])))
         return stream
 
+    async def _send_unheard(self, spec: RequestSpec, blob: bytes | None) -> None:
+        """Submit a request whose answer nobody waits for: it is taken here, until somebody does (`resume`).
+
+        Raises: as `submit`.
+        """
+        stream = await self.submit(spec, blob)
+        taking = asyncio.create_task(_take_all(stream))
+        self._unheard[spec.id] = taking
+        taking.add_done_callback(lambda _: self._unheard.pop(spec.id, None))
+
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from whoever held them, to read from the first chunk on.
 
@@ -238,6 +264,9 @@ class FleetClient:
         if raw is None:
             return None
         spec = decode_request(cast(bytes, raw))
+        unheard = self._unheard.pop(request, None)
+        if unheard is not None:
+            unheard.cancel()
         stream = ClientStream(spec, None, self.config, self._redis, self._keep)
         self._hold(stream)
         try:
@@ -264,6 +293,7 @@ class FleetClient:
     def _hold(self, stream: ClientStream) -> None:
         """Notices of the request go to this stream from now on; that of an older connection, which may close later, gets none."""
         request = stream.request_id
+        stream.gateway = self.id
 
         def let_go() -> None:
             if self._streams.get(request) is stream:
@@ -335,6 +365,35 @@ class FleetClient:
         raw = await self._ask(self._redis.get(keys.transcript(audio_id)))
         return None if raw is None else text(raw)
 
+    async def first_outputs(self, request: RequestId) -> voice.FirstOutputs:
+        """When a worker took the request, and when each stage made its first output."""
+        return await self._ask(voice.read_first_outputs(self._redis, self.config.graph_declaration(), request))
+
+    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> voice.HeldVoice | None:
+        """Take a voice session: whoever held it may write to it no more. None if there is none of that name (or, `new`, one)."""
+        return await self._ask(voice.hold(self._redis, session, self.id, keep_s, new=new))
+
+    async def keep_voice(
+        self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
+    ) -> bool:
+        """Write fields of a held session, delete `gone`, and let it live so long again. False: it is held no more."""
+        return await self._ask(voice.keep(self._redis, session, epoch, keep_s, fields, gone))
+
+    async def end_voice(self, session: str, epoch: int | None = None) -> bool:
+        """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
+        return await self._ask(voice.end(self._redis, session, epoch))
+
+    async def voices(self) -> dict[str, bytes]:
+        """What their holders say of the voice sessions there are, by name."""
+        return await self._ask(voice.read_views(self._redis))
+
+    async def keep_secret(self, name: str, value: bytes, keep_s: int) -> None:
+        await self._ask(self._redis.set(keys.secret(name), value, ex=keep_s))
+
+    async def secret(self, name: str) -> bytes | None:
+        """None once it has expired."""
+        return cast("bytes | None", await self._ask(self._redis.get(keys.secret(name))))
+
     async def ping(self) -> bool:
         try:
             return bool(await self._redis.ping())
@@ -343,3 +402,12 @@ class FleetClient:
 
     async def live_count(self) -> int:
         return int(await self._ask(self._redis.scard(keys.LIVE)))
+
+
+async def _take_all(stream: ClientStream) -> None:
+    """To the end, whatever that is: the log has it, and the story says how it went."""
+    try:
+        async for _ in stream:
+            continue
+    except FleetError as error:
+        log.info("request %s, which nobody listens to, ended with: %s", stream.request_id, error.message)

@@ -36,7 +36,7 @@ class DeadLetter:
 def read_letters(client: redis.Redis) -> list[DeadLetter]:
     """All letters, oldest first."""
     entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(keys.DEAD))
-    return [_letter(text(entry), fields) for entry, fields in entries]
+    return [letter_of(text(entry), fields) for entry, fields in entries]
 
 
 def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
@@ -60,7 +60,8 @@ def spec_of(letter: DeadLetter) -> RequestSpec:
         raise UnknownWireVersion(f"the dead letter {letter.request} was written by another version ({error})") from error
 
 
-def _letter(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
+def letter_of(entry: str, fields: dict[bytes, bytes]) -> DeadLetter:
+    """One entry of the stream."""
     return DeadLetter(
         entry=entry,
         request=RequestId(text(fields[b"r"])),

@@ -16,6 +16,11 @@ CONDUCTOR = PREFIX + "conductor"
 CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead"
 REFUSED = PREFIX + "refused"
+GONE = PREFIX + "gone"
+LOGS = PREFIX + "logs"
+LOGS_DROPPED = PREFIX + "logs:dropped"
+INDEX_ALL = PREFIX + "index:all"
+VOICES = PREFIX + "voices"
 
 
 def worker(worker_id: WorkerId) -> str:
@@ -58,12 +63,38 @@ def kv(request_id: RequestId, stage: StageName) -> str:
     return f"{PREFIX}req:{request_id}:kv:{stage}"
 
 
+def story(request_id: RequestId) -> str:
+    return f"{PREFIX}req:{request_id}:story"
+
+
+def index(state: str) -> str:
+    """Requests of one state; `INDEX_ALL` has all. Every score is 0, so that they are in the order of their ids."""
+    return f"{PREFIX}index:{state}"
+
+
+def gone(worker_id: WorkerId) -> str:
+    return f"{PREFIX}gone:{worker_id}"
+
+
+def series(step: int) -> str:
+    """`step`: seconds since 1970, in steps of the series."""
+    return f"{PREFIX}series:{step}"
+
+
 def session(name: str) -> str:
     return f"{PREFIX}sessions:{name}"
 
 
 def transcript(audio_id: str) -> str:
     return f"{PREFIX}transcript:{audio_id}"
+
+
+def voice(session_id: str) -> str:
+    return f"{PREFIX}voice:{session_id}"
+
+
+def secret(name: str) -> str:
+    return f"{PREFIX}secret:{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +117,18 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append", meaning="chunks, credit, ends, walks"),
     Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),
     Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
-    Row(pattern="req:{r}:blob", redis_type="string", life="live", owner="submit", meaning="audio prompt, float32"),
+    Row(pattern="req:{r}:blob", redis_type="string", life="retention", owner="submit",
+        meaning="audio prompt, float32; a minute longer than its request, to send it again"),
+    Row(pattern="req:{r}:story", redis_type="list", life="retention", owner="all scripts",
+        meaning="what happened to it, a line each, for people to read; bounded"),
+    Row(pattern="index:{which}", redis_type="zset", life="forever", owner="submit",
+        meaning="requests kept: all, by state, and when they expire, us; orders only, bounded, pruned as others end"),
+    Row(pattern="series:{step}", redis_type="hash", life="retention", owner="all scripts",
+        meaning="what was counted in five seconds, durations by bounds; and how many tasks ran and waited"),
+    Row(pattern="gone", redis_type="zset", life="forever", owner="fence_worker", meaning="workers that have gone -> when, us"),
+    Row(pattern="gone:{id}", redis_type="hash", life="retention", owner="fence_worker", meaning="what its worker:{id} was"),
+    Row(pattern="logs", redis_type="stream", life="forever", owner="all processes", meaning="log lines, trimmed"),
+    Row(pattern="logs:dropped", redis_type="string", life="forever", owner="all processes", meaning="lines that were lost"),
     Row(pattern="req:{r}:task:{stage}", redis_type="hash", life="retention", owner="grant",
         meaning="state, role, owner, epoch, walks, produced and consumed per edge, what was told of it"),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
@@ -97,6 +139,11 @@ TABLE: tuple[Row, ...] = (
         meaning="stage -> worker that keeps the prefix of the conversation's last turn"),
     Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
         meaning="what a spoken answer said, for turns that name it"),
+    Row(pattern="voice:{session}", redis_type="hash", life="retention", owner="hold_voice",
+        meaning="a voice session: holder, epoch, how it fares, and what another gateway needs to go on with it"),
+    Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> when it ends, us"),
+    Row(pattern="secret:{name}", redis_type="string", life="retention", owner="gateway",
+        meaning="hash of a short-lived client key -> the session it opens"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
     Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),

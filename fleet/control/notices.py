@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
+from fleet.core.telemetry import WORKER_ORDERS, WorkerOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,14 @@ class PromotionNotice:
     """Whoever stood by takes tasks from now on: a worker of its role is gone."""
 
 
-Notice = PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderNotice:
+    """What people bid this worker."""
+
+    order: WorkerOrder
+
+
+Notice = OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
 AnyNotice = GrantNotice | Notice
 
 
@@ -84,6 +92,8 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return ChunkNotice(chunk=decode_chunk(fields["h"]), location=location)
     if kind == "p":
         return PromotionNotice()
+    if kind == "o":
+        return next((OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])), None)
     request = RequestId(text(fields.get("r")))
     if kind == "g":
         return GrantNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))

@@ -15,6 +15,7 @@ from fleet.core.events import AnswerDelivered, ChunkAppended, RequestSubmitted, 
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.pages import PagesRef, encode_pages
 from fleet.core.request import RequestSpec, encode_request
+from fleet.core.telemetry import WorkerOrder
 
 Arg = str | bytes | int
 API_RIGHT = "api"
@@ -44,13 +45,13 @@ def sha(name: str) -> str:
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
-    "queues",
+    "queues", "order", "heard", "tally", "hold_voice", "keep_voice", "end_voice",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Units: seconds a request's keys outlive it; audio on client edges goes sooner, since it can be made again."""
+    """Units: seconds a request's keys outlive it; sound goes sooner, for it is large, and the answer's can be made again."""
 
     request_s: int = 600
     client_edge_s: int = 60
@@ -100,6 +101,11 @@ class Ack:
     closed: bool = False
 
 
+def kind_of(spec: RequestSpec) -> str:
+    """What people look for a request by, where its gateway did not say: whether more than one edge goes to the client."""
+    return "speech" if len(spec.outputs) > 1 else "text"
+
+
 def submit(
     spec: RequestSpec,
     blob: bytes | None,
@@ -113,7 +119,7 @@ def submit(
     return Call(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
-         gateway, encode_event(submitted), spec.session),
+         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model),
     )  # fmt: skip
 
 
@@ -142,7 +148,7 @@ def append(items: Sequence[Append]) -> Call:
         args += (
             chunk.request, item.stage, chunk.epoch, chunk.edge, item.consumer, chunk.index, encode_chunk(chunk),
             encode_location(item.location) if item.location else b"", encode_event(item.event) if item.event else b"",
-            "1" if item.finish else "0", item.num_items,
+            "1" if item.finish else "0", item.num_items, next((t.shape[0] for t in chunk.tensors.values() if t.shape), 0),
         )  # fmt: skip
     return Call("append", tuple(args))
 
@@ -258,9 +264,38 @@ def drain(worker: WorkerId) -> Call:
     return Call("drain", (worker,))
 
 
+def order(worker: WorkerId, what: WorkerOrder) -> Call:
+    """People's right: whoever may call the API. A worker that is leaving already takes no order but to leave."""
+    return Call("order", (worker, what))
+
+
+def heard(request: RequestId, played_samples: int, underruns: int) -> Call:
+    return Call("heard", (request, played_samples, underruns))
+
+
+def tally(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
+    """`counted` is added to this step of the time series; `seen` is what any gateway sees alike."""
+    return Call("tally", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
+
+
 def queues(roles: Sequence[str]) -> Call:
     """Reads only: what waits in each role's stream."""
     return Call("queues", tuple(roles))
+
+
+def hold_voice(session: str, holder: WorkerId, keep_ms: int, *, new: bool) -> Call:
+    """`new`: one that must not exist yet; else one that must."""
+    return Call("hold_voice", (session, holder, keep_ms, "1" if new else ""))
+
+
+def keep_voice(session: str, epoch: int, keep_ms: int, fields: Mapping[str, bytes], gone: Sequence[str]) -> Call:
+    pairs = [part for field in fields.items() for part in field]
+    return Call("keep_voice", (session, epoch, keep_ms, len(gone), *gone, *pairs))
+
+
+def end_voice(session: str, epoch: int | None) -> Call:
+    """`epoch` None: by the API's right, whoever holds it."""
+    return Call("end_voice", (session, "" if epoch is None else epoch))
 
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:

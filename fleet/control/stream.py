@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, cast
 
 import redis.asyncio
@@ -14,8 +14,11 @@ from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
+from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, RedisUnreachable, from_code
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
+from fleet.core.receipts import TOLD as RECEIVED
+from fleet.core.receipts import Receipts
 from fleet.core.request import RequestSpec
 
 log = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ class ClientStream:
         self.request_id: RequestId = spec.id
         self.spec, self.blob = spec, blob
         self.epoch = Epoch(0)
+        self.gateway = WorkerId("")
+        self._receipts = Receipts()
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self._redis, self._keep = client, keep
@@ -50,14 +55,16 @@ class ClientStream:
         self._closed = False
         self._next_before = dict(self._next)
 
-    def put(self, chunk: Chunk) -> None:
-        """A chunk arrived, in whatever order; repeats are dropped."""
+    def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
+        """A chunk arrived, in whatever order; repeats are dropped. `from_log`: it may have lain there for long."""
         if chunk.edge not in self._next:
             return
         if chunk.index < self._next[chunk.edge]:
             # Made again because Redis lost it, and perhaps our credit for it: `catch_up` gives that again.
             self._acked[chunk.edge] = min(self._acked[chunk.edge], chunk.index)
             return
+        if not from_log and (chunk.edge, chunk.index) not in self._early:
+            self._receipts.arrived(chunk.edge, now_us(), chunk.made_us)
         self._early.setdefault((chunk.edge, chunk.index), chunk)
         while (ready := self._early.pop((chunk.edge, self._next[chunk.edge]), None)) is not None:
             self._next[chunk.edge] += 1
@@ -105,11 +112,19 @@ class ClientStream:
         sent = {edge: self._consumed[edge] for edge in due}
         acks = [self._ack_of(edge, sent[edge], delivered=not self._open and edge == due[-1]) for edge in due]
         try:
-            await run_async(self._redis, scripts.ack(acks))
+            await asyncio.gather(*self._story_of(acks), run_async(self._redis, scripts.ack(acks)))
         except RedisError as error:
             log.warning("credit for %s could not be given back: %s", self.request_id, error)
             return
         self._acked |= sent
+
+    def _story_of(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
+        """With the last of them, how the chunks came. It overtakes the acknowledgement, or is lost: nobody waits for it."""
+        line = self._receipts.line(self.gateway) if any(ack.delivered for ack in acks) else None
+        if line is None:
+            return []
+        name = f"{RECEIVED}:{self.epoch}"
+        return [run_async(self._redis, scripts.tell(self.request_id, CLIENT, self.epoch, name, line))]
 
     def _ack_of(self, edge: EdgeName, consumed: int, *, delivered: bool) -> scripts.Ack:
         return scripts.Ack(
@@ -133,7 +148,7 @@ class ClientStream:
             first = f"{self._next[edge] + 1}-0"
             entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)
             for _, raw in cast("list[tuple[bytes, object]]", entries):
-                self.put(decode_chunk(pairs(raw)["h"]))
+                self.put(decode_chunk(pairs(raw)["h"]), from_log=True)
         await self._learn_end()
 
     async def _learn_credit(self) -> None:

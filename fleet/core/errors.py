@@ -39,6 +39,20 @@ class ModelNotFound(BadInput):
     status = 404
 
 
+class NotFound(BadInput):
+    """Nothing of that name is known, or not any more."""
+
+    code = "not_found"
+    status = 404
+
+
+class Conflict(BadInput):
+    """It is there, and in a state in which this cannot be done to it."""
+
+    code = "conflict"
+    status = 409
+
+
 class ConfigError(FleetError):
     """The configuration is at fault; `param` is the dotted key."""
 

@@ -26,6 +26,11 @@ def new_request_id() -> RequestId:
     return RequestId(f"req-{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
 
 
+def stage_of(role: str) -> StageName:
+    """The stage of a role, which may be narrowed to a walk (`stage.walk`) or a layer span (`stage[0:19]`)."""
+    return StageName(role.partition(".")[0].partition("[")[0])
+
+
 def role_of(worker: WorkerId) -> str:
     """What it serves, as its id says; "gateway" for a gateway."""
     return worker.partition("@")[0]

@@ -36,6 +36,10 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `reply` is what a gateway must know to go on with the answer of another; no worker reads it.
     `session` names the conversation whose earlier turns this prompt begins with; "" where there is none.
+    `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (what the client sent, without its sound) are for
+    people who look for it.
+    `given`: tokens with which the main stage's answer begins, taken as drawn. It draws on from there, unless the last one ends
+    an answer; stop strings are looked for only in what is drawn.
 
     Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
     """
@@ -49,6 +53,11 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, str] = {}
     reply: dict[str, str] = {}
     session: str = ""
+    kind: str = ""
+    model: str = ""
+    retry_of: str = ""
+    given: tuple[int, ...] = ()
+    body: str = ""
     created_us: int = 0
     version: int = 1
 

@@ -24,7 +24,7 @@ class EngineRequest:
     """One request's settings. `params` are free-form strings that only the model behind the engine reads (a voice, say).
 
     `history` is what an earlier owner's engine drew for this request, from the first on and joined along axis 0: it is not drawn
-    again but returned again, and what follows continues it. Empty for a request that begins.
+    again but returned again, and what follows continues it; or what the request itself gives. Empty where an answer begins anew.
     `session`: when the request has ended by itself or by `finish`, what was computed of it is kept for the next request of this
     name, which need not compute the rows with which it begins alike. Where empty, nothing is kept nor taken.
     """

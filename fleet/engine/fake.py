@@ -21,6 +21,8 @@ from fleet.core.pages import Memory
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
 
 DECODE = Walk("decode")
+OUT = "out"
+"""The array of an output's rows, and of a history's."""
 
 
 @dataclass(slots=True)
@@ -77,8 +79,9 @@ class FakeEngine:
     `autoregressive`: a step takes one input row, waiting for it until the input is final; otherwise a codec, with one output row
     per input row and no bound. `source`: the whole input is a prompt, taken before the first row, and kept for its session.
     `step_s`: from one step of a request to its next one, at least; each request keeps its own time, as one whose listener plays.
+    Rows of a history take the place of the first ones made; those after them are what they would have been.
 
-    Shapes: each output has `out`: int32 [n, width].
+    Shapes: each output has `out`: int32 [n, width], and so has a history.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class FakeEngine:
         if final:
             self.finish(key)
         out = np.array(rows, dtype=np.int32).reshape(len(rows), self._width)
-        return EngineOutput(request_id=key, walk=DECODE, arrays={"out": out}, final=final)
+        return EngineOutput(request_id=key, walk=DECODE, arrays={OUT: out}, final=final)
 
     def _decode(self, running: _Running) -> list[list[int]]:
         if running.again:
@@ -150,6 +153,9 @@ class FakeEngine:
         for _ in range(take):
             running.absorb(running.rows.popleft())
         row = running.emit(self._width)
+        known = running.request.history.get(OUT)
+        if known is not None and running.made <= len(known):
+            row = [int(number) for number in known[running.made - 1]]
         running.out.extend(row)
         return [row]
 
@@ -162,8 +168,9 @@ class FakeEngine:
 
     def finish(self, request_id: RequestId) -> None:
         running = self._running.pop(request_id, None)
-        if running is not None and running.trail and self._source:
-            self._kept[running.request.session] = running.trail
+        trail = (running.trail or running.follows) if running is not None else []
+        if running is not None and trail and self._source:
+            self._kept[running.request.session] = trail
 
     def kept(self, session: str) -> int:
         return len(self._kept.get(session, ()))

@@ -8,7 +8,7 @@ from redis import Redis
 from rq import Worker
 from rq.serializers import JSONSerializer
 
-from fleet.jobs.queue import QUEUE
+from fleet.control.jobs import QUEUE
 
 log = logging.getLogger(__name__)
 

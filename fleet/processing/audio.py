@@ -1,4 +1,4 @@
-"""Audio prompts: a base64 file to float32 mono samples at the model's rate. Knows no model and no request."""
+"""Audio prompts: a file to float32 mono samples at the model's rate. Knows no model and no request."""
 
 import base64
 import binascii
@@ -21,13 +21,16 @@ _BLOCK_FRAMES = 1 << 16
 Samples = NDArray[np.float32]
 
 
-def decode_clip(data: str, *, rate_hz: int, max_s: float, where: str) -> Samples:
-    """Decode WAV, FLAC, Ogg or MP3 to mono at `rate_hz`; the container says what it is, whatever the client called it.
+def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) -> Samples:
+    """Decode WAV, FLAC, Ogg or MP3 to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
+    the file's base64.
 
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
-    raw = _from_base64(data, where)
+    raw = data if isinstance(data, bytes) else _from_base64(data, where)
+    if not raw:
+        raise BadInput(f"{where}: holds no audio; give a WAV, FLAC, Ogg or MP3 file", param=where)
     try:
         with soundfile.SoundFile(io.BytesIO(raw)) as file:
             if not MIN_RATE_HZ <= file.samplerate <= MAX_RATE_HZ:
@@ -51,12 +54,9 @@ def _from_base64(data: str, where: str) -> bytes:
     # MIME encoders break lines every 76 characters.
     compact = "".join(data.split())
     try:
-        raw = base64.b64decode(compact.encode("ascii"), validate=True)
+        return base64.b64decode(compact.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
-    if not raw:
-        raise BadInput(f"{where}: holds no audio; give a base64 WAV or MP3 file", param=where)
-    return raw
 
 
 def _read_mono(file: soundfile.SoundFile, max_s: float, where: str) -> Samples:

@@ -22,9 +22,9 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """An audio file, base64 as it came. `where` names the field of the user's input, for error messages."""
+    """An audio file: its bytes, or base64 as it came. `where` names the field of the user's input, for error messages."""
 
-    data: str
+    data: str | bytes
     where: str
 
 
@@ -36,9 +36,16 @@ class Message:
     content: TextPart | tuple[TextPart | AudioPart, ...]
 
 
+Given = TextPart | tuple[int, ...]
+"""An answer that is not drawn: all of it, as text; or the tokens it begins with, which are all of it if an end token is last."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where `spoken`."""
+    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where `spoken`.
+
+    `where` and `voice_where` name the fields of the user's input that the prompt as a whole and the voice come from.
+    """
 
     id: RequestId
     graph: str
@@ -47,7 +54,10 @@ class ChatRequest:
     sampling: dict[StageName, Sampling] = field(default_factory=dict[StageName, Sampling])
     spoken: bool = False
     voice: str | None = None
+    given: Given = ()
     created_us: int = 0
+    where: str = "messages"
+    voice_where: str = "audio.voice"
 
 
 class Detokenizer(Protocol):
@@ -78,10 +88,33 @@ class Frontend(Protocol):
         """
         ...
 
+    def speech_prompt(self, text: str) -> str:
+        """What to ask so that the answer to be expected is this text: it is given then, but speech hangs on the question too."""
+        ...
+
+    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
+        """The text in pieces, each to be given as an answer of at most so many tokens; of whole sentences where possible.
+        Empty where nothing of it can be said.
+
+        Raises: BadInput if it holds a control token.
+        """
+        ...
+
+    def transcription_prompt(self) -> str:
+        """What to ask so that the answer is what an audio clip beside it says, and nothing else."""
+        ...
+
     def detokenizer(self) -> Detokenizer: ...
 
     def voices(self) -> list[str]:
         """Names of the checkpoint's voices, the default one first."""
+        ...
+
+    def voice(self, wanted: str | None, where: str = ...) -> str:
+        """The checkpoint's voice for a name, OpenAI's names included; the default one for None. `where` names the user's field.
+
+        Raises: BadInput naming the voices there are.
+        """
         ...
 
     def examples(self) -> list[str]:

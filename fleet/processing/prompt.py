@@ -7,9 +7,10 @@ from tokenizers import Tokenizer
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge
-from fleet.processing.base import ChatRequest, Message, TextPart
+from fleet.processing.base import ChatRequest, Given, Message, TextPart
 from fleet.processing.detokenize import IncrementalDetokenizer
-from fleet.processing.template import TemplateMessage, load_template, read_json
+from fleet.processing.pieces import pieces_of
+from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
@@ -25,6 +26,7 @@ class PromptBuilder:
         self.tokenizer = Tokenizer.from_file(str(path))
         self.limits = limits
         self.end_ids = _end_ids(checkpoint)
+        self._end_id = self._end_of_answer(checkpoint)
         self.examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
         self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
@@ -42,18 +44,43 @@ class PromptBuilder:
         text = self._template.render([self._for_template(message) for message in chat.messages])
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise InputTooLarge(
-                f"messages: the prompt is {len(text)} characters, far more than {self.limits.max_prompt_tokens} tokens",
-                param="messages",
+                f"{chat.where}: the prompt is {len(text)} characters, far more than {self.limits.max_prompt_tokens} tokens",
+                param=chat.where,
             )
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(text)
 
-    def check_length(self, ids: Sequence[int]) -> None:
+    def check_length(self, ids: Sequence[int], where: str) -> None:
         """Raises: InputTooLarge if the prompt, its audio positions included, is beyond the limit."""
         if len(ids) > self.limits.max_prompt_tokens:
             raise InputTooLarge(
-                f"messages: the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed",
-                param="messages",
+                f"{where}: the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed", param=where
             )
+
+    def given_ids(self, given: Given) -> tuple[int, ...]:
+        """A text's tokens, and the one that ends an answer.
+
+        Raises: BadInput if it holds a control token, or nothing that the model can say.
+        """
+        if isinstance(given, tuple):
+            return given
+        ids = self._encode(self._checked(given))
+        if not ids or self._end_id is None:
+            raise BadInput(f"{given.where}: holds nothing that this model can say", param=given.where)
+        return (*ids, self._end_id)
+
+    def pieces(self, text: TextPart, max_tokens: int) -> list[str]:
+        """The text in pieces of at most so many tokens, the end token included; those that have none are left out."""
+        cut = pieces_of(self._checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
+        return [piece for piece in cut if self._encode(piece)]
+
+    def _end_of_answer(self, checkpoint: Path) -> int | None:
+        """Of the end tokens the one that the tokenizer calls its own; the others end other texts."""
+        named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
+        found = self.tokenizer.token_to_id(named) if named is not None else None
+        return found if found in self.end_ids else min(self.end_ids, default=None)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _for_template(self, message: Message) -> TemplateMessage:
         if isinstance(message.content, TextPart):

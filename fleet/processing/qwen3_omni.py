@@ -12,7 +12,7 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_clip
-from fleet.processing.base import AudioPart, ChatRequest, Detokenizer
+from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, TextPart
 from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
 from fleet.processing.template import read_json
@@ -66,13 +66,13 @@ class Frontend:
         self._speakers = sorted(str(name) for name in _section(talker, "speaker_id"))
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
-        voice = self._voice(chat.voice)
+        voice = self.voice(chat.voice, chat.voice_where)
         clips = self._decode(chat)
         ids = self._prompt.tokenize(chat)
         lengths = [len(clip) for clip in clips]
         positions = num_audio_positions(lengths, n_window=self._n_window, hop_samples=self._hop_samples)
         expanded = _expand(ids, self._audio_id, positions)
-        self._prompt.check_length(expanded)
+        self._prompt.check_length(expanded, chat.where)
         spec = RequestSpec(
             id=chat.id,
             graph=chat.graph,
@@ -81,9 +81,21 @@ class Frontend:
             outputs=chat.outputs,
             sampling=chat.sampling,
             params={VOICE_PARAM: voice} if chat.spoken else {},
+            given=self._prompt.given_ids(chat.given),
             created_us=chat.created_us,
         )
         return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
+
+    def speech_prompt(self, text: str) -> str:
+        """A user's turn, which the Talker hears too; Pocket knows it from its training."""
+        return f"Repeat after me: {text}"
+
+    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
+        return self._prompt.pieces(text, max_tokens)
+
+    def transcription_prompt(self) -> str:
+        """One that Pocket was trained on, and any other model understands."""
+        return "Please transcribe the audio."
 
     def detokenizer(self) -> Detokenizer:
         return self._prompt.detokenizer()
@@ -121,8 +133,7 @@ class Frontend:
             clips.append(clip)
         return clips
 
-    def _voice(self, wanted: str | None) -> str:
-        """Raises: BadInput naming the voices there are."""
+    def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
         name = (wanted or DEFAULT_SPEAKER).lower()
         if name in self._speakers:
             return name
@@ -130,7 +141,7 @@ class Frontend:
             preferred = (speaker for speaker in VOICE_ALIASES.get(name, ()) if speaker in self._speakers)
             return next(preferred, self._speakers[0] if self._speakers else "")
         known = ", ".join(self._speakers)
-        raise BadInput(f"audio.voice: no voice {wanted!r}; use one of {known}", param="audio.voice")
+        raise BadInput(f"{where}: no voice {wanted!r}; use one of {known}", param=where)
 
 
 def num_audio_positions(lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160) -> list[int]:

@@ -55,7 +55,7 @@ def load_template(checkpoint: Path) -> ChatTemplate:
             param="checkpoint",
         )
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    return ChatTemplate(source, {name: text for name in names if (text := _token_text(config.get(name))) is not None})
+    return ChatTemplate(source, {name: text for name in names if (text := token_text(config.get(name))) is not None})
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -85,7 +85,8 @@ def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | No
     return None
 
 
-def _token_text(value: object) -> str | None:
+def token_text(value: object) -> str | None:
+    """A special token as tokenizer_config.json writes it: its text, or an object that holds it."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

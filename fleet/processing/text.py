@@ -1,5 +1,6 @@
 """The frontend of any causal language model: text in, text out."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,25 +28,37 @@ class Frontend:
         if chat.spoken:
             raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
         flat = tuple(Message(role=message.role, content=_joined(message)) for message in chat.messages)
-        ids = self._prompt.tokenize(
-            ChatRequest(id=chat.id, graph=chat.graph, messages=flat, outputs=chat.outputs, created_us=chat.created_us)
-        )
-        self._prompt.check_length(ids)
+        ids = self._prompt.tokenize(dataclasses.replace(chat, messages=flat))
+        self._prompt.check_length(ids, chat.where)
         spec = RequestSpec(
             id=chat.id,
             graph=chat.graph,
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
             sampling=chat.sampling,
+            given=self._prompt.given_ids(chat.given),
             created_us=chat.created_us,
         )
         return spec, None
+
+    def speech_prompt(self, text: str) -> str:
+        return text
+
+    def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
+        return self._prompt.pieces(text, max_tokens)
+
+    def transcription_prompt(self) -> str:
+        """It hears nothing."""
+        return ""
 
     def detokenizer(self) -> Detokenizer:
         return self._prompt.detokenizer()
 
     def voices(self) -> list[str]:
         return []
+
+    def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
+        return wanted or ""
 
     def examples(self) -> list[str]:
         return self._prompt.examples

@@ -16,24 +16,31 @@ DECODE = Walk("decode")
 class AnswerTokens:
     """Every token goes to the client, the last one too. `spoken` never gets the last one (the end token, the one at the length
     limit, the one that completes a stop string): its end is an item without arrays.
+
+    `given` are the request's own tokens, which may hold a stop string.
     """
 
-    def __init__(self, *, client: EdgeName, spoken: EdgeName | None, watch: StopWatch) -> None:
+    def __init__(self, *, client: EdgeName, spoken: EdgeName | None, watch: StopWatch, given: Sequence[int] = ()) -> None:
         self._client, self._spoken, self._watch = client, spoken, watch
+        self._given = np.array(given, np.int32)
+        self._num_seen = 0
 
     @property
     def stopped(self) -> bool:
         return self._watch.met
 
     def history(self, made: Made) -> Arrays:
-        """The tokens that either edge's log holds, as the engine's history; the longer log knows more."""
+        """What the engine takes as drawn: the tokens that either edge's log holds, or the given ones; the longest knows most."""
         edges = [edge for edge in (self._client, self._spoken) if edge is not None]
         logs = [made[edge, DECODE]["ids"] for edge in edges if (edge, DECODE) in made]
-        return {TOKEN: max(logs, key=len)} if logs else {}
+        longest = max([self._given, *logs], key=len)
+        return {TOKEN: longest} if len(longest) else {}
 
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[Item]:
         """`ids` int32 [1], the token that the output holds."""
-        last = output.final or self._watch.see(int(ids[0]))
+        self._num_seen += 1
+        is_drawn = self._num_seen > len(self._given)
+        last = output.final or (is_drawn and self._watch.see(int(ids[0])))
         items = [Item(edge=self._client, walk=DECODE, arrays={"ids": ids}, final=last)]
         if self._spoken is not None:
             items.append(Item(edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last))

@@ -1,6 +1,6 @@
 """Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights.
 
-No history either: equal inputs give equal rows, so what was made before is simply made again.
+Hardly any history either: equal inputs give equal rows, so what was made before is simply made again, after what was given.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.fake import FakeEngine
+from fleet.engine.fake import OUT, FakeEngine
 from fleet.graphs import Edge, Graph
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 
@@ -46,9 +46,10 @@ class FakeTask:
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
-        request = EngineRequest(request_id=self._spec.id, sampling=sampling)
         if not self._is_source:
-            return request, ()
+            return EngineRequest(request_id=self._spec.id, sampling=sampling), ()
+        given = {OUT: np.array(self._spec.given, np.int32)[:, None]}
+        request = EngineRequest(request_id=self._spec.id, sampling=sampling, history=given)
         prompt = np.asarray(self._spec.prompt_ids, dtype=np.int32)
         return request, (EngineInput(walk=Walk("prefill"), arrays={"ids": prompt}, final=True),)
 
@@ -56,7 +57,7 @@ class FakeTask:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
     def produce(self, output: EngineOutput) -> Sequence[Item]:
-        rows = output.arrays["out"]
+        rows = output.arrays[OUT]
         items: list[Item] = []
         for edge in self._outputs:
             pieces = edge.pieces(rows) or [{}]

@@ -44,7 +44,7 @@ class TextAdapter:
 
     def __init__(self, spec: RequestSpec, watch: StopWatch) -> None:
         self._spec = spec
-        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch)
+        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given)
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = sampling_of(self._spec, TEXT, LM)

@@ -104,4 +104,18 @@ class Transfer(Protocol):
         """Slots held now; 0 when nothing is in flight."""
         ...
 
+    def used_bytes(self) -> int:
+        """Of the arena, held now."""
+        ...
+
+    @property
+    def registered_bytes(self) -> int:
+        """Memory that peers may read, or that theirs is read into."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """What carries the bytes, for people to read."""
+        ...
+
     def close(self) -> None: ...

@@ -56,5 +56,16 @@ class InlineTransfer:
     def used_slots(self) -> int:
         return self.arena.used_slots
 
+    def used_bytes(self) -> int:
+        return self.arena.used_bytes
+
+    @property
+    def registered_bytes(self) -> int:
+        return 0
+
+    @property
+    def backend(self) -> str:
+        return "redis"
+
     def close(self) -> None:
         """There is nothing to close."""

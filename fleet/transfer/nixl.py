@@ -11,7 +11,7 @@ from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, Span
-from fleet.transfer.agent import HOST_DEVICE, Agent
+from fleet.transfer.agent import BACKEND, HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
 from fleet.transfer.link import Link, NixlBlockRead, NixlPull
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
@@ -93,6 +93,17 @@ class NixlTransfer:
     def used_slots(self) -> int:
         self.reap()
         return self.arena.used_slots
+
+    def used_bytes(self) -> int:
+        return self.arena.used_bytes
+
+    @property
+    def registered_bytes(self) -> int:
+        return self.memory.length_bytes + sum(region.length_bytes for region in self._more)
+
+    @property
+    def backend(self) -> str:
+        return f"nixl {BACKEND}"
 
     def reap(self) -> None:
         """Take back the destinations of given-up reads that have ended since."""

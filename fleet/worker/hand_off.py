@@ -125,6 +125,13 @@ class Adoption:
         if offer.data:
             self._arrived(self._made(offer.data))
 
+    @property
+    def num_bytes(self) -> int:
+        """Of what was pulled; 0 before it is here."""
+        if isinstance(self.blocks, KVPages):
+            return self.blocks.at.length_bytes
+        return self.blocks.data.nbytes if self.blocks is not None else 0
+
     def poll(self) -> None:
         """Go on with the pull, beginning it the first time."""
         if self.failed or self.blocks is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
+import psutil
+
 from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
@@ -19,6 +21,7 @@ from fleet.control.notices import (
     EndNotice,
     FreeNotice,
     Notice,
+    OrderNotice,
     PromotionNotice,
     RelocationNotice,
     WalkNotice,
@@ -27,12 +30,14 @@ from fleet.core.clock import now_us
 from fleet.core.errors import ChunkOrderError, FleetError, failure_of
 from fleet.core.events import TaskFailed
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.pulls import PullTally
+from fleet.core.telemetry import WorkerOrder
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.worker.claimed import Claimed, parse_claim
 from fleet.worker.link import Grant, Link
-from fleet.worker.passing import Passing, Post
+from fleet.worker.passing import Passing, Post, told_of
 from fleet.worker.receive import Receiver
 from fleet.worker.send import Sender
 from fleet.worker.sessions import Sessions
@@ -43,6 +48,7 @@ log = logging.getLogger(__name__)
 IDLE_BLOCK_MS = 200
 PULL_POLL_S = 0.0005
 SLOW_POLL_S = 0.5
+LEAVE_S = 60.0
 
 
 class WorkerLoop:
@@ -59,7 +65,8 @@ class WorkerLoop:
         self.tasks: dict[RequestId, Task] = {}
         self.lingering: set[RequestId] = set()
         self.sender = Sender(transfer, worker)
-        self.receiver = Receiver(transfer, link, config.transfer.deadline_s)
+        self.pulls = PullTally()
+        self.receiver = Receiver(transfer, link, config.transfer.deadline_s, self.pulls)
         self.failures: list[TaskFailed] = []
         self.reserved: list[Grant] = []
         graph = config.graph_declaration()
@@ -68,7 +75,7 @@ class WorkerLoop:
         walks = graph.stage(self.stage).walks
         source = next((other.name for other in config.roles_of(self.stage) if other.next == role), None)
         self.passing = Passing(
-            worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop
+            worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop, self.pulls
         )
         whole = len(config.roles_of(self.stage)) == 1  # between halves, who ends a task is not who begins the next
         most = config.limits.max_sessions if whole else 0
@@ -76,14 +83,29 @@ class WorkerLoop:
         self.told: list[scripts.Call] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int | str] = {}
-        self.draining = False
+        self.draining = self.leaving = False
         self.standing_by = False
+        self._process = psutil.Process()
+        self._leave_by_s = math.inf
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
         while not stopping():
             self.turn()
             progress()
         self._take_vitals()
+
+    def obey(self, order: WorkerOrder) -> None:
+        """What people bid it: to take nothing new, to take tasks again, or to leave when it has done what it has."""
+        log.info("worker %s is told to %s", self.worker, order)
+        self.draining = order != "resume"
+        self.standing_by = False
+        if order == "stop":
+            self.leaving = True
+            self._leave_by_s = time.monotonic() + LEAVE_S
+
+    def may_leave(self) -> bool:
+        """Whether it was told to stop, and has done what it had or has had time enough: what is left goes on elsewhere."""
+        return self.leaving and (not self.holds_anything() or time.monotonic() > self._leave_by_s)
 
     def holds_anything(self) -> bool:
         """Whether somebody waits for what is here: of a worker that leaves, at most for a while."""
@@ -93,6 +115,7 @@ class WorkerLoop:
         began_us = now_us()
         outputs = self._step()
         ended_us = now_us()
+        last = {output.request_id: output for output in outputs}
         for output in outputs:
             task = self.tasks.get(output.request_id)
             if task is None:
@@ -102,8 +125,9 @@ class WorkerLoop:
                 self._fail(task, output.error)
             else:
                 self._guard(task, lambda task=task, output=output: task.produced(output, len(self.tasks)))
-                self.passing.consider_giving(task, output, ended_us)
                 self._consider_end(task, output)
+                if output is last[task.request]:
+                    self.passing.consider_giving(task, output, ended_us)
         self._exchange()
         self._feed()
 
@@ -156,7 +180,7 @@ class WorkerLoop:
             self._deliver(notice)
         for request, live in zip(ask, mail.still_live, strict=True):
             if not live:
-                self._drop(request)
+                self._drop(request, keep=True)
         self._take(mail.grants)
 
     def _posts(self) -> list[Post]:
@@ -169,6 +193,8 @@ class WorkerLoop:
         posts += self.passing.stories() + self.sessions.posts()
         # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
         posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
+        ending = [self.tasks[item.chunk.request] for item in appends if item.finish]
+        posts += [(call, _ignore) for task in ending for call in told_of(task, self.worker)]
         if appends:
             posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
         posts += [(scripts.fail(event), _ignore) for event in self.failures]
@@ -237,6 +263,9 @@ class WorkerLoop:
             "rows_reused": stats.rows_reused,
             "slots_used": self.transfer.used_slots(),
             "hops": self.link.hops.encoded(),
+            "pulls": self.pulls.encoded(self.receiver.in_flight()),
+            "used_bytes": self.transfer.used_bytes(),
+            "memory_bytes": self._process.memory_info().rss,
         }
 
     def _settle_appends(self, appends: list[scripts.Append], reply: Reply) -> None:
@@ -247,7 +276,7 @@ class WorkerLoop:
             if answer == "gap":
                 self._fail(task, ChunkOrderError(f"edge {item.chunk.edge}: chunk {item.chunk.index} left a gap"))
             elif answer in ("stale", "ended"):
-                self._drop(task.request)
+                self._drop(task.request, keep=True)
             elif item.finish:
                 self._finish(task)
 
@@ -256,6 +285,7 @@ class WorkerLoop:
             case ChunkNotice(chunk=chunk, location=location):
                 task = self.tasks.get(chunk.request)
                 if task is not None and chunk.edge in task.inbound:
+                    task.receipts.arrived(chunk.edge, now_us(), chunk.made_us)
                     task.inbound[chunk.edge].put(chunk, location)
             case CreditNotice(request=request, edge=edge, consumed=consumed):
                 task = self.tasks.get(request)
@@ -269,13 +299,15 @@ class WorkerLoop:
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
                     task.inbound[edge].assign(index, walk)
+            case OrderNotice(order=order):
+                self.obey(order)
             case PromotionNotice():
                 log.info("worker %s stood by, and takes tasks from now on", self.worker)
                 self.standing_by = False
             case FreeNotice(request=request):
                 self.passing.offers.free(request)
-            case EndNotice(request=request):
-                self._drop(request)
+            case EndNotice(request=request, state=state):
+                self._drop(request, keep=state == "aborted")
 
     def _claim(self, grants: list[Grant]) -> None:
         calls = [
@@ -369,9 +401,15 @@ class WorkerLoop:
         if self.sender.published(task.request):
             self.lingering.add(task.request)
 
-    def _drop(self, request: RequestId) -> None:
-        """Forget a request at once, whatever it was doing, and free all it held."""
-        self.engine.abort(request)
+    def _drop(self, request: RequestId, *, keep: bool = False) -> None:
+        """Forget a request at once, whatever it was doing, and free all it held; but, to `keep`, not what its session had lent
+        it: what was computed is as good as that of a turn that came to its end, and the next one begins with it.
+        """
+        task = self.tasks.get(request)
+        if keep and task is not None and self.sessions.keeps(task.spec.session):
+            self.engine.finish(request)
+        else:
+            self.engine.abort(request)
         self.receiver.forget(request)
         self.sender.release(request)
         self.passing.offers.expire(request)

@@ -20,7 +20,10 @@ from fleet.control import scripts
 from fleet.control.connect import connect, run, text
 from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
+from fleet.core.log_labels import Labels
+from fleet.core.telemetry import WorkerOrder
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
+from fleet.transfer.base import Transfer
 from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
 from fleet.worker.link import Link
@@ -96,11 +99,13 @@ class WorkerProcess:
     """Incarnations one after another: each has its own id, lease, transfer agent and loop; the engine outlives them."""
 
     def __init__(
-        self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = ""
-    ) -> None:
+        self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
+        device: str = "", labels: Labels | None = None,
+    ) -> None:  # fmt: skip
         """`fingerprint` says which checkpoint the stage was built from; "" where it needs none."""
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
-        self.fingerprint = fingerprint
+        self.fingerprint, self.device = fingerprint, device
+        self.labels = labels or Labels("worker")
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
         self.last: WorkerId | None = None
@@ -126,10 +131,12 @@ class WorkerProcess:
 
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
+        self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
         client, lease_client = connect(self.redis_url), connect(self.redis_url)
         if self.last is not None:
             # Nobody need wait for the lease of an incarnation that we know to be over.
             run(client, scripts.fence_worker("", self.last))
+        in_force = _order_of(self.loop)
         if self.loop is not None:
             self.loop.passing.close()
         self.last = worker
@@ -141,15 +148,19 @@ class WorkerProcess:
         try:
             if self.config.stage(self.config.role(self.role).stage).split is not None:
                 share_pool(self.built.engine, transfer)
-            stands_by = self._register(client, worker, transfer.metadata())
+            stands_by = self._register(client, worker, transfer)
             loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
             loop.standing_by = stands_by
             self.loop = loop
+            if in_force is not None:
+                run(client, scripts.order(worker, in_force))
             lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: loop.vitals)
             lease.start()
             log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
             try:
-                loop.run(lambda: self.stop.is_set() or lease.lost.is_set(), lease.progress)
+                loop.run(lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(), lease.progress)
+                if loop.may_leave():
+                    self.stop.set()
                 if lease.lost.is_set():
                     log.warning("this incarnation's lease is gone: it was fenced; joining anew")
                 if self.stop.is_set() and not lease.lost.is_set():
@@ -172,7 +183,7 @@ class WorkerProcess:
             loop.turn()
             lease.progress()
 
-    def _register(self, client: redis.Redis, worker: WorkerId, metadata: bytes) -> bool:
+    def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer) -> bool:
         """Whether it is to stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
         fields: dict[str, str | bytes] = {
@@ -184,7 +195,10 @@ class WorkerProcess:
             "protocol": PROTOCOL_VERSION,
             "package": version("fleet-serving"),
             "checkpoint": self.fingerprint,
-            "transfer": metadata,
+            "device": self.device,
+            "transfer": transfer.metadata(),
+            "backend": transfer.backend,
+            "registered_bytes": str(transfer.registered_bytes),
         }
         lease_us = int(self.config.lease.worker_s * 1e6)
         call = scripts.register(worker, self.role, lease_us, fields, replicas=serves.replicas, standby=serves.standby)
@@ -204,14 +218,27 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def run_worker(config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None) -> None:
+def _order_of(loop: WorkerLoop | None) -> WorkerOrder | None:
+    """What the last incarnation was bidden, and this one still is."""
+    if loop is None or not loop.draining:
+        return None
+    return "stop" if loop.leaving else "drain"
+
+
+def run_worker(
+    config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None
+) -> None:
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
     serves = config.role(role)
     config = config.narrowed(serves)
     folder = checkpoint or Path(config.checkpoint)
     built = build_stage(config, serves.stage, folder)
-    fingerprint = fingerprint_of(folder) if config.engine != "fake" else ""
-    process = WorkerProcess(config, RoleName(role), redis_url, built, fingerprint=fingerprint)
+    fake = config.engine == "fake"
+    fingerprint = "" if fake else fingerprint_of(folder)
+    device = "fake" if fake else build_options(config, serves.stage, folder).device
+    process = WorkerProcess(
+        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, labels=labels
+    )
 
     def stop(_signum: int, _frame: object) -> None:
         process.stop.set()

@@ -20,6 +20,8 @@ from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.hand_off import HandOff, encode_hand_off
 from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
+from fleet.core.pulls import KV, PullTally
+from fleet.core.receipts import TOLD as RECEIVED
 from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
 from fleet.transfer.base import Transfer
 from fleet.worker.hand_off import Adoption, Offer, Offers
@@ -52,10 +54,12 @@ class Passing:
     def __init__(
         self, worker: WorkerId, serves: Role, source: RoleName | None, walks: tuple[Walk, ...], engine: Engine,
         transfer: Transfer, tasks: Mapping[RequestId, Task], finish: Callable[[Task], None], drop: Callable[[RequestId], None],
+        tally: PullTally,
     ) -> None:  # fmt: skip
         self._worker, self._serves, self._source, self._walks = worker, serves, source, walks
         self._engine, self._transfer = engine, transfer
         self._tasks, self._finish, self._drop = tasks, finish, drop
+        self._tally = tally
         self._giving: list[_Gift] = []
         self._told: list[scripts.Call] = []
         self._abandoned: list[Adoption] = []
@@ -88,7 +92,9 @@ class Passing:
             log.info("%s could not be met: %s", stranger, error.message)
 
     def consider_giving(self, task: Task, output: EngineOutput, ended_us: int) -> None:
-        """This role's walks are over with the first output of the next one: another worker goes on from here."""
+        """This role's walks are over with the first outputs of the next one: another worker goes on from here. `output` is the
+        task's last one of this step, since an answer's given tokens come in one, its end with them.
+        """
         is_next = self._serves.next is not None and output.walk == self._walks[-1]
         if not is_next or output.final or task.given_up or task.all_ended() or task.request not in self._tasks:
             return
@@ -133,6 +139,7 @@ class Passing:
                 if isinstance(gift.blocks, KVPages):
                     self._engine.take_back(gift.blocks)
                 continue
+            posts += [(call, _ignore) for call in told_of(task, self._worker)]
             offer = self.offers.publish(task.request, gift.blocks)
             call = scripts.hand_off(
                 task.request, task.stage, task.epoch, self._worker, role, prefilled_us=gift.prefilled_us,
@@ -166,6 +173,7 @@ class Passing:
                 continue
             task.adoption.poll()
             if task.adoption.failed:
+                self._tally.failed(KV)
                 log.warning("request %s: what %s computed could not be pulled; it is computed here", task.request, task.stage)
                 self.forget(task)
             elif task.adoption.blocks is not None and task.has_read_logs():
@@ -181,9 +189,14 @@ class Passing:
         if not is_ours or not adoption.adopt(task.request):
             self._abandoned.append(adoption)
             return
+        self._note_pull(task, adoption)
         if task.moments is not None:
             task.moments = msgspec.structs.replace(task.moments, pulled_us=adoption.pulled_us, confirmed_us=now_us())
         task.adopted(self._walks[:-1])
+
+    def _note_pull(self, task: Task, adoption: Adoption) -> None:
+        if task.moments is not None and adoption.pulled_us is not None:
+            self._tally.ended(KV, adoption.num_bytes, max(0, adoption.pulled_us - task.moments.opened_us))
 
     def forget(self, task: Task) -> None:
         """Its blocks are not wanted any more."""
@@ -205,6 +218,12 @@ class Passing:
             assert adoption.take_back(), "a read goes on although its transfer is closed"
         for request in self.offers.requests():
             self.offers.free(request)
+
+
+def told_of(task: Task, worker: WorkerId) -> list[scripts.Call]:
+    """What its owner tells of a task when it has done with it, while it still has the right to."""
+    line = task.receipts.line(worker)
+    return [scripts.tell(task.request, task.stage, task.epoch, f"{RECEIVED}:{task.epoch}", line)] if line else []
 
 
 def _ignore(_reply: Reply) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from fleet.core.chunk import Location, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
+from fleet.core.pulls import PullTally
 from fleet.engine.base import Arrays
 from fleet.transfer.base import Pull, Transfer
 from fleet.worker.inbound import InboundEdge
@@ -30,6 +32,7 @@ class _Pulling:
 
     pulls: dict[str, Pull]
     done: dict[str, bytes]
+    began_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class Receiver:
     may only be slow, or not yet found dead, is tried again for two deadlines.
     """
 
-    def __init__(self, transfer: Transfer, link: Link, deadline_s: float) -> None:
-        self._transfer, self._link, self._deadline_s = transfer, link, deadline_s
+    def __init__(self, transfer: Transfer, link: Link, deadline_s: float, tally: PullTally) -> None:
+        self._transfer, self._link, self._deadline_s, self._tally = transfer, link, deadline_s, tally
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
         self._gone: dict[_Key, _Gone] = {}
@@ -87,22 +90,29 @@ class Receiver:
         if self._must_wait(key) or self._still_gone(key, location):
             return None
         try:
-            return self._poll(key, location)
+            return self._poll(task, key, location)
         except _PeerGone as error:
+            self._note_failure(task, edge)
             if key not in self._gone:
                 log.warning("request %s, edge %s: %s; they must be made again", task.request, edge, error.message)
             self._gone[key] = _Gone(location, time.monotonic() + REPORT_AGAIN_S)
             self._failing.pop(key, None)
             self.lost.append((task, edge))
         except TransferError:
+            self._note_failure(task, edge)
             if not self._may_try_later(key, location):
                 raise
         return None
 
-    def _poll(self, key: _Key, location: Location) -> dict[str, bytes] | None:
+    def _note_failure(self, task: Task, edge: EdgeName) -> None:
+        self._tally.failed(edge)
+        task.receipts.failed(edge)
+
+    def _poll(self, task: Task, key: _Key, location: Location) -> dict[str, bytes] | None:
         state = self._pulling.get(key)
         if state is None:
-            state = self._pulling[key] = _Pulling(self._begin(location), {})
+            began_s = time.monotonic()
+            state = self._pulling[key] = _Pulling(self._begin(location), {}, began_s)
         for name, pull in list(state.pulls.items()):
             data = pull.poll()
             if data is not None:
@@ -111,6 +121,9 @@ class Receiver:
         if state.pulls:
             return None
         self._forget_key(key)
+        num_bytes, took_us = sum(map(len, state.done.values())), round((time.monotonic() - state.began_s) * 1e6)
+        self._tally.ended(key[1], num_bytes, took_us)
+        task.receipts.pulled(key[1], num_bytes, took_us)
         return state.done
 
     def _still_gone(self, key: _Key, location: Location) -> bool:
@@ -156,6 +169,10 @@ class Receiver:
 
     def pulling(self) -> bool:
         return bool(self._pulling)
+
+    def in_flight(self) -> dict[str, int]:
+        """Chunks whose tensors are being read, by edge."""
+        return dict(Counter(edge for _, edge in self._pulling))
 
     def forget(self, request: RequestId) -> None:
         for key in {key for known in (self._pulling, self._failing, self._gone) for key in known if key[0] == request}:

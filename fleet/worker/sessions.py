@@ -33,6 +33,10 @@ class Sessions:
         """The request as one of its session."""
         return dataclasses.replace(request, session=session) if self._most and self._keep_s else request
 
+    def keeps(self, session: str) -> bool:
+        """Whether an earlier turn left something here, for a time that is not over: an aborted turn gives it back."""
+        return session in self._until
+
     def ended(self, task: Task) -> None:
         """The engine has done with the task, normally. Its owner says so while it still has the right to."""
         session = task.spec.session

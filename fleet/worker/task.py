@@ -9,6 +9,7 @@ from fleet.config import FleetConfig
 from fleet.control.scripts import Ack
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
+from fleet.core.receipts import Receipts
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
@@ -29,6 +30,7 @@ class Task:
     edge when the task was opened. `given_up`: the engine has done its part here, and the next role goes on. `spared` counts the
     rows that its session's earlier turn had computed. `stirred`: something came or was made since it was last fed. `owes`: it
     consumed or made something since acknowledgements were last taken. Both only spare the loop looking at idle tasks.
+    `receipts`: how its inputs came, for its story.
     """
 
     spec: RequestSpec
@@ -50,6 +52,7 @@ class Task:
     spared: int = 0
     stirred: bool = True
     owes: bool = True
+    receipts: Receipts = field(default_factory=Receipts)
 
     @property
     def request(self) -> RequestId:

@@ -1,5 +1,6 @@
 """Background jobs through a real worker process: submitted, run, failed, interrupted, listed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 from redis import Redis
 from rq.job import JobStatus
 
+from fleet.control.jobs import jobs, open_queue, submit
 from fleet.core.errors import BadInput
-from fleet.jobs.queue import jobs, open_queue, submit
 from tests.support import run_cli, start_cli, wait_until
 
 
@@ -36,7 +37,7 @@ def test_a_finished_job_keeps_what_it_printed(connection: Redis, redis_url: str,
         wait_until(lambda: jobs(connection)[0].state == "finished", "the job to finish", timeout_s=60)
     (done,) = jobs(connection)
     assert done.arguments == ("--help",)
-    assert isinstance(done.result, dict) and "fleet bench" in str(done.result["output"])
+    assert "fleet bench" in str(json.loads(done.result)["output"])
 
 
 def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis, redis_url: str, tmp_path: Path) -> None:

@@ -76,6 +76,21 @@ def test_a_question_in_a_file_is_answered_in_speech_that_a_recogniser_understand
     assert understood(texts, backwards) < UNDERSTOOD, list(zip(texts, backwards, strict=True))
 
 
+def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
+    """No answer of its own would hold a word of these."""
+    texts = ("We go to the garden with Peter.", "The blue brush is under the house.", "Anna sees the horse today!")
+    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        model = client.models.list().data[0].id
+        speech = [
+            client.audio.speech.create(model=model, voice="nova", input=text, response_format="mp3", extra_body={"seed": 1})
+            for text in texts
+        ]
+        heard = [
+            client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech
+        ]
+    assert understood([spoken(text) for text in texts], heard) > UNDERSTOOD, heard
+
+
 def test_the_demonstration_leaves_sounds_and_their_picture(url: str, tmp_path: Path) -> None:
     done = run_cli("pocket", "demo", "sounds", "--url", url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

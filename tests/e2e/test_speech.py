@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import random
 import time
 from collections.abc import Generator
@@ -106,6 +107,47 @@ def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
         assert num_samples == 75 * 1920 - 555
         shares.append(first / (time.perf_counter() - began))
     assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio came after these shares of the whole time: {shares}"
+
+
+def test_a_given_text_is_spoken_while_it_is_made(fleet: Fleet, client: OpenAI) -> None:
+    """Six seconds of it: the first byte comes in the first quarter of the time, as sound and as events."""
+    shares: list[float] = []
+    for number in range(6):
+        began, first, sound = time.perf_counter(), None, b""
+        with client.audio.speech.with_streaming_response.create(
+            model=fleet.model, voice="chelsie", input="Say this.", response_format="pcm",
+            stream_format="sse" if number % 2 else "audio", extra_body=SIX_SECONDS,
+        ) as answer:  # fmt: skip
+            if number % 2:
+                events = [(time.perf_counter(), json.loads(line[6:])) for line in answer.iter_lines() if line]
+                first, sound = events[0][0] - began, b"".join(base64.b64decode(e.get("audio", "")) for _, e in events)
+            else:
+                for data in answer.iter_bytes():
+                    first = first or time.perf_counter() - began
+                    sound += data
+        assert first is not None and len(sound) == 2 * (75 * 1920 - 555)
+        shares.append(first / (time.perf_counter() - began))
+    assert sorted(shares)[len(shares) // 2] < 0.25, f"the first byte came after these shares of the whole time: {shares}"
+
+
+def test_a_listener_who_leaves_a_long_text_leaves_nothing(fleet: Fleet) -> None:
+    body = {"model": fleet.model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
+    for _ in range(4):
+        with httpx.stream("POST", f"{fleet.url}/v1/audio/speech", json=body, timeout=60) as answer:
+            assert answer.status_code == 200 and next(answer.iter_raw())
+    with redis.Redis.from_url(fleet.redis_url, decode_responses=True) as control:
+        wait_until(lambda: not control.scard(keys.LIVE), "every request to end", timeout_s=60)
+        wait_until(lambda: nothing_held(control), "pools and arenas to be empty", timeout_s=60)
+
+
+def test_what_is_said_is_written_down(fleet: Fleet, client: OpenAI) -> None:
+    """The tiny checkpoint hears nothing in particular: what counts is that words come, whole and in pieces."""
+    file = io.BytesIO()
+    soundfile.write(file, speech_like(1.5, 3), 16000, format="FLAC")
+    asked = {"model": fleet.model, "file": ("a.flac", file.getvalue())}
+    whole = client.audio.transcriptions.create(**asked)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    *deltas, done = client.audio.transcriptions.create(**asked, stream=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert whole.text == done.text == "".join(delta.delta for delta in deltas) and len(deltas) > 2
 
 
 def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) -> None:

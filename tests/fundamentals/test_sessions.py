@@ -261,8 +261,30 @@ async def test_a_full_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
         assert (other != keeper, spared) == (True, 0)
         await blocks.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
-        assert keepers(fleet) == {other}, "the aborted turn left nothing"
+        assert keepers(fleet) == {keeper, other}, "the aborted turn gives back what it began with"
         assert await served(client, turn(fleet, 3)) == (other, 20)
+
+
+async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: ThreadFleet) -> None:
+    """A user who goes on speaking after a pause aborts a turn each time."""
+    async with gateway(fleet) as client:
+        keeper, _ = await served(client, turn(fleet, 0))
+        for _ in range(3):
+            aborted = await client.submit(turn(fleet, 1), None)
+            wait_until(lambda: aborted.request_id in loop_of(fleet, keeper).tasks, "the turn to be taken")  # noqa: B023
+            await aborted.abort("the user goes on")
+            wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
+        worker, spared = await served(client, turn(fleet, 1))
+    assert worker == keeper and spared >= 10
+
+
+async def test_an_aborted_first_turn_leaves_nothing(fleet: ThreadFleet) -> None:
+    async with gateway(fleet) as client:
+        first = await client.submit(turn(fleet, 0), None)
+        wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be taken")
+        await first.abort("enough")
+        wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
+    assert not keepers(fleet)
 
 
 async def test_a_dead_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:

@@ -36,7 +36,9 @@ def bad(name: str, text: str, message: str) -> Bad:
 
 
 SPELLING = (
-    bad("a key nobody knows", "web: {nonsense: 1}", "web.nonsense: unknown key; remove it, or use one of host, port, model_name"),
+    bad("a key nobody knows", "web: {nonsense: 1}",
+        "web.nonsense: unknown key; remove it, or use one of host, port, model_name, read_only, tls, "
+        "tls_cert, tls_key"),
     bad("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
     bad("a key of a section at the top", "max_body_bytes: 4", "max_body_bytes: unknown key; did you mean limits.max_body_bytes?"),
     bad("a key of two sections at the top", "port: 8000", "port: unknown key; did you mean web.port or redis.port?"),
@@ -142,6 +144,7 @@ VALUES = (
 )  # fmt: skip
 
 TOGETHER = (
+    bad("a certificate without its key", "web: {tls_cert: a_file}", "web.tls_cert: needs web.tls_key beside it"),
     bad("one port for two", "web: {port: 6399}", "redis.port: 6399 is web.port too; give one of them another"),
     bad("leases against each other", "lease: {unclaimed_s: 5, no_worker_s: 4}",
         "lease.no_worker_s: 4 is shorter than lease.unclaimed_s, which is 5: a request would fail before its task was offered "

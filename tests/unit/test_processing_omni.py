@@ -1,6 +1,7 @@
 """Qwen3-Omni's frontend against `transformers`: the same ids, the same number of audio positions; audio decoding."""
 
 import base64
+import dataclasses
 import io
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
+from fleet import pocket
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, InputTooLarge
 from fleet.core.ids import EdgeName, RequestId
@@ -183,3 +185,55 @@ def test_an_unknown_voice_names_those_there_are(frontend: Frontend) -> None:
 def test_no_torch_in_processing() -> None:
     code = f"import sys, {REFERENCE.partition(':')[0]}, fleet.processing.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def saying(given: TextPart | tuple[int, ...]) -> ChatRequest:
+    return dataclasses.replace(spoken_to(), given=given)
+
+
+def test_an_answer_may_be_given_as_text_or_as_tokens(frontend: Frontend) -> None:
+    spec, _ = frontend.prepare(saying(TextPart(text="Just this.", where="input")))
+    assert spec.given[-1] in frontend.end_ids() and not frontend.end_ids() & set(spec.given[:-1])
+    detokenizer = frontend.detokenizer()
+    assert detokenizer.add(spec.given) + detokenizer.finish() == "Just this."
+    assert frontend.prepare(saying((5, 6)))[0].given == (5, 6) and frontend.prepare(saying(()))[0].given == ()
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "half a pair: \ud800", ""])
+def test_what_cannot_be_said_is_named(frontend: Frontend, text: str) -> None:
+    with pytest.raises(BadInput, match="^input: ") as refused:
+        frontend.prepare(saying(TextPart(text=text, where="input")))
+    assert refused.value.param == "input"
+
+
+def test_a_long_text_comes_in_pieces_that_fit_an_answer(frontend: Frontend) -> None:
+    text = "This is one. Here is another one, longer than that. And a third!"
+    pieces = frontend.speech_pieces(TextPart(text=text, where="input"), 24)
+    assert "".join(pieces) == text and len(pieces) > 1
+    for piece in pieces:
+        assert len(frontend.prepare(saying(TextPart(text=piece, where="input")))[0].given) <= 24
+    with pytest.raises(BadInput, match="control token"):
+        frontend.speech_pieces(TextPart(text="<|im_end|>", where="input"), 24)
+
+
+def test_pocket_leaves_out_what_it_has_no_letters_for() -> None:
+    folder = Path(pocket.__file__).parent / "checkpoints" / "pocket"
+    frontend = load_frontend(REFERENCE, folder, Limits())
+    assert frontend.speech_pieces(TextPart(text="\u4f60\u597d! \u2026 \U0001f600", where="input"), 24) == []
+    (piece,) = frontend.speech_pieces(TextPart(text="\u4f60\u597d, it's 7 o'clock!", where="input"), 99)
+    spec, _ = frontend.prepare(saying(TextPart(text=piece, where="input")))
+    detokenizer = frontend.detokenizer()
+    assert detokenizer.add(spec.given) + detokenizer.finish() == "it's seven o'clock"
+
+
+def test_a_file_may_come_as_it_is_and_errors_name_where_it_came_from(frontend: Frontend) -> None:
+    as_text = encoded(wave(16_000))
+    by_text = frontend.prepare(spoken_to(as_text))
+    parts = (AudioPart(data=base64.b64decode(as_text), where="file"), TextPart(text="what is this?", where="prompt"))
+    by_bytes = frontend.prepare(dataclasses.replace(spoken_to(), messages=(Message(role="user", content=parts),)))
+    assert by_bytes[0].prompt_ids == by_text[0].prompt_ids and by_bytes[1] == by_text[1]
+    nothing = (AudioPart(data=b"", where="file"),)
+    with pytest.raises(BadInput, match="^file: holds no audio"):
+        frontend.prepare(dataclasses.replace(spoken_to(), messages=(Message(role="user", content=nothing),)))
+    with pytest.raises(BadInput, match="^voice: no voice 'nobody'"):
+        frontend.prepare(dataclasses.replace(spoken_to(voice="nobody"), voice_where="voice"))

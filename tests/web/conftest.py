@@ -20,6 +20,7 @@ from fleet.processing import Frontend, load_frontend
 from tests.support import wait_until
 from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient, Script
+from tests.web.fake_telemetry import FakeTelemetry
 from web.app import create_app
 from web.serve import Server, uvicorn_config
 
@@ -74,12 +75,17 @@ class Loaded:
     frontend: Frontend
 
 
-@pytest.fixture(scope="session")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    checkpoint = write_frontend_files(tmp_path_factory.mktemp("checkpoint"))
+def load(folder: Path) -> Loaded:
+    """A tiny checkpoint written into `folder`, and what a gateway of it reads."""
+    checkpoint = write_frontend_files(folder)
     config = FleetConfig(limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
+
+
+@pytest.fixture(scope="session")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="session")
@@ -91,9 +97,10 @@ def text_only(loaded: Loaded) -> Loaded:
 
 
 @contextmanager
-def serving(loaded: Loaded, api_key: str | None = None) -> Iterator[Gateway]:
+def serving(loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None) -> Iterator[Gateway]:
+    """`client`: the control plane of another gateway, to share it."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
-    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, api_key)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -125,9 +132,11 @@ def gateway(shared_gateway: Gateway) -> Gateway:
     client.script = Script()
     client.missing = []
     client.unreachable = None
+    client.num_asked = 0
     client.submitted.clear()
     client.streams.clear()
     client.stories.clear()
+    client.tell(FakeTelemetry())
     return shared_gateway
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,9 +11,13 @@ from tokenizers import Tokenizer
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.errors import FleetError
 from fleet.core.hand_off import HandOff
-from fleet.core.ids import EdgeName, Epoch, RequestId
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
+from fleet.core.story import AudioIn, EdgeStory, TaskStory
+from fleet.core.story import Story as Told
+from fleet.core.telemetry import WorkerStory
 from fleet.graphs import Graph
+from tests.web.fake_telemetry import FakeTelemetry
 
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1920
@@ -77,8 +81,10 @@ class Story:
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever; `fail_at` it fails.
-    `spared`: rows of each task that an earlier turn had computed.
+    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever (negative:
+    so many before its end); `fail_at` it fails.
+    `spared`: rows of each task that an earlier turn had computed. `refusals`: of how many submits `refusal` is the answer.
+    An answer that is given is told in place of `text`.
     """
 
     text: str = "Hello there, this is the answer."
@@ -89,9 +95,22 @@ class Script:
     fail_at: int | None = None
     failure: FleetError | None = None
     refusal: FleetError | None = None
+    refusals: range = range(10**9)
     submit_gate: asyncio.Event | None = None
     end_token: bool = True
     spared: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeHeldVoice:
+    epoch: int
+    fields: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeFirstOutputs:
+    claimed_us: int | None
+    first_us: Mapping[str, int]
 
 
 class FakeStream:
@@ -109,7 +128,7 @@ class FakeStream:
     async def _run(self) -> AsyncIterator[Chunk]:
         script = self._client.script
         for number, chunk in enumerate(self._chunks):
-            if script.stall_at == number:
+            if script.stall_at in (number, number - len(self._chunks)):
                 await asyncio.Event().wait()
             if script.fail_at == number:
                 self._story.state = "failed"
@@ -142,12 +161,42 @@ class FakeClient:
     transcripts: dict[str, str] = field(default_factory=dict[str, str])
     missing: list[str] = field(default_factory=list[str])
     waiting: list[Role] = field(default_factory=list[Role])
+    telemetry: FakeTelemetry = field(default_factory=FakeTelemetry)
     unreachable: FleetError | None = None
+    id: str = "gateway@host:2:b"
+    held: dict[str, FakeHeldVoice] = field(default_factory=dict[str, FakeHeldVoice])
+    secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    num_asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.tell(self.telemetry)
+
+    def tell(self, telemetry: FakeTelemetry) -> None:
+        """Have people see this; what it leaves empty is what has happened here."""
+        self.telemetry = telemetry
+        self.telemetry.unreachable_of = lambda: self.unreachable
+        self.telemetry.story_of = self._told
+        self.telemetry.workers_of = self._worker_stories
+
+    def _told(self, request: RequestId) -> Told | None:
+        """What has become of a request that was submitted here."""
+        story = self.stories.get(request)
+        if story is None:
+            return None
+        spec = next(spec for spec, _ in self.submitted if spec.id == request)
+        return Told(
+            id=request, graph=spec.graph, state=story.state, kind=spec.kind, model=spec.model, code="", error=story.error or None,
+            param="", created_us=story.created_us, ended_us=0, now_us=story.created_us, session=spec.session,
+            retry_of=spec.retry_of, body=spec.body, outputs=spec.outputs, params=spec.params, sampling=spec.sampling,
+            prompt_ids=spec.prompt_ids, audio=tuple(AudioIn(duration_s=c.num_samples / c.rate_hz) for c in spec.audio),
+            tasks=tuple(_task_story(task) for task in story.tasks), edges=tuple(_edge_story(edge) for edge in story.edges),
+        )  # fmt: skip
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
         if self.script.submit_gate is not None:
             await self.script.submit_gate.wait()
-        if self.script.refusal is not None:
+        self.num_asked += 1
+        if self.script.refusal is not None and self.num_asked - 1 in self.script.refusals:
             raise self.script.refusal
         self.submitted.append((spec, blob))
         self.stories[spec.id] = self._story(spec)
@@ -186,8 +235,8 @@ class FakeClient:
 
     def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
         main = next(stage.name for stage in self.graph.stages if stage.main)
-        ids = list(self.tokenizer.encode(self.script.text).ids)[: spec.sampling[main].max_tokens]
-        if self.script.end_token:
+        ids = list(spec.given) or list(self.tokenizer.encode(self.script.text).ids)[: spec.sampling[main].max_tokens]
+        if self.script.end_token and not spec.given:
             end = self.tokenizer.token_to_id("<|im_end|>")
             assert end is not None
             ids.append(end)
@@ -207,6 +256,17 @@ class FakeClient:
         self._reach()
         gateway = Worker(id="gateway@host:2:b", role="")
         return [*(self._worker(stage.name) for stage in self.graph.stages if stage.name not in self.missing), gateway]
+
+    def _worker_stories(self) -> list[WorkerStory]:
+        present = [stage.name for stage in self.graph.stages if stage.name not in self.missing]
+        views = [*(self._worker(role) for role in present), Worker(id="gateway@host:2:b", role="")]
+        return [
+            WorkerStory(
+                id=WorkerId(view.id), role=view.role, host=view.host, pid=view.pid, state="ready", started_us=view.started_us,
+                lease_left_s=view.lease_left_s, running=view.running, capacity=view.capacity,
+            )
+            for view in views
+        ]  # fmt: skip
 
     def _worker(self, role: str) -> Worker:
         running = sum(1 for story in self.stories.values() if story.state == "running")
@@ -231,6 +291,49 @@ class FakeClient:
         await stream.abort("cancelled through the API")
         return True
 
+    async def first_outputs(self, request: RequestId) -> FakeFirstOutputs:
+        self._reach()
+        return FakeFirstOutputs(claimed_us=None, first_us={})
+
+    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> FakeHeldVoice | None:
+        self._reach()
+        if (session in self.held) == new:
+            return None
+        epoch = self.held[session].epoch + 1 if session in self.held else 1
+        self.held[session] = FakeHeldVoice(epoch=epoch, fields=dict(self.held[session].fields) if epoch > 1 else {})
+        return FakeHeldVoice(epoch=epoch, fields=dict(self.held[session].fields))
+
+    async def keep_voice(
+        self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
+    ) -> bool:
+        self._reach()
+        held = self.held.get(session)
+        if held is None or held.epoch != epoch:
+            return False
+        kept = {name: value for name, value in held.fields.items() if name not in gone}
+        self.held[session] = FakeHeldVoice(epoch=epoch, fields={**kept, **fields})
+        return True
+
+    async def end_voice(self, session: str, epoch: int | None = None) -> bool:
+        self._reach()
+        held = self.held.get(session)
+        if held is None or epoch not in (None, held.epoch):
+            return False
+        del self.held[session]
+        return True
+
+    async def voices(self) -> dict[str, bytes]:
+        self._reach()
+        return {name: held.fields["view"] for name, held in self.held.items() if "view" in held.fields}
+
+    async def keep_secret(self, name: str, value: bytes, keep_s: int) -> None:
+        self._reach()
+        self.secrets[name] = value
+
+    async def secret(self, name: str) -> bytes | None:
+        self._reach()
+        return self.secrets.get(name)
+
     async def ping(self) -> bool:
         return self.unreachable is None
 
@@ -249,6 +352,20 @@ class FakeClient:
     def _reach(self) -> None:
         if self.unreachable is not None:
             raise self.unreachable
+
+
+def _task_story(task: Task) -> TaskStory:
+    return TaskStory(
+        stage=StageName(task.stage), state=task.state, role=task.stage, owner=task.owner, walk=task.walk, epoch=Epoch(1),
+        spared=task.spared, hand_off=task.hand_off,
+    )  # fmt: skip
+
+
+def _edge_story(edge: EdgeCount) -> EdgeStory:
+    return EdgeStory(
+        name=EdgeName(edge.name), source=StageName(edge.source), target=StageName(edge.target), produced=edge.produced,
+        consumed=edge.consumed, items=edge.items,
+    )  # fmt: skip
 
 
 async def _pass(seconds: float) -> None:

@@ -1,86 +1,63 @@
-"""The console in a real browser: a typed message is answered in text and in sound that is really played."""
+"""The Voice page before a real gateway: a typed message is answered in text and in sound that is really played."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from numpy.typing import NDArray
+from playwright.sync_api import Page, expect
 
 from fleet.core.errors import EngineError, RedisUnreachable
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
-from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script
+from tests.web.realtime.spoken import RATE_HZ as SPOKEN_HZ
+from tests.web.realtime.spoken import speech
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 
-CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--mute-audio",
-    # sound must not need luck: the page starts it from the visitor's own key press
-    "--autoplay-policy=document-user-activation-required",
-]
+SECOND = Script(num_samples=RATE_HZ, gap_s=0.01)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
+    with Browsers.started(tmp_path_factory.mktemp("sounds")) as browsers:
+        yield browsers
 
 
 @pytest.fixture
-def page(browser: Browser, gateway: Gateway) -> Iterator[Page]:
-    """The open console. Whatever the browser complains of (a blocked script, an exception) fails the test."""
-    complaints: list[str] = []
-
-    def on_console(message: ConsoleMessage) -> None:
-        if message.type == "error":
-            complaints.append(message.text)
-
-    page = browser.new_page()
-    page.set_default_timeout(10_000)
-    page.on("console", on_console)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(gateway.url)
-    expect(page.locator("#link")).to_have_text("connected")
-    yield page
-    page.close()
-    assert not complaints, complaints
+def page(browsers: Browsers, gateway: Gateway) -> Iterator[Page]:
+    with visiting(browsers.hearing("nothing", None), gateway.url) as page:
+        expect(page.locator("#state")).to_have_text("Ready")
+        yield page
 
 
-def ask(page: Page, text: str = "hello") -> None:
-    page.locator("#message").fill(text)
-    page.keyboard.press("Enter")
+def said(text: str) -> NDArray[np.int16]:
+    """At the rate of a browser's fake microphone."""
+    return np.repeat(np.frombuffer(speech(text), "<i2"), MIC_RATE_HZ // SPOKEN_HZ)
 
 
 def number(page: Page, expression: str) -> float:
-    return float(page.evaluate(expression))
-
-
-def wait_js(page: Page, condition: str) -> None:
-    """The page's own policy forbids what `wait_for_function` would evaluate inside it."""
-    wait_until(lambda: page.evaluate(condition), condition)
+    return float(str(js(page, expression)))
 
 
 def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gateway) -> None:
-    gateway.client.script = Script(num_samples=RATE_HZ, gap_s=0.01)
+    gateway.client.script = SECOND
     ask(page)
     expect(page.locator(".turn.user .words")).to_have_text("hello")
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
     expect(page.locator(".turn.assistant .notes")).to_contain_text("1.0 s of speech")
-    wait_js(page, "window.fleetPlayer.played > 0")
     # all of it is played, no sample twice, at the level of the sine that was sent
-    wait_js(page, f"window.fleetPlayer.played === {RATE_HZ} && !window.fleetPlayer.playing")
-    assert 0.15 < number(page, "window.fleetPlayer.peakRms") < 0.25
-    expect(page.locator("#played")).to_have_text("played 1.0 s")
+    wait_js(page, f"fleetVoice.player.totalPlayed === {RATE_HZ} && !fleetVoice.player.playing")
     spec, _ = gateway.client.submitted[0]
     assert spec.params["voice"] == page.locator("#voice").input_value()
+    latency = page.locator(".turn.assistant .latency")
+    expect(latency.locator(".legend .name")).to_have_text(
+        ["endpointing", "queue", *(stage.name for stage in gateway.client.graph.stages), "gateway", "network", "buffer"]
+    )
+    assert latency.get_attribute("href") == f"/requests/{spec.id}"
 
 
 def test_a_suggestion_is_asked_by_a_click(page: Page, gateway: Gateway) -> None:
@@ -90,8 +67,6 @@ def test_a_suggestion_is_asked_by_a_click(page: Page, gateway: Gateway) -> None:
     expect(page.locator(".turn.user .words")).to_have_text(EXAMPLES[-1])
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
     expect(suggestions).to_have_count(0)
-    page.locator("#clear").click()
-    expect(suggestions).to_have_text(EXAMPLES)
 
 
 def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:
@@ -110,21 +85,19 @@ def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:
 
 
 def test_stop_silences_at_once_and_aborts(page: Page, gateway: Gateway) -> None:
-    # ten seconds of sound lie in the player when the button is pressed
     gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=10 * RATE_HZ, stall_at=3)
     ask(page)
-    wait_js(page, "window.fleetPlayer.played > 2400")
+    wait_js(page, "fleetVoice.player.totalPlayed > 2400")
     page.locator("#stop").click()
-    wait_js(page, "window.fleetPlayer.buffered === 0 && !window.fleetPlayer.playing")
-    assert number(page, "window.fleetPlayer.played") < 9 * RATE_HZ
+    wait_js(page, "fleetVoice.player.buffered === 0 && !fleetVoice.player.playing")
+    assert number(page, "fleetVoice.player.totalPlayed") < 9 * RATE_HZ
     (fake,) = gateway.client.streams.values()
     wait_until(lambda: fake.aborted, "the abort")
-    expect(page.locator(".turn.assistant .notes")).to_contain_text("stopped")
+    expect(page.locator(".turn.assistant .notes")).to_contain_text("interrupted")
     gateway.client.script = Script()
     ask(page, "and now?")
     expect(page.locator(".turn.assistant .words").last).to_have_text(Script().text)
-    roles = len(gateway.client.submitted)
-    assert roles == 2
+    assert len(gateway.client.submitted) == 2
 
 
 def test_a_new_question_interrupts_the_answer(page: Page, gateway: Gateway) -> None:
@@ -138,6 +111,7 @@ def test_a_new_question_interrupts_the_answer(page: Page, gateway: Gateway) -> N
 
 
 def test_text_only_plays_nothing(page: Page, gateway: Gateway) -> None:
+    page.locator("#choices summary").click()
     page.locator("#voice").select_option("text only")
     ask(page)
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
@@ -147,28 +121,46 @@ def test_text_only_plays_nothing(page: Page, gateway: Gateway) -> None:
 def test_a_failure_is_shown_with_its_reason(page: Page, gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=4, failure=EngineError("the engine ran out of memory"))
     ask(page)
-    expect(page.locator("#error")).to_have_text("the engine ran out of memory")
+    expect(page.locator(".reason")).to_contain_text("the engine ran out of memory")
     gateway.client.script = Script()
     ask(page)
     expect(page.locator(".turn.assistant .words").last).to_have_text(Script().text)
-    expect(page.locator("#error")).to_be_hidden()
+    expect(page.locator(".reason")).to_have_count(0)
+
+
+def test_a_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: Gateway) -> None:
+    """Words, since this gateway's ear knows a voice from a tone."""
+    gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
+    quiet = np.zeros(MIC_RATE_HZ, np.int16)
+    words, more = said("What is the opposite of hot?"), said("Stop that now, and tell me something else.")
+    sound = np.concatenate([quiet, words, *[quiet] * 5, more, *[quiet] * 60])
+    with visiting(browsers.hearing("words", sound), gateway.url) as page:
+        page.locator("#talk-button").click()
+        expect(page.locator("#state")).to_have_text("Speaking")
+        expect(page.locator(".turn.assistant .latency .what").first).to_have_text("voice to voice")
+        expect(page.locator(".turn.assistant.cut-off .notes").first).to_contain_text("interrupted")
+        expect(page.locator(".turn.user")).to_have_count(2)
+        expect(page.locator(".turn.assistant")).to_have_count(2)
+        first = next(iter(gateway.client.streams.values()))
+        wait_until(lambda: first.aborted or first.ended, "the first answer to be over")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 800), (390, 780)])
-def test_nothing_overflows(
-    browser: Browser, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
+def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path) -> None:
     width, height = size
-    page = browser.new_page(
-        viewport={"width": width, "height": height},
-        color_scheme=scheme,  # pyright: ignore[reportArgumentType]
-    )
-    page.goto(gateway.url)
-    ask(page, "How do the stages work together, and what does each of them send to the next?")
-    expect(page.locator(".turn.assistant .notes")).to_contain_text("tokens")
-    expect(page.locator("#edge-audio .num")).to_have_text(re.compile("7/7"))
-    assert number(page, "document.documentElement.scrollWidth") <= width
-    assert page.locator("#send").is_visible() or page.locator("#stop").is_visible()
-    page.screenshot(path=str(tmp_path / f"console-{scheme}-{width}.png"))
-    page.close()
+    options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    with visiting(browsers.hearing("nothing", None), gateway.url, **options) as page:
+        expect(page.locator("#state")).to_have_text("Ready")
+        ask(page, "How do the stages work together, and what does each of them send to the next?")
+        expect(page.locator(".turn.assistant .notes")).to_contain_text("tokens")
+        expect(page.locator("#edge-audio .num")).to_have_text(re.compile("7/7"), use_inner_text=False)
+        for part in ("html", "main", ".dock", "#composer", ".controls"):
+            edge = f"(({{ right }}) => right)(document.querySelector('{part}').getBoundingClientRect())"
+            assert number(page, edge) <= width, part
+        assert number(page, "document.documentElement.scrollWidth") <= width
+        for button in ("#send", "#talk-button", "#choices summary"):
+            box = page.locator(button).bounding_box()
+            assert box is not None and box["y"] + box["height"] <= height
+            assert width > 640 or box["height"] >= 44, button
+        page.screenshot(path=str(tmp_path / f"console-{scheme}-{width}.png"))

@@ -3,11 +3,9 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 
 from tests.support import wait_until
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
@@ -78,43 +76,3 @@ def test_an_answer_whose_gateway_is_told_to_stop_is_left_for_another_to_go_on_wi
 def test_a_client_that_stays_is_not_aborted(gateway: Gateway) -> None:
     answer = gateway.create()
     assert gateway.client.streams[request_id_of(answer)].aborted is None
-
-
-def ask(**fields: object) -> str:
-    return json.dumps({"type": "ask", "body": {"model": "omni", "messages": HELLO, **fields}})
-
-
-async def until_end(page: ClientConnection) -> AsyncIterator[str | bytes]:
-    """Messages up to the answer's end, that one included."""
-    async for message in page:
-        yield message
-        if isinstance(message, str) and json.loads(message)["type"] == "end":
-            return
-
-
-async def test_the_consoles_socket_answers_stops_and_leaves(gateway: Gateway) -> None:
-    address = gateway.url.replace("http", "ws") + "/console/ws"
-    async with connect(address) as page:
-        await page.send(ask(modalities=["text", "audio"], audio={"voice": "ethan"}))
-        started = json.loads(await page.recv())
-        assert started["type"] == "started" and started["voice"] == "ethan"
-        received = [message async for message in until_end(page)]
-        end = json.loads(received.pop())
-        sound = b"".join(message for message in received if isinstance(message, bytes))
-        text = "".join(json.loads(message)["text"] for message in received if isinstance(message, str))
-        assert text == Script().text and len(sound) == 2 * Script().num_samples == 2 * end["num_samples"]
-        for bad, named in (("{", None), ('{"type":"no"}', None), (ask(temperature=9), "temperature")):
-            await page.send(bad)
-            error = json.loads(await page.recv())
-            assert error["type"] == "error" and error["error"]["param"] == named
-        await page.send(json.dumps({"type": "played", "samples": 5, "underruns": 2}))
-        gateway.client.script = Script(stall_at=2)
-        await page.send(ask())
-        stopped = json.loads(await page.recv())["request_id"]
-        await page.send('{"type":"stop"}')
-        while json.loads(await page.recv())["type"] != "stopped":
-            pass
-        assert gateway.client.streams[stopped].aborted == "the client left"
-        await page.send(ask())
-        left = json.loads(await page.recv())["request_id"]
-    wait_until(lambda: gateway.client.streams[left].aborted, "the abort of the page that left")

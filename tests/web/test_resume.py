@@ -4,7 +4,6 @@ import base64
 import json
 
 import pytest
-from websockets.asyncio.client import connect
 
 from fleet.core.errors import EngineError
 from tests.web.conftest import HELLO, Gateway
@@ -80,22 +79,3 @@ def test_an_id_that_is_none_of_the_streams_is_refused(gateway: Gateway, last_id:
 def test_an_unknown_request_is_not_found(gateway: Gateway) -> None:
     missing = gateway.http.get("/v1/fleet/requests/req-none/stream")
     assert missing.status_code == 404 and "req-none" in missing.json()["error"]["message"]
-
-
-async def test_the_console_goes_on_where_the_page_is(gateway: Gateway) -> None:
-    request, whole = streamed(gateway)
-    text, sound = told(whole)
-    async with connect(gateway.url.replace("http", "ws") + "/console/ws") as page:
-        await page.send(json.dumps({"type": "resume", "request_id": request, "chars": 5, "samples": 300}))
-        got_text, got_sound = "", b""
-        async for message in page:
-            if isinstance(message, bytes):
-                got_sound += message
-                continue
-            said = json.loads(message)
-            if said["type"] == "end":
-                break
-            got_text += said["text"]
-        assert (got_text, got_sound) == (text[5:], sound[600:])
-        await page.send(json.dumps({"type": "resume", "request_id": "req-none", "chars": 0, "samples": 0}))
-        assert json.loads(await page.recv())["type"] == "error"

@@ -41,7 +41,7 @@ def test_the_frameworks_own_errors_have_openais_shape(gateway: Gateway, method: 
 
 
 def test_a_bug_of_ours_is_a_plain_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(gateway.client), "workers", lambda _self: 1 / 0)
+    monkeypatch.setattr(type(gateway.client), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
     assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")
@@ -104,8 +104,13 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
         'fleet_requests_total{outcome="stop"}',
         "fleet_requests_in_flight 0.0",
         "fleet_first_text_seconds_count",
-        "fleet_first_audio_seconds_count",
-        "fleet_audio_rtf_count",
+        'fleet_audio_ttfp_seconds_count{model_name="omni"}',
+        'fleet_audio_rtf_count{model_name="omni"}',
+        'fleet_audio_duration_seconds_count{model_name="omni"}',
+        'fleet_audio_frames_total{model_name="omni"}',
+        'fleet_audio_continuity_ok_total{model_name="omni"}',
+        'fleet_requests_success_total{finished_reason="stop",model_name="omni"}',
+        'fleet_num_requests_running{model_name="omni",replica="thinker@host:1:a",stage="thinker"} 0.0',
         'fleet_edge_chunks_total{edge="audio"}',
         'fleet_workers{role="thinker"} 1.0',
         'fleet_http_responses_total{method="POST",route="/v1/chat/completions",status="200"}',
@@ -175,7 +180,7 @@ def test_another_graph_needs_no_other_code(text_only: Loaded) -> None:
             gateway.create(model="text", modalities=["text", "audio"])
         assert refused.value.param == "modalities"
         page = get(gateway, "/").text
-        assert "stage-lm" in page and 'id="voice"' not in page
+        assert "stage-lm" in page and "text only" in page and 'value="chelsie"' not in page
 
 
 def test_a_wrong_sampling_in_the_deployment_is_named() -> None:

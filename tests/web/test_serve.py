@@ -14,18 +14,22 @@ from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web.conftest import HELLO, Loaded
 
 PROGRAM = """
+import json
 import sys
 from pathlib import Path
 from fleet.config.schema import FleetConfig
 from fleet.config.settings import Settings
 from web.serve import run
-config = FleetConfig.model_validate_json(sys.argv[1])
+config = FleetConfig.model_validate(json.loads(sys.argv[1]))
 run(config, Settings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
 """
 
 
 def start(loaded: Loaded, redis_url: str, port: int) -> subprocess.Popen[str]:
-    config = json.dumps({"web": {"port": port, "model_name": "omni"}})
+    return start_with(json.dumps({"web": {"port": port, "model_name": "omni"}}), loaded, redis_url)
+
+
+def start_with(config: str, loaded: Loaded, redis_url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, config, redis_url, str(loaded.checkpoint)],
         cwd=REPO, env=cli_env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

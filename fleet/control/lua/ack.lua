@@ -19,7 +19,7 @@ for i = 1, #ARGV, 8 do
     end
     if ARGV[i + 6] ~= '' then
       call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
-      disown(tk, r, s)
+      mark(r, 'delivered', s, epoch, disown(tk, r, s))
       event(ARGV[i + 6])
     end
     out[#out + 1] = 'ok'

@@ -1,13 +1,20 @@
 -- append (also final, finish): for each chunk compares epoch, request live, that the task runs, index = last + 1; writes the edge, its
 -- location, the task's produced count, the consumer's inbox, an event if one is given, and the task's end if this chunk ends it.
 -- A chunk that is said again is no mistake, even that which ended the task.
--- ARGV: repeated 11: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count
-local out = {}
-for i = 1, #ARGV, 11 do
+-- Of each edge it counts bytes, and notes when its first and its last chunk came, for people to read.
+-- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
+local function first_of(r, s, epoch, e, consumer, now)
+  local tk = task_key(r, s)
+  call('HSET', tk, 'first_us:' .. e, now)
+  mark(r, 'output', s, epoch, call('HGET', tk, 'owner'), e)
+  if consumer == 'client' then count_us('first:' .. e, now - (call('HGET', P .. 'req:' .. r, 'created_us') or now)) end
+end
+local out, now = {}, int(now_us())
+for i = 1, #ARGV, 12 do
   local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
   local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'items:' .. e)
+  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'items:' .. e, 'bytes:' .. e, 'rows:' .. e)
   local answer = 'ok'
   local produced = tonumber(t[2] or '0')
   -- A task that runs is that of a live request: `close` leaves none running.
@@ -19,7 +26,10 @@ for i = 1, #ARGV, 11 do
   else
     call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
     local items = tonumber(t[4] or '0') + tonumber(ARGV[i + 10])
-    call('HSET', tk, 'produced:' .. e, int(index + 1), 'items:' .. e, int(items))
+    local bytes, rows = tonumber(t[5] or '0') + #header, tonumber(t[6] or '0') + tonumber(ARGV[i + 11])
+    call('HSET', tk, 'produced:' .. e, int(index + 1), 'items:' .. e, int(items), 'bytes:' .. e, int(bytes), 'rows:' .. e, int(rows),
+      'last_us:' .. e, now)
+    if index == 0 then first_of(r, s, epoch, e, consumer, now) end
     if loc ~= '' then call('HSET', loc_key(r, e), int(index), loc) end
     local holder = call('HGET', task_key(r, consumer), 'owner')
     if holder and holder ~= '' then notice(holder, 'k', 'c', 'h', header, 'l', loc) end
@@ -27,8 +37,12 @@ for i = 1, #ARGV, 11 do
   end
   local may_end = t[3] == 'running' or t[3] == 'finished'
   if finish == '1' and may_end and (answer == 'ok' or answer == 'duplicate') then
-    call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
-    disown(tk, r, s)
+    call('HSET', tk, 'state', 'finished', 'finished_us', now)
+    local owner = disown(tk, r, s)
+    if t[3] == 'running' then
+      mark(r, 'finished', s, epoch, owner)
+      count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
+    end
     event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
   end
   out[#out + 1] = answer

@@ -10,6 +10,7 @@ if former ~= '' and owner and owner ~= '' and owner ~= former then return {'stal
 disown(tk, r, 'client')
 local epoch = raise(tk)
 call('HSET', tk, 'state', 'running', 'owner', gateway, 'holder', gateway)
+mark(r, 'attached', 'client', epoch, gateway)
 call('SADD', tasks_of(gateway), r .. '|client')
 event(cjson.encode({type = 'TaskClaimed', request = r, stage = 'client', epoch = 0, owner = gateway})
   :gsub('"epoch":0', '"epoch":' .. epoch))

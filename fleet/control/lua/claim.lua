@@ -14,7 +14,9 @@ if t[1] ~= epoch or t[2] ~= 'granted' or (t[3] and t[3] ~= w) then return {'stal
 if t[3] then call('HDEL', tk, 'to') end
 call('HSET', tk, 'state', 'running', 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
 call('SADD', tasks_of(w), r .. '|' .. s)
-call('HSET', P .. 'req:' .. r, 'state', 'running')
+restate(r, 'running')
+mark(r, 'claimed', s, epoch, w, role)
+count('out:' .. role)
 event(cjson.encode({type = 'TaskClaimed', request = r, stage = s, epoch = 0, owner = w}):gsub('"epoch":0', '"epoch":' .. epoch))
 local inputs, made, first_made = {}, {}, 8 + tonumber(num_inputs)
 for i = 8, first_made - 1 do

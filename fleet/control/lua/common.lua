@@ -2,6 +2,8 @@
 local P = 'fleet:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD = 20000, 200000, 1000
+local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
+local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 
 local function now_us()
@@ -18,6 +20,39 @@ local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS
 local function notice(w, ...)
   -- A gone worker has no inbox, and gets none: it would be a key that nobody deletes.
   call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', 'MAXLEN', '~', MAX_INBOX, '*', ...)
+end
+-- A line of the request's story, for people to read; nothing is decided by it. Only for a request that is known.
+local function mark(r, what, s, epoch, w, detail)
+  local key = P .. 'req:' .. r .. ':story'
+  local line = int(now_us()) .. '|' .. what .. '|' .. s .. '|' .. (epoch or '') .. '|' .. (w or '') .. '|' .. (detail or '')
+  if call('RPUSH', key, line) > MAX_MARKS then call('LTRIM', key, -MAX_MARKS, -1) end
+end
+-- One more of something in this step of the fleet's time series.
+local function count(field)
+  local key = P .. 'series:' .. int(math.floor(now_us() / SERIES_STEP_US))
+  if call('HINCRBY', key, field, 1) == 1 then call('EXPIRE', key, SERIES_KEPT_S) end
+end
+-- The same for a duration, by the bounds of `fleet.core.hops`.
+local function count_us(field, us)
+  count(field .. ':' .. int(math.max(0, math.min(100, math.ceil(20 * math.log(math.max(us, 1) / 100) / math.log(10))))))
+end
+-- The request's state, in its hash and in the index, which only orders.
+local function restate(r, state)
+  local rk = P .. 'req:' .. r
+  local was = call('HGET', rk, 'state')
+  if was == state then return end
+  if was then call('ZREM', P .. 'index:' .. was, r) end
+  call('HSET', rk, 'state', state)
+  call('ZADD', P .. 'index:' .. state, 0, r)
+end
+-- What has expired leaves the index, and the oldest of what has ended where it grows beyond its bound.
+local function prune_index()
+  local expires = P .. 'index:expires'
+  local due = call('ZRANGEBYSCORE', expires, '-inf', int(now_us()), 'LIMIT', 0, 20)
+  if #due == 0 and call('ZCARD', P .. 'index:all') > MAX_INDEX then due = call('ZRANGE', expires, 0, 19) end
+  for _, old in ipairs(due) do
+    for _, of in ipairs({'expires', 'all', 'finished', 'failed', 'aborted'}) do call('ZREM', P .. 'index:' .. of, old) end
+  end
 end
 -- A worker of the role that stands by takes tasks from now on, if there is one: that whose lease runs longest, so surely alive.
 local function promote(role)
@@ -74,6 +109,7 @@ local function lose(tk, r, s, died)
   end
   local alone = died and before[3] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
+  mark(r, 'lost', s, epoch, call('HGET', tk, 'holder'), died and 'died' or 'left')
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end
@@ -82,13 +118,32 @@ local function split(text)
   for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end
   return out
 end
+-- The worker takes no more; one that stands by takes its place. What was put to it and is not claimed is lost to it.
+local function quieten(w)
+  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
+  call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
+  for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    if call('HGET', task_key(r, s), 'to') == w then
+      withdraw(task_key(r, s), r, s)
+      lose(task_key(r, s), r, s, false)
+    end
+  end
+  if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
+end
 -- Close request r: every right taken, every holder told, every key given its time to live.
 local function close(r, state, code, message, param, retention_s, client_s)
   local rk = P .. 'req:' .. r
   if call('SREM', P .. 'live', r) == 0 then return 0 end
-  call('HSET', rk, 'state', state, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
+  restate(r, state)
+  call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
-  call('DEL', rk .. ':blob')
+  call('EXPIRE', rk .. ':blob', client_s)
+  mark(r, 'ended', '', '', '', state .. (message ~= '' and ': ' .. message or ''))
+  call('EXPIRE', rk .. ':story', retention_s)
+  call('ZADD', P .. 'index:expires', int(now_us() + tonumber(retention_s) * 1000000), r)
+  prune_index()
+  count('ended:' .. state)
   for _, s in ipairs(split(call('HGET', rk, 'stages'))) do
     local tk = task_key(r, s)
     local was = call('HGET', tk, 'state')

@@ -8,5 +8,6 @@ if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 local kv = call('HMGET', kk, 'state', 'source')
 if kv[1] ~= 'offered' or not call('ZSCORE', P .. 'workers', kv[2]) then return 'released' end
 call('HSET', kk, 'state', 'confirmed', 'data', '', 'taken', epoch)
+mark(r, 'confirmed', s, epoch, call('HGET', task_key(r, s), 'owner'), 'from ' .. kv[2])
 notice(kv[2], 'k', 'f', 'r', r)
 return 'ok'

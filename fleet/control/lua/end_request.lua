@@ -4,6 +4,7 @@
 local leader, r, state, code, message, param, retention, client, dead = unpack(ARGV)
 if not leads(leader) then return 'not_leader' end
 if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
+  call('HSET', P .. 'req:' .. r, 'failed_stage', dead)
   call('XADD', P .. 'dead', 'MAXLEN', '~', MAX_DEAD, '*', 'r', r, 's', dead, 'why', message,
     'spec', call('HGET', P .. 'req:' .. r, 'spec'), 'blob', call('GET', P .. 'req:' .. r .. ':blob') or '')
 end

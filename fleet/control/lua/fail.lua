@@ -6,6 +6,7 @@ local tk = task_key(r, s)
 local why = refused(tk, r, epoch)
 if why then return why end
 call('HSET', tk, 'state', 'failed', 'finished_us', int(now_us()), 'code', code, 'message', message, 'param', param)
-disown(tk, r, s)
+call('HSET', P .. 'req:' .. r, 'failed_stage', s)
+mark(r, 'failed', s, epoch, disown(tk, r, s), code .. ': ' .. message)
 event(ev)
 return 'ok'

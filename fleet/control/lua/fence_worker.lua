@@ -1,7 +1,17 @@
 -- fence_worker: compares the leader's term and deadline < TIME (or "left": the worker says goodbye itself, leader "");
 -- raises the epoch of each of its tasks, and of those put to it, reports them lost, and forgets the worker; one that stands by takes
--- its place.
+-- its place. What it was is kept for some minutes, for people to read.
 -- ARGV: leader, worker, event, died ("1")
+local function bury(w, how)
+  local now, gone = now_us(), P .. 'gone:' .. w
+  call('RENAME', P .. 'worker:' .. w, gone)
+  call('HDEL', gone, 'transfer')
+  call('HSET', gone, 'how', how, 'ended_us', int(now))
+  call('EXPIRE', gone, GONE_S)
+  call('ZADD', P .. 'gone', int(now), w)
+  call('ZREMRANGEBYSCORE', P .. 'gone', '-inf', int(now - GONE_S * 1000000))
+  call('ZREMRANGEBYRANK', P .. 'gone', 0, -MAX_GONE - 1)
+end
 local leader, w, ev, died = unpack(ARGV)
 if leader ~= '' then
   if not leads(leader) then return 'not_leader' end
@@ -24,7 +34,8 @@ end
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
-call('DEL', tasks_of(w), P .. 'worker:' .. w, P .. 'inbox:' .. w)
+call('DEL', tasks_of(w), P .. 'inbox:' .. w)
+if role then bury(w, cjson.decode(ev).how) end
 -- One that was leaving has been replaced when it said so.
 if role and role ~= '' and is[2] ~= '1' and is[3] ~= '1' then promote(role) end
 event(ev)

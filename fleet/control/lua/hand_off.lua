@@ -16,5 +16,7 @@ local entry = call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', e, 'a
 local now = int(now_us())
 call('HSET', tk, 'state', 'granted', 'role', role, 'entry', entry, 'granted_us', now, 'holder', '',
   'handed_us', now, 'prefilled_us', prefilled_us)
+mark(r, 'handed_off', s, e, w, role)
+count('in:' .. role)
 event(cjson.encode({type = 'TaskHandedOff', request = r, stage = s, epoch = 0, role = role}):gsub('"epoch":0', '"epoch":' .. e))
 return {'ok', e}

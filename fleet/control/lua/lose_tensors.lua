@@ -6,6 +6,7 @@ local r, s, epoch, producer = unpack(ARGV)
 if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 local tk = task_key(r, producer)
+mark(r, 'tensors_lost', producer, '', call('HGET', tk, 'holder'), 'missed by ' .. s)
 local t = call('HMGET', tk, 'epoch', 'state')
 if t[2] == 'running' and call('HGET', kv_key(r, producer), 'taken') == t[1] then
   notice(disown(tk, r, producer), 'k', 'x', 'r', r, 's', 'lost', 'c', '', 'm', '', 'p', '')

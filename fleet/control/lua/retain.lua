@@ -9,5 +9,6 @@ call('HSET', tk, 'spared', spared)
 if kept ~= '0' then
   call('HSET', sk, s, w)
   call('PEXPIRE', sk, keep_ms)
+  mark(r, 'kept', s, epoch, w, kept .. ' rows for the next turn')
 end
 return 'ok'

@@ -1,13 +1,15 @@
 -- submit: compares the queue bound; writes the request, its tasks, the client task attached to its gateway, `live`, an event.
--- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session
+-- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, then what people look for it by: kind, model
 local bound, r, spec, blob, stages, edges, outputs, gateway = unpack(ARGV)
 local rk = P .. 'req:' .. r
 if call('EXISTS', rk) == 1 then return {'exists'} end
 local live = call('SCARD', P .. 'live')
 if live >= tonumber(bound) then return {'full', live} end
 if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
-call('HSET', rk, 'spec', spec, 'state', 'submitted', 'created_us', int(now_us()), 'stages', stages .. ',client',
-  'edges', edges, 'outputs', outputs)
+call('HSET', rk, 'spec', spec, 'created_us', int(now_us()), 'stages', stages .. ',client', 'edges', edges, 'outputs', outputs,
+  'kind', ARGV[11], 'model', ARGV[12])
+restate(r, 'submitted')
+call('ZADD', P .. 'index:all', 0, r)
 if ARGV[10] ~= '' then call('HSET', rk, 'session', ARGV[10]) end
 if blob ~= '' then call('SET', rk .. ':blob', blob) end
 for _, s in ipairs(split(stages)) do call('HSET', task_key(r, s), 'state', 'pending', 'epoch', '0') end
@@ -15,5 +17,7 @@ local epoch = raise(task_key(r, 'client'))
 call('HSET', task_key(r, 'client'), 'state', 'running', 'owner', gateway, 'holder', gateway)
 call('SADD', tasks_of(gateway), r .. '|client')
 call('SADD', P .. 'live', r)
+mark(r, 'submitted', '', '', gateway)
+count('submitted')
 event(ARGV[9])
 return {'ok', epoch}

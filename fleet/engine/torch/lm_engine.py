@@ -232,7 +232,9 @@ class LMEngine(Generic[TaskT]):
         held = self._held.pop(request_id, None)
         if held is None:
             return
-        if keep and held.request.session:
+        if keep and held.follows is not None:
+            self._kept.put_back(held.request.session, held.follows)
+        elif keep and held.request.session:
             self._kept.keep(held.request.session, held.task.prefix(), held.table, held.computed)
         else:
             self.pool.give_back(held.table)

@@ -87,6 +87,11 @@ class KeptPrefixes:
         """From now on its pages are whoever's took it."""
         return self._kept.pop(session, None)
 
+    def put_back(self, session: str, kept: Kept) -> None:
+        """Whoever took it added nothing to it."""
+        self.give_up(session)
+        self._kept[session] = kept
+
     def give_up(self, session: str) -> None:
         kept = self._kept.pop(session, None)
         if kept is not None:

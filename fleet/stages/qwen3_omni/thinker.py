@@ -56,7 +56,8 @@ class ThinkerAdapter:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
         self._spec, self._blob, self._features = spec, blob, features
         self._speaks = THOUGHT in running
-        self._tokens = AnswerTokens(client=TEXT, spoken=THOUGHT if self._speaks else None, watch=watch)
+        spoken = THOUGHT if self._speaks else None
+        self._tokens = AnswerTokens(client=TEXT, spoken=spoken, watch=watch, given=spec.given)
         self._gives_text = TEXT in running
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:

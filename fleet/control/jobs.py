@@ -1,0 +1,150 @@
+"""Background jobs under rq: submitting, looking, ordering. A kind names the function that does it; nothing else can be run.
+
+Arguments, results and progress are JSON. Knows no request.
+"""
+
+import datetime
+from collections.abc import Sequence
+from typing import cast
+
+import msgspec
+from redis import Redis
+from rq import Queue
+from rq.command import send_stop_job_command
+from rq.exceptions import InvalidJobOperation
+from rq.job import Job as RqJob
+from rq.job import JobStatus
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from fleet.control.connect import text
+from fleet.core.errors import BadInput, Conflict, NotFound
+from fleet.core.telemetry import Job, JobProgress
+
+QUEUE = "fleet"
+KINDS = {"bench": "fleet.jobs.bench.run"}
+"""Kind -> the function, which takes a list of strings and returns JSON."""
+TIMEOUT_S = 3600
+KEPT_S = 7 * 24 * 3600
+MAX_LISTED = 200
+"""Of each state, the latest."""
+PROGRESS = "progress"
+UNFINISHED = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
+
+
+def open_queue(connection: Redis) -> Queue:
+    return Queue(QUEUE, connection=connection, serializer=JSONSerializer)
+
+
+def submit(connection: Redis, kind: str, arguments: Sequence[str]) -> Job:
+    """Put a job into the queue. Raises: BadInput naming the kinds there are."""
+    if kind not in KINDS:
+        raise BadInput(f"unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")
+    job = open_queue(connection).enqueue(
+        KINDS[kind], list(arguments), job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
+    )
+    return _view(job, None)
+
+
+def jobs(connection: Redis) -> list[Job]:
+    """The jobs still kept, the newest first."""
+    found = RqJob.fetch_many(_ids(connection), connection=connection, serializer=JSONSerializer)
+    known = sorted((job for job in found if job is not None), key=lambda job: job.created_at, reverse=True)
+    return [_view(job, job.latest_result()) for job in known]
+
+
+def job(connection: Redis, job_id: str) -> Job | None:
+    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0]
+    return None if found is None else _view(found, found.latest_result())
+
+
+def retry(connection: Redis, job_id: str) -> Job:
+    """The same job under a new id. Raises: NotFound, Conflict while it has not ended."""
+    found = _find(connection, job_id)
+    if found.get_status() in UNFINISHED:
+        raise Conflict(f"job {job_id} has not ended; stop it first", param="job_id")
+    view = _view(found, None)
+    return submit(connection, view.kind, view.arguments)
+
+
+def stop(connection: Redis, job_id: str) -> None:
+    """End one that runs, or take one out of the queue. Raises: NotFound, Conflict once it has ended."""
+    found = _find(connection, job_id)
+    status = found.get_status()
+    if status not in UNFINISHED:
+        raise Conflict(f"job {job_id} has ended already: {status.value}", param="job_id")
+    try:
+        if status == JobStatus.STARTED:
+            send_stop_job_command(connection, job_id, serializer=JSONSerializer)
+        else:
+            found.cancel()
+    except InvalidJobOperation as error:
+        raise Conflict(f"job {job_id} was just about to change: {error}; look again", param="job_id") from error
+
+
+def delete(connection: Redis, job_id: str) -> None:
+    """Forget one that does not run. Raises: NotFound, Conflict."""
+    found = _find(connection, job_id)
+    if found.get_status() == JobStatus.STARTED:
+        raise Conflict(f"job {job_id} runs; stop it first", param="job_id")
+    found.delete()
+
+
+def note_progress(current: RqJob, progress: JobProgress) -> None:
+    """What a running job says of itself."""
+    current.meta[PROGRESS] = msgspec.to_builtins(progress)
+    current.save_meta()
+
+
+def _ids(connection: Redis) -> list[str]:
+    """From rq's lists, read at one moment: one on its way from the queue to a worker is in a list of its own."""
+    queue = open_queue(connection)
+    pipe = connection.pipeline(transaction=True)
+    for key in (queue.key, queue.intermediate_queue_key):
+        pipe.lrange(key, -MAX_LISTED, -1)
+    for registry in (
+        queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry, queue.canceled_job_registry,
+        queue.deferred_job_registry, queue.scheduled_job_registry,
+    ):  # fmt: skip
+        pipe.zrevrange(registry.key, 0, MAX_LISTED - 1)
+    listed = cast("list[list[bytes]]", pipe.execute())
+    # A running job's entry also names its execution.
+    return list(dict.fromkeys(text(member).partition(":")[0] for members in listed for member in members))
+
+
+def _find(connection: Redis, job_id: str) -> RqJob:
+    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0]
+    if found is None:
+        raise NotFound(f"no job {job_id[:80]!r}; `fleet jobs list` shows those there are", param="job_id")
+    return found
+
+
+def _view(job: RqJob, latest: Result | None) -> Job:
+    trace = (latest.exc_string or "").strip() if latest is not None else ""
+    result = latest.return_value if latest is not None and not trace else None
+    return Job(
+        id=job.id,
+        kind=str(job.meta.get("kind", "")),
+        arguments=tuple(map(str, job.args[0])) if job.args and isinstance(job.args[0], list) else (),
+        state=str(job.get_status(refresh=False).value),
+        created_us=_us(job.created_at),
+        started_us=_us(job.started_at),
+        ended_us=_us(job.ended_at),
+        progress=_progress(job),
+        result="" if result is None else msgspec.json.encode(result).decode(),
+        error=trace.splitlines()[-1] if trace else "",
+        traceback=trace,
+    )
+
+
+def _progress(job: RqJob) -> JobProgress | None:
+    try:
+        return msgspec.convert(job.meta.get(PROGRESS), JobProgress | None)
+    except msgspec.ValidationError:
+        return None
+
+
+def _us(at: datetime.datetime | None) -> int:
+    if at is None:
+        return 0
+    return int((at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp() * 1e6)

@@ -1,0 +1,112 @@
+"""This process's log lines into the fleet's one log: by a thread of its own, in batches, never holding up who logs.
+
+Under pressure, or while Redis is away, lines are dropped and counted. What is printed is not changed by it.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+from redis.exceptions import RedisError
+from redis.typing import EncodableT, FieldT
+
+from fleet.control import keys
+from fleet.control.connect import connect_for_a_call
+from fleet.core.log_labels import Labels
+
+MAX_WAITING, MAX_BATCH = 2000, 200
+MAX_STORED = 20_000
+MAX_MESSAGE_CHARS, MAX_TRACE_CHARS = 4000, 8000
+PAUSE_S, TIMEOUT_S, CLOSE_S = 0.2, 2.0, 2.0
+REQUEST = re.compile(r"\breq-[0-9a-f]{22}\b")
+Fields = dict[FieldT, EncodableT]
+
+
+class LogShipper(logging.Handler):
+    """Takes records of any thread, until `end`, which sends what waits, for a bounded time. Not `close`: configuring logging (as
+    uvicorn does) closes every handler there is, and leaves them in use.
+
+    Invariants: `emit` does no I/O; at most `MAX_WAITING` lines wait; the stream keeps about `MAX_STORED`.
+    """
+
+    def __init__(self, client: redis.Redis, labels: Labels) -> None:
+        super().__init__(logging.INFO)
+        self._client, self._labels = client, labels
+        self._waiting: deque[Fields] = deque()
+        self._dropped = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if threading.current_thread() is self._thread:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._dropped += 1
+            return
+        try:
+            self._waiting.append(fields_of(record, self._labels))
+        except (TypeError, ValueError):
+            self.handleError(record)
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._thread.join(CLOSE_S + TIMEOUT_S)
+        self._client.close()
+        self.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PAUSE_S):
+            self._ship()
+        until = time.monotonic() + CLOSE_S
+        while self._waiting and time.monotonic() < until and self._ship():
+            pass
+
+    def _ship(self) -> bool:
+        """Send a batch; whether Redis took it. One that it did not take is sent again, or at last gives way to newer ones."""
+        while self._waiting:
+            batch = [self._waiting[place] for place in range(min(len(self._waiting), MAX_BATCH))]
+            dropped = self._dropped
+            try:
+                pipe = self._client.pipeline(transaction=False)
+                for fields in batch:
+                    pipe.xadd(keys.LOGS, fields, maxlen=MAX_STORED, approximate=True)
+                if dropped:
+                    pipe.incrby(keys.LOGS_DROPPED, dropped)
+                pipe.execute()
+            except RedisError:
+                return False
+            for _ in batch:
+                self._waiting.popleft()
+            self._dropped -= dropped
+        return True
+
+
+def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
+    """As the stream keeps a line. The request it is about is named in its words; `extra` may name it, and an epoch."""
+    message = record.getMessage()
+    about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")
+    fields: Fields = {
+        "t": int(record.created * 1e6), "l": record.levelname.lower(), "n": record.name, "m": message[:MAX_MESSAGE_CHARS],
+        "p": labels.process,
+    }  # fmt: skip
+    rest = {"w": labels.worker, "s": labels.stage, "r": about, "e": getattr(record, "epoch", 0)}
+    trace = logging.Formatter().formatException(record.exc_info)[-MAX_TRACE_CHARS:] if record.exc_info else ""
+    return fields | {name: value for name, value in (*rest.items(), ("x", trace)) if value}
+
+
+@contextmanager
+def shipping(redis_url: str, labels: Labels) -> Iterator[Labels]:
+    """What this process logs meanwhile goes to the fleet's log too."""
+    shipper = LogShipper(connect_for_a_call(redis_url, TIMEOUT_S), labels)
+    logging.getLogger().addHandler(shipper)
+    try:
+        yield labels
+    finally:
+        logging.getLogger().removeHandler(shipper)
+        shipper.end()

@@ -1,0 +1,102 @@
+"""Following a stream without end, many readers over one blocking connection: who waits is woken, and reads what is new to him.
+
+Knows neither facts nor log lines.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from fleet.control.connect import pairs, text
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS, COUNT = 1000, 500
+GATHER_S = 0.1
+"""A reader that was woken waits so long for more, so that a busy stream costs it ten reads a second."""
+Entry = tuple[str, dict[str, bytes]]
+
+
+class Feed:
+    """One stream. Its tailing task runs while anybody follows."""
+
+    def __init__(self, client: redis.asyncio.Redis, key: str) -> None:
+        self._client, self._key = client, key
+        self._woken = asyncio.Event()
+        self._followers = 0
+        self._tail: asyncio.Task[None] | None = None
+
+    async def newest(self) -> str:
+        found = cast("list[tuple[bytes, object]]", await self._client.xrevrange(self._key, count=1))
+        return text(found[0][0]) if found else "0-0"
+
+    async def kept(self, after: str) -> bool:
+        """Whether everything after this entry is still there."""
+        if after == "0-0":
+            return True
+        found = cast("list[tuple[bytes, object]]", await self._client.xrange(self._key, count=1))
+        return not found or _order(after) >= _order(text(found[0][0])) or await self._is_there(after)
+
+    async def _is_there(self, entry: str) -> bool:
+        return bool(await self._client.xrange(self._key, min=entry, max=entry))
+
+    async def follow(self, after: str) -> AsyncGenerator[Entry, None]:
+        """Entries after `after`, in order, without end. Raises: redis's errors."""
+        self._followers += 1
+        if self._tail is None:
+            self._tail = asyncio.create_task(self._wake())
+        try:
+            while True:
+                woken = self._woken
+                found = cast("list[tuple[bytes, object]]", await self._client.xrange(self._key, min=f"({after}", count=COUNT))
+                for entry, raw in found:
+                    after = text(entry)
+                    yield after, pairs(raw)
+                if not found:
+                    await woken.wait()
+                    await asyncio.sleep(GATHER_S)
+        finally:
+            self._followers -= 1
+            if not self._followers:
+                await self.stop()
+
+    async def stop(self) -> None:
+        tail, self._tail = self._tail, None
+        if tail is not None:
+            tail.cancel()
+            await asyncio.wait({tail})
+
+    async def _wake(self) -> None:
+        """Wakes all at first, for what came while this began; then whenever something is added, and now and then while Redis is
+        away, so that they see it.
+        """
+        last, me = "", asyncio.current_task()
+        # Not for ever: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
+        while self._tail is me:
+            try:
+                came = await self._next(last)
+            except RedisError as error:
+                log.info("%s cannot be followed: %s", self._key, error)
+                await asyncio.sleep(BLOCK_MS / 1000)
+                came = last
+            if came != last or not last:
+                woken, self._woken = self._woken, asyncio.Event()
+                woken.set()
+            last = came
+
+    async def _next(self, last: str) -> str:
+        """The id of the last entry, after some time at the latest."""
+        if not last:
+            return await self.newest()
+        reply = await self._client.xread({self._key: last}, count=COUNT, block=BLOCK_MS)
+        streams = cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or [])
+        return text(streams[0][1][-1][0]) if streams else last
+
+
+def _order(entry: str) -> tuple[int, int]:
+    milliseconds, _, sequence = entry.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,83 @@
+"""The fleet's one log, searched: lines of all processes as `fleet.control.log_stream` sends them. Bounded as the stream is."""
+
+import re
+from collections.abc import Mapping
+from typing import cast
+
+import redis.asyncio
+
+from fleet.control import keys
+from fleet.control.connect import pairs, text
+from fleet.core.errors import BadInput
+from fleet.core.telemetry import LEVELS, LogLine, LogPage, LogQuery
+
+BATCH = 1000
+ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
+
+
+def checked_entry(given: str, name: str) -> str:
+    """A stream's entry id from outside. Raises: BadInput."""
+    if not ENTRY.fullmatch(given) or any(int(part) >= 2**64 for part in given.split("-")):
+        raise BadInput(f"{name}: {given[:40]!r} is not an id of this list", param=name)
+    return given
+
+
+async def read_log_page(client: redis.asyncio.Redis, wanted: LogQuery, *, before: str, limit: int) -> LogPage:
+    """Raises: BadInput for a level or a `before` there is not; redis's errors."""
+    if wanted.level and wanted.level not in LEVELS:
+        raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
+    last = checked_entry(before, "before") if before else ""
+    pipe = client.pipeline(transaction=False)
+    pipe.get(keys.LOGS_DROPPED)
+    pipe.xrevrange(keys.LOGS, count=1)
+    dropped, newest = cast("tuple[bytes | None, list[tuple[bytes, object]]]", tuple(await pipe.execute()))
+    lines, following = await _scan(client, wanted, last, limit)
+    return LogPage(
+        lines=tuple(lines),
+        next=following,
+        newest=text(newest[0][0]) if newest else "0-0",
+        dropped=int(text(dropped) or 0),
+    )
+
+
+async def _scan(client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit: int) -> tuple[list[LogLine], str]:
+    lines: list[LogLine] = []
+    batch = limit + 1 if wanted == LogQuery() else BATCH
+    while True:
+        entries = await client.xrevrange(keys.LOGS, max=f"({last}" if last else "+", count=batch)
+        found = cast("list[tuple[bytes, object]]", entries)
+        for place, (entry, raw) in enumerate(found):
+            last = text(entry)
+            line = line_of(last, pairs(raw))
+            lines += [line] if says(line, wanted) else []
+            if len(lines) == limit:
+                return lines, last if place + 1 < len(found) or len(found) == batch else ""
+        if len(found) < batch:
+            return lines, ""
+
+
+def line_of(entry: str, fields: Mapping[str, bytes]) -> LogLine:
+    level = text(fields.get("l"))
+    return LogLine(
+        id=entry,
+        at_us=int(text(fields.get("t")) or 0),
+        level=level if level in LEVELS else "info",
+        logger=text(fields.get("n")),
+        message=fields.get("m", b"").decode(errors="replace"),
+        process=text(fields.get("p")),
+        worker=text(fields.get("w")),
+        stage=text(fields.get("s")),
+        request=text(fields.get("r")),
+        epoch=int(text(fields.get("e")) or 0),
+        trace=fields.get("x", b"").decode(errors="replace"),
+    )
+
+
+def says(line: LogLine, wanted: LogQuery) -> bool:
+    return (
+        wanted.text.casefold() in line.message.casefold()
+        and (not wanted.level or LEVELS.index(line.level) >= LEVELS.index(wanted.level))
+        and wanted.worker in ("", line.worker)
+        and wanted.request in ("", line.request)
+        and wanted.process in ("", line.process)
+    )

@@ -1,0 +1,157 @@
+"""One request's whole story, from its hashes and the lines that the scripts wrote. Knows nothing of words and sound."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import cast
+
+import redis.asyncio
+
+from fleet.control import keys
+from fleet.control.connect import pairs, text
+from fleet.core.hand_off import decode_hand_off
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
+from fleet.core.receipts import TOLD as RECEIVED
+from fleet.core.receipts import decode_receipts
+from fleet.core.request import RequestSpec, decode_request
+from fleet.core.story import AudioIn, EdgeStory, Heard, KvSpan, Mark, Receipt, Story, TaskStory
+from fleet.graphs import Graph, get_graph
+
+Fields = Mapping[str, bytes]
+OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
+
+
+async def read_story(client: redis.asyncio.Redis, request: RequestId) -> Story | None:
+    """None once its retention is over. Two round trips."""
+    pipe = client.pipeline(transaction=False)
+    pipe.hgetall(keys.request(request))
+    pipe.lrange(keys.story(request), 0, -1)
+    pipe.time()
+    raw, lines, (seconds, micros) = cast(
+        "tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
+    )
+    head = pairs(raw)
+    if "spec" not in head:
+        return None
+    spec = decode_request(head["spec"])
+    stages = [StageName(name) for name in text(head["stages"]).split(",")]
+    for stage in stages:
+        pipe.hgetall(keys.task(request, stage))
+    hashes = dict(zip(stages, map(pairs, cast("list[object]", await pipe.execute())), strict=True))
+    marks = tuple(mark for line in lines if (mark := _mark(text(line))) is not None)
+    return _story(spec, head, hashes, marks, seconds * 1_000_000 + micros)
+
+
+def _story(
+    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], marks: Sequence[Mark], now_us: int
+) -> Story:
+    graph, state = get_graph(spec.graph), text(head.get("state"))
+    ended_us = _number(head, "ended_us")
+    edges = tuple(_edges(graph, spec, hashes))
+    failed = text(head.get("failed_stage"))
+    return Story(
+        id=spec.id,
+        graph=spec.graph,
+        state=state,
+        kind=text(head.get("kind")),
+        model=spec.model,
+        code=text(head.get("code")),
+        error=text(head.get("message")) or None,
+        param=text(head.get("param")),
+        created_us=_number(head, "created_us"),
+        ended_us=ended_us,
+        now_us=now_us,
+        session=spec.session,
+        retry_of=spec.retry_of,
+        body=spec.body,
+        outputs=spec.outputs,
+        params=spec.params,
+        sampling=spec.sampling,
+        prompt_ids=spec.prompt_ids,
+        audio=tuple(AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio),
+        tasks=tuple(_task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()),
+        edges=edges,
+        marks=tuple(marks),
+        kv=tuple(_kv(marks, list(hashes), ended_us)),
+        heard=_heard(text(head.get("heard"))),
+    )
+
+
+def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskStory:
+    first = [int(value) for name, value in fields.items() if name.startswith("first_us:")]
+    return TaskStory(
+        stage=stage,
+        state="failed" if failed else text(fields.get("state")),
+        role=text(fields.get("role")),
+        owner=text(fields.get("holder")),
+        walk=text(fields.get("walk")),
+        epoch=Epoch(_number(fields, "epoch")),
+        granted_us=_number(fields, "granted_us"),
+        claimed_us=_number(fields, "claimed_us"),
+        first_us=min(first, default=0),
+        finished_us=_number(fields, "finished_us"),
+        deaths=_number(fields, "deaths"),
+        spared=_number(fields, "spared"),
+        hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
+        receipts=_receipts(fields),
+    )
+
+
+def _receipts(fields: Fields) -> tuple[Receipt, ...]:
+    """In the order in which their owners had the task."""
+    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"told:{RECEIVED}:"))
+    return tuple(receipt for _, raw in told for receipt in decode_receipts(raw))
+
+
+def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeStory]:
+    for edge in graph.edges_for(spec.outputs):
+        made, taken = hashes[edge.source], hashes[edge.target]
+        yield EdgeStory(
+            name=edge.name,
+            source=edge.source,
+            target=edge.target,
+            produced=_number(made, f"produced:{edge.name}"),
+            consumed=_number(taken, f"consumed:{edge.name}"),
+            items=_number(made, f"items:{edge.name}"),
+            rows=_number(made, f"rows:{edge.name}"),
+            num_bytes=_number(made, f"bytes:{edge.name}"),
+            remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(taken) if receipt.edge == edge.name),
+            first_us=_number(made, f"first_us:{edge.name}"),
+            last_us=_number(made, f"last_us:{edge.name}"),
+            medium=graph.media.get(EdgeName(edge.name), ""),
+        )
+
+
+def _mark(line: str) -> Mark | None:
+    """`at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of another version."""
+    parts = line.split("|", 5)
+    if len(parts) != 6 or not parts[0].isdecimal():
+        return None
+    at_us, what, stage, epoch, worker, detail = parts
+    number = Epoch(int(epoch) if epoch.isdecimal() else 0)
+    return Mark(at_us=int(at_us), what=what, stage=stage, epoch=number, worker=worker, detail=detail)
+
+
+def _kv(marks: Sequence[Mark], stages: Sequence[StageName], ended_us: int) -> Iterator[KvSpan]:
+    """From each claim of a task until somebody else has it, or it is done."""
+    for stage in stages:
+        if stage == CLIENT:
+            continue
+        own = [mark for mark in marks if mark.stage == stage and mark.what in OWNED_UNTIL]
+        taken = {mark.epoch for mark in marks if mark.stage == stage and mark.what == "confirmed"}
+        for mark, following in pairwise([*own, None]):
+            if mark is None or mark.what != "claimed":
+                continue
+            how = "taken over" if mark.epoch in taken else "computed"
+            until = following.at_us if following is not None else ended_us
+            yield KvSpan(stage=stage, worker=mark.worker, from_us=mark.at_us, to_us=until, how=how)
+
+
+def _heard(told: str) -> Heard | None:
+    if not told:
+        return None
+    played, underruns, at_us = (int(part) for part in told.split(","))
+    return Heard(played_samples=played, underruns=underruns, at_us=at_us)
+
+
+def _number(fields: Fields, name: str) -> int:
+    return int(text(fields.get(name)) or 0)

@@ -1,0 +1,159 @@
+"""Workers as people see them, those that have gone included; and what their transfers came to. Knows no request's story."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import redis.asyncio
+
+from fleet.control import keys
+from fleet.control.connect import pairs, text
+from fleet.core.hops import HopCounts, decode_hops
+from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.pulls import PullCounts, decode_pulls
+from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerStory, WorkerTransfer
+
+Fields = Mapping[str, bytes]
+MAX_TASKS = 100
+MS = 1000
+
+
+async def read_worker_stories(client: redis.asyncio.Redis) -> list[WorkerStory]:
+    """By role, gateways after workers, those that have gone last, the latest first."""
+    pipe = client.pipeline(transaction=False)
+    pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
+    pipe.zrevrange(keys.GONE, 0, -1)
+    pipe.time()
+    listed, gone, (seconds, micros) = cast(
+        "tuple[list[tuple[bytes, float]], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
+    )
+    present, departed = [WorkerId(text(name)) for name, _ in listed], [WorkerId(text(name)) for name in gone]
+    for worker in present:
+        pipe.hgetall(keys.worker(worker))
+        pipe.smembers(keys.worker_tasks(worker))
+    for worker in departed:
+        pipe.hgetall(keys.gone(worker))
+    replies = cast("list[object]", await pipe.execute()) if present or departed else []
+    hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
+    now_us = seconds * 1_000_000 + micros
+    there = [
+        _present(worker, pairs(fields), (deadline - now_us) / 1e6, cast("set[bytes]", held))
+        for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
+        if fields
+    ]
+    left = [_gone(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
+    return [*sorted(there, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *left]
+
+
+def _present(worker: WorkerId, fields: Fields, lease_left_s: float, held: set[bytes]) -> WorkerStory:
+    return _worker(worker, fields, _state(fields, lease_left_s), lease_left_s=round(lease_left_s, 3), held=held)
+
+
+def _state(fields: Fields, lease_left_s: float) -> str:
+    if lease_left_s <= 0:
+        return "late"
+    for mark, state in (("leaving", "leaving"), ("draining", "draining"), ("standby", "standby")):
+        if _number(fields, mark):
+            return state
+    return "ready"
+
+
+def _gone(worker: WorkerId, fields: Fields) -> WorkerStory:
+    return _worker(worker, fields, text(fields.get("how")) or "left", ended_us=_number(fields, "ended_us"))
+
+
+def _worker(
+    worker: WorkerId, fields: Fields, state: str, *, lease_left_s: float = 0.0, ended_us: int = 0, held: set[bytes] | None = None
+) -> WorkerStory:
+    hops = decode_hops(text(fields.get("hops")))
+    tasks = sorted(text(pair).partition("|") for pair in held or ())[:MAX_TASKS]
+    return WorkerStory(
+        id=worker,
+        role=text(fields.get("role")),
+        host=text(fields.get("host")),
+        pid=_number(fields, "pid"),
+        state=state,
+        started_us=_number(fields, "started_us"),
+        ended_us=ended_us,
+        lease_left_s=lease_left_s,
+        device=text(fields.get("device")),
+        package=text(fields.get("package")),
+        checkpoint=text(fields.get("checkpoint")),
+        protocol=text(fields.get("protocol")),
+        running=0 if ended_us else _number(fields, "running"),
+        capacity=_number(fields, "capacity"),
+        memory_bytes=_number(fields, "memory_bytes"),
+        pages_used=_number(fields, "pages_used"),
+        pages_total=_number(fields, "pages_total"),
+        pages_kept=_number(fields, "pages_kept"),
+        rows_reused=_number(fields, "rows_reused"),
+        slots_used=_number(fields, "slots_used"),
+        hop_p50_us=hops.percentile_us(50),
+        hop_p95_us=hops.percentile_us(95),
+        tasks=tuple(TaskRef(request=RequestId(request), stage=StageName(stage)) for request, _, stage in tasks),
+        transfer=_transfer(worker, fields),
+    )
+
+
+def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
+    backend = text(fields.get("backend"))
+    if not backend:
+        return None
+    pulls = decode_pulls(text(fields.get("pulls"))).values()
+    return WorkerTransfer(
+        worker=worker,
+        role=text(fields.get("role")),
+        backend=backend,
+        registered_bytes=_number(fields, "registered_bytes"),
+        used_bytes=_number(fields, "used_bytes"),
+        slots_used=_number(fields, "slots_used"),
+        in_flight=sum(counts.in_flight for counts in pulls),
+        num_pulls=sum(counts.num_pulls for counts in pulls),
+        num_failed=sum(counts.num_failed for counts in pulls),
+    )
+
+
+async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
+    """By edge, of the workers that are there."""
+    listed = [WorkerId(text(name)) for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))]
+    pipe = client.pipeline(transaction=False)
+    for worker in listed:
+        pipe.hget(keys.worker(worker), "pulls")
+    total: dict[str, PullCounts] = {}
+    for raw in cast("list[bytes | None]", await pipe.execute()) if listed else []:
+        for edge, counts in decode_pulls(text(raw)).items():
+            total[edge] = total[edge] + counts if edge in total else counts
+    return total
+
+
+def transfers_of(
+    workers: Sequence[WorkerStory], total: Mapping[str, PullCounts], edges: Sequence[str], bytes_per_s: Mapping[str, float]
+) -> Transfers:
+    """`edges`: those that carry remote tensors, told even before the first pull. `total`: as `read_pulls` gives."""
+    names = dict.fromkeys([*edges, *sorted(total)])
+    return Transfers(
+        edges=tuple(_edge(name, total.get(name, PullCounts()), bytes_per_s.get(name, 0.0)) for name in names),
+        workers=tuple(view.transfer for view in workers if view.transfer is not None and not view.gone),
+    )
+
+
+def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
+    durations = decode_hops(counts.durations)
+    return EdgeTransfer(
+        edge=name,
+        num_pulls=counts.num_pulls,
+        num_bytes=counts.num_bytes,
+        num_failed=counts.num_failed,
+        in_flight=counts.in_flight,
+        bytes_per_s=round(bytes_per_s, 1),
+        p50_ms=_ms(durations, 50),
+        p95_ms=_ms(durations, 95),
+    )
+
+
+def _ms(durations: HopCounts, percent: float) -> float | None:
+    found = durations.percentile_us(percent)
+    return None if found is None else round(found / MS, 3)
+
+
+def _number(fields: Fields, name: str) -> int:
+    return int(text(fields.get(name)) or 0)

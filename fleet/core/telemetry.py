@@ -1,0 +1,239 @@
+"""What the console and `GET /v1/fleet/...` show of the fleet as a whole. Data only; nothing is decided by any of it.
+
+Units: `*_us` are microseconds since 1970 on Redis's clock, 0 where it has not happened. Knows no Redis and no HTTP.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from fleet.core.events import AnyEvent
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+
+WorkerOrder = Literal["drain", "resume", "stop"]
+WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop")
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
+    request: RequestId
+    stage: StageName
+
+
+class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
+
+    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute. `num_failed`: tried again, or made
+    again. `in_flight`: now.
+    """
+
+    edge: str
+    num_pulls: int
+    num_bytes: int
+    num_failed: int
+    in_flight: int
+    bytes_per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+
+
+class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker's end of the transfers: `slots_used` of its arena, and the memory that peers may read."""
+
+    worker: WorkerId
+    role: str
+    backend: str
+    registered_bytes: int
+    used_bytes: int
+    slots_used: int
+    in_flight: int
+    num_pulls: int
+    num_failed: int
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    edges: tuple[EdgeTransfer, ...]
+    workers: tuple[WorkerTransfer, ...]
+
+
+class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
+    """One incarnation of a worker or gateway (its role is ""), also some minutes after it has gone.
+
+    `state`: ready, standby, draining (takes nothing new), leaving (and goes when it is done), late (its lease is over, and nobody
+    has said so yet), left (by its own word), died (its process was seen to end), lapsed (its lease was over).
+    `hop_p50_us`: how old chunks were when they reached it, since it joined; None before the first. `tasks`: what it holds.
+    Units: `started_us`, `ended_us` as above; `lease_left_s` 0 once it has gone; `memory_bytes` of its process; pages of its KV
+    pool.
+    """
+
+    id: WorkerId
+    role: str
+    host: str
+    pid: int
+    state: str
+    started_us: int
+    ended_us: int = 0
+    lease_left_s: float = 0.0
+    device: str = ""
+    package: str = ""
+    checkpoint: str = ""
+    protocol: str = ""
+    running: int = 0
+    capacity: int = 0
+    memory_bytes: int = 0
+    pages_used: int = 0
+    pages_total: int = 0
+    pages_kept: int = 0
+    rows_reused: int = 0
+    slots_used: int = 0
+    hop_p50_us: int | None = None
+    hop_p95_us: int | None = None
+    tasks: tuple[TaskRef, ...] = ()
+    transfer: WorkerTransfer | None = None
+
+    @property
+    def gone(self) -> bool:
+        return self.ended_us > 0
+
+
+class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that waits for a worker to claim it. `read`: some worker has read the grant: it claims it now, or is gone."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    age_s: float
+    alone: bool
+    read: bool
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for a role and who serves it. The first numbers mean what those of `fleet status` do.
+
+    Units: `in_per_s`, `out_per_s` tasks granted and claimed, over the last minute. `pending`: a hundred, the oldest first.
+    """
+
+    role: RoleName
+    stage: StageName
+    queue_depth: int
+    lag: int
+    oldest_s: float
+    workers: int
+    draining: int
+    standby: int
+    running: int
+    capacity: int
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    pending: tuple[PendingGrant, ...] = ()
+
+
+class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that killed worker after worker; `stage` is whose. `readable`: this version can send it again."""
+
+    id: RequestId
+    stage: StageName
+    why: str
+    died_us: int
+    kind: str = ""
+    num_prompt_tokens: int = 0
+    audio_s: float = 0.0
+    readable: bool = True
+
+
+class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened in the `SERIES_STEP_S` from `at_us` on, in the whole fleet.
+
+    `ended` by outcome. Latencies are None where nothing was measured. `running`, `waiting` by role, as they were last.
+    """
+
+    at_us: int
+    submitted: int = 0
+    ended: dict[str, int] = {}
+    first_text_p50_ms: float | None = None
+    first_text_p95_ms: float | None = None
+    first_audio_p50_ms: float | None = None
+    first_audio_p95_ms: float | None = None
+    rtf_p95: float | None = None
+    underruns: int = 0
+    running: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    task_p50_ms: dict[str, float] = {}
+    task_p95_ms: dict[str, float] = {}
+
+
+SERIES_STEP_S = 5
+SERIES_KEPT_S = 15 * 60
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: of the exception."""
+
+    id: str
+    at_us: int
+    level: str
+    logger: str
+    message: str
+    process: str
+    worker: str = ""
+    stage: str = ""
+    request: str = ""
+    epoch: int = 0
+    trace: str = ""
+
+
+class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lines are wanted; what is empty asks for nothing. `level`: this one and above. `text`: anywhere in the message."""
+
+    text: str = ""
+    level: str = ""
+    worker: str = ""
+    request: str = ""
+    process: str = ""
+
+
+class LogPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest first. `next` is the `before` of the page that follows, "" at the end. `newest`: the id to follow the log from.
+
+    `dropped`: lines of all processes that were lost because Redis took them too slowly, or not at all.
+    """
+
+    lines: tuple[LogLine, ...]
+    next: str
+    newest: str
+    dropped: int
+
+
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` 0: nobody knows how much there is. `note`: what it said last."""
+
+    done: int = 0
+    total: int = 0
+    note: str = ""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says.
+
+    `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
+    """
+
+    id: str
+    kind: str
+    arguments: tuple[str, ...]
+    state: str
+    created_us: int
+    started_us: int = 0
+    ended_us: int = 0
+    progress: JobProgress | None = None
+    result: str = ""
+    error: str = ""
+    traceback: str = ""
+
+
+class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact. `id` is the `Last-Event-ID` to go on from. `missed`: facts before it are no longer kept, so read all anew."""
+
+    id: str
+    event: AnyEvent | None
+    missed: bool = False

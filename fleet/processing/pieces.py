@@ -1,0 +1,40 @@
+"""Cutting a long text where somebody who reads it aloud would pause. Knows no tokenizer and no model."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+_CUTS = (
+    re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？]+|\n+"),  # after a sentence
+    re.compile(r"[,;:—–]\s+|[，；：、]"),
+    re.compile(r"\s+"),
+    re.compile(r"(?s:.)"),
+)
+
+
+def pieces_of(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """As few pieces as may be, each of which fits: of whole sentences, else of their parts, of words, of characters.
+
+    Invariants: the pieces joined are the text; only a single character may not fit.
+    """
+    return list(_pieces(text, fits, _CUTS))
+
+
+def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[str]]) -> Iterator[str]:
+    if fits(text) or not cuts:
+        yield text
+        return
+    held = ""
+    for part in _parts(text, cuts[0]):
+        if held and not fits(held + part):
+            yield from _pieces(held, fits, cuts[1:])
+            held = ""
+        held += part
+    yield from _pieces(held, fits, cuts[1:])
+
+
+def _parts(text: str, cut: re.Pattern[str]) -> Iterator[str]:
+    """What ends with a cut, which is kept, and the rest."""
+    ends = [found.end() for found in cut.finditer(text)]
+    for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        if start < end:
+            yield text[start:end]

@@ -1,0 +1,66 @@
+"""What people look at, of real processes: their log lines, a story, a worker told to stop, one that is killed."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.test_up import OPTIONS, ROLES, START_S
+from tests.support import Running, start_cli, wait_until
+
+STAGE = ROLES[1]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Running]:
+    options = (*OPTIONS, "--set", f"stages.{STAGE}.replicas=2", "--set", "lease.worker_s=10")
+    with start_cli("up", *options, cwd=tmp_path) as running:
+        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
+        yield running
+
+
+@pytest.fixture
+def http(fleet: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1], timeout=30) as client:
+        yield client
+
+
+def workers(http: httpx.Client, of: str = "data") -> dict[str, str]:
+    """State by id, of the stage's workers."""
+    return {view["id"]: view["state"] for view in http.get("/v1/fleet/workers").json()[of] if view["role"] == STAGE}
+
+
+def test_people_see_and_steer_a_fleet_of_processes(http: httpx.Client) -> None:
+    model = http.get("/v1/models").json()["data"][0]["id"]
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": model, "messages": messages, "max_tokens": 8, "fleet": {STAGE: {"max_tokens": 12}}}
+    answer = http.post("/v1/chat/completions", json={**body, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}})
+    request = answer.headers["x-request-id"]
+    wait_until(lambda: http.get(f"/v1/fleet/requests/{request}").json()["ended_us"], "the request to end", timeout_s=60)
+    story = http.get(f"/v1/fleet/requests/{request}").json()
+    assert story["state"] == "finished" and story["kind"] == "speech" and story["model"] == model
+    told = {(mark["what"], mark["stage"]) for mark in story["marks"]}
+    assert {(what, stage) for what in ("granted", "claimed", "output", "finished") for stage in ROLES} <= told
+    assert story["audio_samples"] > 0 and http.get(f"/v1/fleet/requests/{request}/audio").content.startswith(b"RIFF")
+    again = http.post(f"/v1/fleet/requests/{request}/retry").json()["id"]
+    wait_until(lambda: http.get(f"/v1/fleet/requests/{again}").json()["state"] == "finished", "the same again", timeout_s=60)
+    listed = http.get("/v1/fleet/requests", params={"limit": 2}).json()
+    assert [row["id"] for row in listed["data"]] == [again, request] and listed["counts"]["finished"] == 2
+
+    first, second = workers(http)
+    assert http.post(f"/v1/fleet/workers/{first}/stop").status_code == 200
+    wait_until(lambda: workers(http, "gone") == {first: "left"}, "the worker to leave", timeout_s=30)
+    assert workers(http) == {second: "ready"}
+    os.kill(int(second.split(":")[1]), signal.SIGKILL)
+    wait_until(lambda: workers(http, "gone").get(second) == "died", "its death to be seen", timeout_s=30)
+    wait_until(lambda: len(workers(http)) == 1, "another in its place", timeout_s=60)
+
+    def processes() -> set[str]:
+        return {line["process"] for line in http.get("/v1/fleet/logs", params={"limit": 1000}).json()["data"]}
+
+    wait_until(lambda: {"worker", "conductor", "web", "jobs"} <= processes(), "lines of every kind of process")
+    said = http.get("/v1/fleet/logs", params={"worker": first}).json()["data"]
+    assert any("told to stop" in line["message"] for line in said) and {line["stage"] for line in said} == {STAGE}

@@ -1,0 +1,97 @@
+"""A conversation aloud with Pocket over `WS /v1/realtime`: a spoken question is answered, interrupted, remembered as heard."""
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from tests.support import start_cli, wait_until
+from tests.web.realtime.spoken import RATE_HZ, blocks, silence, speech
+
+OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+BLOCK_MS = 20
+QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    with start_cli("up", *OPTIONS, cwd=tmp_path_factory.mktemp("fleet")) as running:
+        yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
+
+
+class Talk:
+    """One session; what the user says goes out at the pace of speech."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.events: list[dict[str, Any]] = []
+
+    async def speak(self, pcm: bytes) -> None:
+        """Each block when its time has come, as a microphone gives it."""
+        began, loop = time.monotonic(), asyncio.get_running_loop()
+        for number, block in enumerate(blocks(pcm, BLOCK_MS), 1):
+            await self._connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
+            tick = loop.create_future()
+            loop.call_later(max(0.0, began + number * BLOCK_MS / 1000 - time.monotonic()), tick.set_result, None)
+            await tick
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        while True:
+            event = (await asyncio.wait_for(self._connection.recv(), 60)).to_dict()
+            self.events.append(event)
+            assert event["type"] != "error", event
+            if event["type"] == kind:
+                return event
+
+    def sound(self, response: str) -> bytes:
+        deltas = [e["delta"] for e in self.events if e["type"] == "response.output_audio.delta" and e["response_id"] == response]
+        return b"".join(base64.b64decode(delta) for delta in deltas)
+
+
+@asynccontextmanager
+async def talk(url: str) -> AsyncIterator[Talk]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        async with client.realtime.connect(model="pocket", extra_query={"fleet": "1"}) as connection:
+            yield Talk(connection)
+
+
+def running(url: str) -> int:
+    workers = httpx.get(f"{url}/v1/fleet/workers").json()["data"]
+    return sum(worker["running"] for worker in workers)
+
+
+async def test_a_spoken_question_is_answered_aloud_and_without_seams(url: str) -> None:
+    async with talk(url) as one:
+        await one.speak(silence(300) + speech(QUESTION) + silence(900))
+        done = (await one.until("response.done"))["response"]
+        timing = next(event for event in one.events if event["type"] == "fleet.timing")
+    assert done["output"][0]["content"][0]["transcript"] == ANSWER
+    streamed = one.sound(done["id"])
+    assert len(streamed) > RATE_HZ
+    assert [part["name"] for part in timing["parts"]][:2] == ["endpointing", "queue"] and timing["voice_to_voice_ms"] > 0
+    # The same request's sound once more, whole, from the log.
+    told = httpx.get(f"{url}/v1/fleet/requests/{timing['request_id']}/audio", timeout=30)
+    assert told.status_code == 200 and told.content[-len(streamed) :] == streamed
+
+
+async def test_an_interruption_stops_every_stage_and_the_next_turn_knows_what_was_heard(url: str) -> None:
+    async with talk(url) as one:
+        await one.speak(silence(300) + speech("what day comes after monday") + silence(700))
+        await one.until("response.output_audio.delta")
+        await one.speak(speech(QUESTION) + silence(900))
+        cut = (await one.until("response.done"))["response"]
+        done = (await one.until("response.done"))["response"]
+        cut_item = cut["output"][0]["id"]
+        await one._connection.conversation.item.retrieve(item_id=cut_item)  # pyright: ignore[reportPrivateUsage]
+        kept = (await one.until("conversation.item.retrieved"))["item"]
+    assert cut["status"] == "cancelled" and cut["status_details"]["reason"] == "turn_detected"
+    assert done["status"] == "completed" and done["output"][0]["content"][0]["transcript"] == ANSWER
+    assert cut["output"][0]["content"][0]["transcript"].startswith(kept["content"][0]["transcript"])
+    assert done["usage"]["input_token_details"]["cached_tokens"] > 0, "the first turn is not computed again"
+    wait_until(lambda: running(url) == 0, "every stage to be idle")

@@ -1,0 +1,91 @@
+"""A page that follows the fleet's facts misses nothing and sees nothing twice, wherever its connection was cut."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleet.config import load_config
+from fleet.control import keys
+from fleet.control.client import FleetClient
+from fleet.core.events import RequestEnded, encode_event
+from fleet.core.ids import RequestId
+from fleet.core.telemetry import FeedEntry
+from tests.support import stream_entries
+
+
+async def opened(url: str) -> FleetClient:
+    return await FleetClient.connect(url, load_config(None, ("engine=fake",)))
+
+
+def tell(client: redis.Redis, number: int) -> None:
+    client.xadd(keys.EVENTS, {"e": encode_event(RequestEnded(request=RequestId(f"req-{number}"), state="finished"))})
+
+
+async def taken(feed: AsyncGenerator[FeedEntry, None], count: int) -> list[FeedEntry]:
+    return [await asyncio.wait_for(anext(feed), 10) for _ in range(count)]
+
+
+def numbers(entries: list[FeedEntry]) -> list[int]:
+    return [int(entry.event.request[4:]) for entry in entries if isinstance(entry.event, RequestEnded)]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
+def test_whatever_the_cuts_each_fact_comes_once_and_in_order(redis_url: str, cuts: list[int]) -> None:
+    async def follow() -> list[int]:
+        board, seen = await opened(redis_url), []
+        last = (await _newest(board)) or "0-0"
+        for told, cut in enumerate(cuts):
+            for number in range(cut):
+                await asyncio.to_thread(tell, client, told * 100 + number)
+            feed = board.telemetry.follow(after=last)
+            entries = await taken(feed, cut)
+            seen += numbers(entries)
+            last = entries[-1].id if entries else last
+            await feed.aclose()
+        await board.stop()
+        return seen
+
+    with redis.Redis.from_url(redis_url) as client:
+        tell(client, 9999)
+        assert asyncio.run(follow()) == [told * 100 + n for told, cut in enumerate(cuts) for n in range(cut)]
+
+
+async def _newest(board: FleetClient) -> str:
+    return (await board.telemetry._events.newest())  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_many_follow_over_one_connection_and_all_are_told(redis_url: str) -> None:
+    board = await opened(redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        feeds = [board.telemetry.follow() for _ in range(40)]
+        coming = [asyncio.ensure_future(taken(feed, 2)) for feed in feeds]
+        await asyncio.sleep(0)
+        while not all(task.done() for task in coming):
+            await asyncio.to_thread(tell, client, 1)
+            await asyncio.wait(coming, timeout=0.2)
+        assert all(numbers(task.result()) == [1, 1] for task in coming)
+        blocked = client.info("clients")["blocked_clients"]  # pyright: ignore[reportIndexIssue]
+        assert blocked <= 1, "one waits for all"
+        for feed in feeds:
+            await feed.aclose()
+    await board.stop()
+
+
+async def test_who_comes_back_too_late_is_told_to_read_all_anew(redis_url: str) -> None:
+    board = await opened(redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        for number in range(5):
+            tell(client, number)
+        first = stream_entries(client, keys.EVENTS)[0][0].decode()
+        client.xtrim(keys.EVENTS, maxlen=2, approximate=False)
+        feed = board.telemetry.follow(after=first)
+        (missed,) = await taken(feed, 1)
+        assert missed.missed and missed.event is None
+        tell(client, 7)
+        assert numbers(await taken(feed, 1)) == [7]
+        await feed.aclose()
+    await board.stop()

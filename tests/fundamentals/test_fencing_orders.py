@@ -1,0 +1,69 @@
+"""What people bid workers is in force at once, taken by who is there alone, and gone with the incarnation it was said to."""
+
+from fleet.control import keys, scripts
+from fleet.control.connect import text
+from fleet.core.ids import RequestId, WorkerId
+from fleet.core.telemetry import WorkerOrder
+from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, WORKER, Control
+from tests.support import stream_entries
+
+
+def state(control: Control, worker: WorkerId = WORKER) -> tuple[str, str]:
+    """Whether it takes nothing new, and whether it is leaving."""
+    draining, leaving = control.client.hmget(keys.worker(worker), ["draining", "leaving"])  # pyright: ignore[reportGeneralTypeIssues]
+    return text(draining), text(leaving)
+
+
+def order(control: Control, what: WorkerOrder, worker: WorkerId = WORKER) -> str:
+    return control.run(scripts.order(worker, what))
+
+
+def notices(control: Control, worker: WorkerId = WORKER) -> list[str]:
+    entries = stream_entries(control.client, keys.inbox(worker))
+    return [text(fields[b"o"]) for _, fields in entries if fields[b"k"] == b"o"]
+
+
+def test_orders_are_in_force_at_once_and_may_be_repeated(control: Control) -> None:
+    assert [order(control, "drain"), order(control, "drain"), state(control)] == ["ok", "ok", ("1", "")]
+    assert [order(control, "resume"), order(control, "resume"), state(control)] == ["ok", "ok", ("", "")]
+    assert [order(control, "stop"), order(control, "stop"), order(control, "drain")] == ["ok", "ok", "ok"]
+    assert order(control, "resume") == "leaving" and state(control) == ("1", "1"), "who leaves is not called back"
+    assert notices(control) == ["drain", "drain", "resume", "resume", "stop"]
+
+
+def test_a_worker_that_says_it_leaves_is_not_called_back(control: Control) -> None:
+    assert control.run(scripts.drain(WORKER)) == "ok"
+    assert order(control, "resume") == "leaving" and notices(control) == []
+
+
+def test_only_who_is_there_and_serves_a_role_takes_orders(control: Control) -> None:
+    assert order(control, "drain", OTHER) == "unlisted"
+    assert order(control, "drain", GATEWAY) == "gateway"
+    control.kill()
+    assert order(control, "drain") == "gone"
+    assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, "an order to nobody leaves nothing behind"
+
+
+def test_a_drained_worker_makes_way_for_one_that_stands_by(control: Control) -> None:
+    assert control.run(scripts.register(OTHER, "lm", 60_000_000, {"kind": "test"}, replicas=1, standby=1)) == "standby"
+    order(control, "drain")
+    assert control.client.hget(keys.worker(OTHER), "standby") == b""
+    order(control, "drain")
+    assert control.client.xlen(keys.inbox(OTHER)) == 1, "once"
+
+
+def test_what_a_listener_says_is_written_for_a_known_request_only(control: Control) -> None:
+    assert control.run(scripts.heard(REQUEST, 10, 1)) == "ok"
+    assert text(control.client.hget(keys.request(REQUEST), "heard")).startswith("10,1,")
+    assert control.run(scripts.heard(RequestId("req-2"), 10, 1)) == "unknown"
+    assert control.client.exists(keys.request(RequestId("req-2"))) == 0
+
+
+def test_gateways_add_to_one_step_and_it_ends_by_itself(control: Control) -> None:
+    for _ in range(2):
+        assert control.run(scripts.tally({"underruns": 2}, {"running:lm": 5})) == "ok"
+    steps = list(control.client.keys(keys.PREFIX + "series:*"))  # pyright: ignore[reportGeneralTypeIssues]
+    told = [control.client.hgetall(key) for key in steps]
+    assert sum(int(fields.get(b"underruns", 0)) for fields in told) == 4  # pyright: ignore[reportAttributeAccessIssue]
+    assert {fields[b"running:lm"] for fields in told if b"running:lm" in fields} == {b"5"}  # pyright: ignore[reportGeneralTypeIssues]
+    assert all(0 < control.client.ttl(key) <= 1000 for key in steps)

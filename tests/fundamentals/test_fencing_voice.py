@@ -1,0 +1,54 @@
+"""A voice session has one holder at a time: whoever takes it ends the right of whoever had it."""
+
+from typing import cast
+
+import redis
+
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run, text
+from fleet.core.ids import WorkerId
+from tests.fundamentals.control_plane import Control
+
+OTHER = WorkerId("gateway@other:1:b")
+FIRST = WorkerId("gateway@test:1:a")
+KEEP_MS = 60_000
+
+
+def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int, dict[str, bytes]] | None:
+    answer = cast("list[object]", run(control.client, scripts.hold_voice("sess_1", holder, KEEP_MS, new=new)))
+    return (int(text(answer[0])), pairs(answer[1])) if answer else None
+
+
+def keep(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
+    return control.run(scripts.keep_voice("sess_1", epoch, KEEP_MS, fields, gone))
+
+
+def test_what_one_holder_wrote_the_next_one_reads_and_the_first_may_write_no_more(control: Control) -> None:
+    assert hold(control, FIRST) is None, "there is none yet"
+    held = hold(control, FIRST, new=True)
+    assert held is not None and hold(control, FIRST, new=True) is None, "a name is taken once"
+    assert keep(control, held[0], {"state": b"a", "clip:1": b"b"}) == "ok"
+    assert keep(control, held[0], {"state": b"c"}, ("clip:1",)) == "ok"
+    taken = hold(control, OTHER)
+    assert taken is not None and taken[0] > held[0]
+    assert taken[1]["state"] == b"c" and "clip:1" not in taken[1] and taken[1]["holder"] == OTHER.encode()
+    assert keep(control, held[0], {"state": b"late"}) == "stale"
+    assert control.run(scripts.end_voice("sess_1", held[0])) == "stale"
+    assert keep(control, taken[0], {"view": b"x"}) == "ok"
+    assert hold(control, FIRST) is not None
+
+
+def test_an_ended_session_is_gone_for_all(control: Control) -> None:
+    held = hold(control, FIRST, new=True)
+    assert held is not None
+    assert control.run(scripts.end_voice("sess_1", None)) == "ok", "the API needs no epoch"
+    assert keep(control, held[0], {"state": b"late"}) == "stale" and hold(control, OTHER) is None
+    assert control.run(scripts.end_voice("sess_1", None)) == "stale"
+
+
+def test_a_session_ends_with_its_time(control: Control) -> None:
+    held = hold(control, FIRST, new=True)
+    assert held is not None
+    client: redis.Redis = control.client
+    assert 0 < int(client.pttl(keys.voice("sess_1"))) <= KEEP_MS  # pyright: ignore[reportArgumentType]
+    assert client.zcard(keys.VOICES) == 1

@@ -1,0 +1,45 @@
+"""An answer may be given with the request, in whole or in part: it goes the way of any other, and is not drawn."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from fleet.core.ids import EdgeName
+from fleet.graphs import Graph, get_graph
+from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.support import wait_until
+
+NUM_TOKENS = 20
+GRAPHS = [get_graph("qwen3_omni"), get_graph("text")]
+TEXT = EdgeName("text")
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: graph.name)
+async def test_what_is_given_comes_first_and_what_follows_is_drawn(redis_url: str, graph: Graph) -> None:
+    with thread_fleet(redis_url, *in_step(graph)) as fleet:
+        async with gateway(fleet) as client:
+            drawn = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            for given in ((7, 8, 9), tuple(range(NUM_TOKENS))):
+                got = await answer(client, msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=given))
+                np.testing.assert_array_equal(got[TEXT], [*given, *drawn[TEXT][len(given) :]])
+                sounds = [edge for edge in got if edge != TEXT]
+                assert all(not np.array_equal(got[edge], drawn[edge]) for edge in sounds), "another text sounds otherwise"
+
+
+async def test_it_outlives_who_says_it(redis_url: str) -> None:
+    graph = GRAPHS[0]
+    with thread_fleet(redis_url, *in_step(graph)) as fleet:
+        async with gateway(fleet) as client:
+            spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=(7, 8, 9))
+            expected = await answer(client, spec)
+            again = msgspec.structs.replace(spec, id=fake_spec(fleet).id)
+
+            def kill(edge: EdgeName, index: int) -> None:
+                if (edge, index) == (TEXT, 1):
+                    for stage in graph.stages:
+                        dying = fleet.owner(again.id, stage.name)
+                        fleet.add_worker(stage.name)
+                        fleet.kill(dying)
+
+            assert_same(await heard(client, again, None, kill), expected)
+        wait_until(lambda: not any(loop.tasks for loop in fleet.loops if loop.worker not in fleet.killed), "every task to end")

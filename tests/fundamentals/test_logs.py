@@ -1,0 +1,185 @@
+"""One log of all processes: lines arrive with their labels, nobody who logs ever waits, and what is lost is counted."""
+
+import asyncio
+import logging
+import logging.config
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from fleet.config import load_config
+from fleet.control import keys
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect_for_a_call
+from fleet.control.log_stream import MAX_WAITING, LogShipper, shipping
+from fleet.core.errors import BadInput, RedisUnreachable
+from fleet.core.ids import new_request_id
+from fleet.core.log_labels import Labels
+from fleet.core.telemetry import LogLine, LogQuery
+from tests.support import RedisProcess, stream_entries, wait_until
+
+LABELS = Labels("worker", "lm@test:1:a", "lm")
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """One of its own, so that a test sees its lines alone."""
+    found = logging.getLogger("fleet.test_logs")
+    found.setLevel(logging.INFO)
+    found.propagate = False
+    yield found
+    found.handlers.clear()
+
+
+@pytest.fixture
+async def board(redis_url: str) -> FleetClient:
+    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake",)))
+
+
+def shipper(url: str, labels: Labels = LABELS) -> LogShipper:
+    return LogShipper(connect_for_a_call(url, 0.5), labels)
+
+
+async def test_a_line_has_labels_a_request_and_a_trace(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+    handler, request = shipper(redis_url), new_request_id()
+    logger.addHandler(handler)
+    logger.info("request %s fails in lm: no", request)
+    logger.warning("this is of %s", "an epoch", extra={"epoch": 7, "request_id": "req-9"})
+    try:
+        raise ValueError("broken <b>")
+    except ValueError:
+        logger.exception("an accident")
+    logger.debug("too small to tell")
+    handler.end()
+    page = await board.telemetry.logs(LogQuery())
+    accident, warned, failed = page.lines
+    assert (failed.request, failed.worker, failed.stage, failed.process, failed.level) == (
+        request, "lm@test:1:a", "lm", "worker", "info",
+    )  # fmt: skip
+    assert (warned.epoch, warned.request, warned.message) == (7, "req-9", "this is of an epoch")
+    assert accident.level == "error" and accident.trace.endswith("ValueError: broken <b>") and not failed.trace
+    assert page.newest == accident.id and page.next == "" and page.dropped == 0
+    await board.stop()
+
+
+async def test_lines_are_searched_and_paged(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+    handler = shipper(redis_url)
+    logger.addHandler(handler)
+    for number in range(30):
+        (logger.warning if number % 3 == 0 else logger.info)("Line %d", number)
+    handler.end()
+    seen: list[LogLine] = []
+    before = ""
+    while True:
+        page = await board.telemetry.logs(LogQuery(text="lInE"), before=before, limit=7)
+        seen += page.lines
+        if not (before := page.next):
+            break
+    assert [line.message for line in seen] == [f"Line {number}" for number in range(29, -1, -1)]
+    warned = (await board.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
+    assert [line.message for line in warned] == ["Line 27", "Line 24", "Line 21", "Line 18"]
+    assert not (await board.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
+    assert len((await board.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
+    for query, before in ((LogQuery(level="loud"), ""), (LogQuery(), "x"), (LogQuery(), "1-" + "9" * 30)):
+        with pytest.raises(BadInput):
+            await board.telemetry.logs(query, before=before)
+    await board.stop()
+
+
+async def test_the_log_is_followed_from_any_line(redis_url: str, board: FleetClient, logger: logging.Logger) -> None:
+    handler = shipper(redis_url)
+    logger.addHandler(handler)
+    for number in range(5):
+        logger.info("early %d", number)
+    handler.end()
+    third = (await board.telemetry.logs(LogQuery())).lines[2]
+    follower = board.telemetry.follow_logs(LogQuery(text="l"), after=third.id)
+    assert [(await anext(follower)).message for _ in range(2)] == ["early 3", "early 4"]
+    coming = asyncio.ensure_future(anext(follower))
+    logger.handlers.clear()
+    second = shipper(redis_url)
+    logger.addHandler(second)
+    logger.info("nothing to find")
+    logger.info("late")
+    assert (await asyncio.wait_for(coming, 10)).message == "late"
+    await asyncio.to_thread(second.end)
+    await follower.aclose()
+    await board.stop()
+
+
+def test_who_logs_never_waits_and_what_is_lost_is_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
+    handler = shipper(own_redis.url)
+    own_redis.kill()
+    logger.addHandler(handler)
+    began = time.thread_time()
+    for number in range(MAX_WAITING + 500):
+        logger.info("line %d", number)
+    assert time.thread_time() - began < 5, "logging while Redis is away took the caller's own time"
+    own_redis.start()
+    with redis.Redis.from_url(own_redis.url) as client:
+        wait_until(lambda: client.xlen(keys.LOGS) >= MAX_WAITING, "what waited to arrive")
+        wait_until(lambda: int(client.get(keys.LOGS_DROPPED) or 0) == 500, "the lost ones to be told")  # pyright: ignore[reportArgumentType]
+        logger.info("after all")
+        handler.end()
+        assert stream_entries(client, keys.LOGS)[-1][1][b"m"] == b"after all"
+
+
+def test_configuring_logging_anew_stops_nothing(redis_url: str) -> None:
+    root, level = logging.getLogger(), logging.getLogger().level
+    root.setLevel(logging.INFO)
+    with shipping(redis_url, LABELS):
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"other": {"level": "INFO"}}})
+        logging.getLogger("fleet.web").info("still here")
+    root.setLevel(level)
+    with redis.Redis.from_url(redis_url) as client:
+        assert [fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)] == [b"still here"]
+
+
+def test_threads_that_log_at_once_lose_nothing(redis_url: str, logger: logging.Logger) -> None:
+    handler = shipper(redis_url)
+    logger.addHandler(handler)
+    threads = [threading.Thread(target=lambda n=n: [logger.info("%d %d", n, i) for i in range(200)]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handler.end()
+    with redis.Redis.from_url(redis_url) as client:
+        told = {fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)}
+    assert len(told) == 800
+
+
+def test_what_a_process_logs_is_shipped_until_it_ends(redis_url: str) -> None:
+    root, level = logging.getLogger(), logging.getLogger().level
+    before = list(root.handlers)
+    root.setLevel(logging.INFO)
+    with shipping(redis_url, Labels("web")) as labels:
+        labels.worker = "gateway@test:1:a"
+        logging.getLogger("fleet.web").info("hello")
+    root.setLevel(level)
+    assert root.handlers == before
+    with redis.Redis.from_url(redis_url) as client:
+        ((_, fields),) = stream_entries(client, keys.LOGS)
+    assert (fields[b"p"], fields[b"w"], fields[b"m"], fields[b"n"]) == (b"web", b"gateway@test:1:a", b"hello", b"fleet.web")
+
+
+async def test_redis_away_is_said_by_name(own_redis: RedisProcess) -> None:
+    board = await FleetClient.connect(own_redis.url, load_config(None, ("engine=fake",)))
+    own_redis.kill()
+    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.telemetry.jobs(), board.telemetry.series()):
+        with pytest.raises(RedisUnreachable):
+            await call
+    with pytest.raises(RedisUnreachable):
+        await anext(board.telemetry.follow())
+    await board.stop()
+
+
+async def test_lines_of_another_version_are_shown_as_far_as_they_go(redis_url: str, board: FleetClient) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
+    (line,) = (await board.telemetry.logs(LogQuery())).lines
+    assert (line.level, line.message, line.at_us) == ("info", "\ufffd\ufffd", 0)
+    await board.stop()

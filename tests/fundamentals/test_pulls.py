@@ -1,0 +1,95 @@
+"""Reads of other workers' memory are counted where they are made: by edge for the fleet, by request for its story."""
+
+import dataclasses
+
+import pytest
+
+from fleet.control.telemetry.workers import transfers_of
+from fleet.core.ids import EdgeName, WorkerId
+from fleet.core.pulls import KV, PullCounts, PullTally, decode_pulls
+from fleet.core.receipts import Receipts, decode_receipts
+from fleet.core.telemetry import WorkerStory, WorkerTransfer
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.worker import send
+from tests.harness import answer, fake_spec, gateway, thread_fleet
+from tests.support import REPO, await_until
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
+    """An edge whose every tensor goes by NIXL; the fake engine makes no other tensor than the first."""
+    monkeypatch.setattr(send, "INLINE_BYTES", 0)
+    graph = GRAPHS[DEFAULT_GRAPH]
+    chosen = next(edge for edge in graph.edges if edge.remote)
+    remote = dataclasses.replace(chosen, remote=tuple(chosen.tensors))
+    edges = tuple(remote if edge is chosen else edge for edge in graph.edges)
+    monkeypatch.setitem(GRAPHS, DEFAULT_GRAPH, dataclasses.replace(graph, edges=edges))
+    return chosen.name
+
+
+async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, pulled: EdgeName) -> None:
+    with thread_fleet(redis_url, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet)
+            await answer(client, spec)
+
+            async def ended() -> bool:
+                story = await client.telemetry.story(spec.id)
+                return story is not None and story.ended_us > 0
+
+            await await_until(ended, "the request to end")
+            story = await client.telemetry.story(spec.id)
+    assert story is not None
+    remote = fleet.config.graph_declaration().edge(pulled)
+    told = next(edge for edge in story.edges if edge.name == remote.name)
+    receipts = [r for task in story.tasks if task.stage == remote.target for r in task.receipts if r.edge == remote.name]
+    assert told.remote_bytes == sum(r.pull_bytes for r in receipts) > 0
+    assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
+    counted: dict[str, PullCounts] = {}
+    for loop in fleet.loops:
+        for edge, counts in decode_pulls(loop.pulls.encoded({})).items():
+            counted[edge] = counted[edge] + counts if edge in counted else counts
+    assert counted[remote.name].num_bytes == told.remote_bytes and counted[remote.name].num_failed == 0
+    assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"
+    assert any(mark.what == "handed_off" for mark in story.marks) and any(span.how == "taken over" for span in story.kv)
+
+
+def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
+    one, other = PullTally(), PullTally()
+    one.ended("rows", 100, 1_000)
+    one.failed("rows")
+    other.ended("rows", 50, 9_000)
+    other.ended(KV, 7, 100)
+    told = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
+    total = {"rows": told[0]["rows"] + told[1]["rows"], KV: told[1][KV]}
+    end = WorkerTransfer(
+        worker=WorkerId("w"), role="lm", backend="nixl", registered_bytes=1, used_bytes=0, slots_used=0, in_flight=2, num_pulls=2,
+        num_failed=1,
+    )  # fmt: skip
+    there = WorkerStory(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
+    view = transfers_of([there], total, ["rows", "none"], {"rows": 12.34})
+    rows, none, kv = view.edges
+    assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == ("rows", 2, 150, 1, 2)
+    assert rows.bytes_per_s == 12.3 and 1.0 <= (rows.p50_ms or 0) < 1.2 and 9.0 <= (rows.p95_ms or 0) < 10.2
+    assert (none.num_pulls, none.p50_ms) == (0, None) and kv.num_bytes == 7 and view.workers == (end,)
+    assert one.encoded({}) != one.encoded({"rows": 1}), "what is in flight is as it is now"
+
+
+@pytest.mark.parametrize("raw", ["", "no", '{"rows": 3}', "[]"])
+def test_counts_of_another_version_count_as_none(raw: str) -> None:
+    assert decode_pulls(raw) == {}
+    assert decode_receipts(raw.encode()) == ()
+
+
+def test_a_receipt_says_how_chunks_came() -> None:
+    receipts, edge = Receipts(), EdgeName("rows")
+    assert receipts.line(WorkerId("w")) is None
+    receipts.arrived(edge, 1_500, 1_000)
+    receipts.arrived(edge, 2_000, 1_900)
+    receipts.arrived(edge, 2_100, 9_999)
+    receipts.pulled(edge, 10, 300)
+    receipts.pulled(edge, 20, 100)
+    receipts.failed(edge)
+    (told,) = decode_receipts(receipts.line(WorkerId("w")) or b"")
+    assert (told.num_chunks, told.first_us, told.last_us, told.hop_mean_us, told.hop_max_us) == (3, 1_500, 2_100, 200, 500)
+    assert (told.num_pulls, told.pull_bytes, told.pull_us, told.pull_max_us, told.num_failed_pulls) == (2, 30, 400, 300, 1)

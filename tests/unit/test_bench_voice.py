@@ -1,0 +1,150 @@
+"""The voice benchmark without a fleet: what it sends, when, and what it makes of what comes back."""
+
+import json
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from websockets.sync.server import ServerConnection, serve
+
+from fleet.bench.chat import ChatApi
+from fleet.bench.errors import BenchError
+from fleet.bench.options import parse
+from fleet.bench.targets import of_voice
+from fleet.bench.voice import SILENCE_MS, Part, Question, VoiceResult, VoiceTurn, measure_voice, read_question
+
+TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
+SOUND = b64encode(bytes(4800)).decode()
+ANSWER: tuple[dict[str, Any], ...] = (
+    {"type": "fleet.timing", "request_id": "req-1", "parts": [{"name": "endpointing", "ms": 500.0}, {"name": "lm", "ms": 20.0}]},
+    {"type": "response.output_audio.delta", "delta": SOUND},
+    {"type": "response.output_audio_transcript.delta", "delta": "four"},
+    {"type": "response.done", "response": {"status": "completed"}},
+)
+
+
+@dataclass
+class Hall:
+    """A session that answers once it has heard a voice and then `silent_bytes` of silence."""
+
+    answer: Sequence[dict[str, Any]] = ANSWER
+    silent_bytes: int = 4800
+    url: str = ""
+    path: str = ""
+    heard: bytes = b""
+    sessions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    def take(self, socket: ServerConnection) -> None:
+        self.path = socket.request.path if socket.request is not None else ""
+        silent = -1
+        for raw in socket:
+            event = json.loads(raw)
+            if event["type"] == "session.update":
+                self.sessions.append(event["session"])
+                socket.send(json.dumps({"type": "session.created"}))
+                socket.send(json.dumps({"type": "session.updated", "unknown": None}))
+                continue
+            pcm = b64decode(event["audio"])
+            self.heard += pcm
+            if any(pcm):
+                silent = 0
+            elif silent >= 0:
+                silent += len(pcm)
+            if silent >= self.silent_bytes:
+                silent = -1
+                for each in self.answer:
+                    socket.send(json.dumps(each))
+
+
+class Api(ChatApi):
+    def model(self) -> str:
+        return "m"
+
+
+@contextmanager
+def serving(hall: Hall) -> Iterator[Api]:
+    with serve(hall.take, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.socket.getsockname()[1]
+        yield Api(f"http://127.0.0.1:{port}", "key")
+        server.shutdown()
+        thread.join()
+
+
+def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
+    hall = Hall()
+    with serving(hall) as api:
+        result = measure_voice(api, [Question(name="q", samples=TONE)], 2, lambda: None)
+    assert hall.path == "/v1/realtime?model=m&fleet=1" and len(hall.sessions) == 1
+    assert hall.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
+    assert hall.heard.count(TONE.tobytes()) == 3, "two turns, and one before them that does not count"
+    assert len(result.turns) == 2 and result.names == ["endpointing", "lm"]
+    for turn in result.turns:
+        assert (turn.question, turn.request, turn.transcript, turn.answer_s) == ("q", "req-1", "four", 0.1)
+        assert turn.voice_to_voice_ms >= 100, "the silence that the other end waits for takes as long as it lasts"
+    lm = result.part_ms("lm")
+    assert lm is not None and lm.p50 == 20
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([{"type": "error", "error": {"message": "no room"}}], "the session says: no room"),
+        ([{"type": "response.done", "response": {"status": "completed"}}], "the answer to 'q' was without sound"),
+        (
+            [{"type": "response.done", "response": {"status": "failed", "status_details": {"error": {"message": "no lm"}}}}],
+            "the answer to 'q' did not come to its end: no lm",
+        ),
+        ([{"type": "response.done", "response": {"status": "cancelled"}}], "did not come to its end: cancelled"),
+    ],
+)
+def test_a_turn_without_an_answer_says_why(answer: list[dict[str, Any]], said: str) -> None:
+    with serving(Hall(answer=answer)) as api, pytest.raises(BenchError, match=said):
+        measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None)
+
+
+def test_a_gateway_that_is_not_there_is_one_line() -> None:
+    with serving(Hall()) as gone:
+        pass
+    with pytest.raises(BenchError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
+        measure_voice(gone, [Question(name="q", samples=TONE)], 1, lambda: None)
+
+
+def test_a_recording_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
+    silence = np.zeros(44_100, "<i2")
+    tone = (np.sin(np.arange(44_100) * 0.05) * 9000).astype("<i2")
+    soundfile.write(tmp_path / "a.wav", np.stack([np.concatenate([silence, tone, silence])] * 2, axis=1), 44_100)
+    question = read_question(tmp_path / "a.wav")
+    assert question.name == "a.wav" and abs(len(question.samples) - 48_000) < 500
+    soundfile.write(tmp_path / "b.wav", silence, 44_100)
+    with pytest.raises(BenchError, match="nothing to hear"):
+        read_question(tmp_path / "b.wav")
+    (tmp_path / "c.wav").write_bytes(b"no sound")
+    with pytest.raises(BenchError, match=r"--wav .*c\.wav"):
+        read_question(tmp_path / "c.wav")
+
+
+def test_the_silence_that_is_waited_for_is_not_held_against_us() -> None:
+    turns = [
+        VoiceTurn(question="q", request="r", voice_to_voice_ms=SILENCE_MS + ours, parts=(Part(name="lm", ms=1),), answer_s=1,
+                  transcript="")
+        for ours in (100.0, 300.0, 900.0)
+    ]  # fmt: skip
+    (ratio,) = of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=tuple(turns)))
+    assert ratio.value == 300 and ratio.met
+    assert of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=())) == []
+
+
+def test_it_needs_a_fleet_and_measures_nothing_else_unless_asked() -> None:
+    assert parse(["--voice"]).voice and not parse(["--voice"]).serving
+    assert not parse(["--voice", "--up"]).serving and parse(["--voice", "--up", "--twin"]).serving
+    given = parse(["--wav", "a.wav", "--wav", "b.wav"])
+    assert given.voice and given.wavs == (Path("a.wav"), Path("b.wav"))

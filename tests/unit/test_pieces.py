@@ -1,0 +1,32 @@
+"""Cutting a long text for speech: the same text, in pieces that fit, cut where a reader would pause."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.processing.pieces import pieces_of
+
+
+@given(st.text(alphabet="ab ,.!?;\n。，é", max_size=200), st.integers(1, 30))
+def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
+    pieces = pieces_of(text, lambda piece: len(piece) <= most)
+    assert "".join(pieces) == text
+    assert all(len(piece) <= most for piece in pieces)
+    assert all(pieces) or not text
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "pieces"),
+    [
+        ("One. Two. Three.", 10, ["One. Two. ", "Three."]),
+        ("One. Two. Three.", 100, ["One. Two. Three."]),
+        ("Is 3.14 a number? It is.", 20, ["Is 3.14 a number? ", "It is."]),
+        ("First this, then that, and more. End.", 14, ["First this, ", "then that, ", "and more. ", "End."]),
+        ("no marks in here at all", 9, ["no marks ", "in here ", "at all"]),
+        ("unbreakable", 4, ["unbr", "eaka", "ble"]),
+        ("一句。二句。三句。", 6, ["一句。二句。", "三句。"]),
+        ('He said "Go!" Then he went.', 15, ['He said "Go!" ', "Then he went."]),
+    ],
+)
+def test_it_is_cut_where_a_reader_pauses(text: str, most: int, pieces: list[str]) -> None:
+    assert pieces_of(text, lambda piece: len(piece) <= most) == pieces

@@ -1,0 +1,274 @@
+"""A console's read models in memory: empty until a test fills its lists, or takes the busy fleet of `tests/web/plausible.py`."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleet.core.chunk import Chunk
+from fleet.core.errors import BadInput, Conflict, FleetError, NotFound
+from fleet.core.ids import EdgeName, RequestId, new_request_id
+from fleet.core.story import LIVE_STATES, STATES, Heard, Mark, RequestFilter, RequestPage, RequestRow, Story
+from fleet.core.telemetry import (
+    LEVELS,
+    DeadLetterView,
+    FeedEntry,
+    Job,
+    LogLine,
+    LogPage,
+    LogQuery,
+    Queue,
+    SeriesPoint,
+    Transfers,
+    WorkerOrder,
+    WorkerStory,
+)
+
+STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "stop": "leaving"}
+
+
+@dataclass(slots=True)
+class FakeTelemetry:
+    """Satisfies `web.ports.TelemetryPort`. What a test changes with `say` wakes whoever follows."""
+
+    rows: list[RequestRow] = field(default_factory=list[RequestRow])
+    stories: dict[str, Story] = field(default_factory=dict[str, Story])
+    edge_logs: dict[tuple[str, str], list[Chunk]] = field(default_factory=dict[tuple[str, str], list[Chunk]])
+    worker_list: list[WorkerStory] = field(default_factory=list[WorkerStory])
+    queue_list: list[Queue] = field(default_factory=list[Queue])
+    letters: list[DeadLetterView] = field(default_factory=list[DeadLetterView])
+    transfer_view: Transfers = Transfers(edges=(), workers=())
+    points: list[SeriesPoint] = field(default_factory=list[SeriesPoint])
+    lines: list[LogLine] = field(default_factory=list[LogLine])
+    dropped: int = 0
+    job_list: list[Job] = field(default_factory=list[Job])
+    feed: list[FeedEntry] = field(default_factory=list[FeedEntry])
+    heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    rtfs: list[float] = field(default_factory=list[float])
+    orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
+    retried: list[str] = field(default_factory=list[str])
+    underruns: int = 0
+    unreachable_of: Callable[[], FleetError | None] = lambda: None
+    workers_of: Callable[[], list[WorkerStory]] = list[WorkerStory]
+    story_of: Callable[[RequestId], Story | None] = lambda _request: None
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def say(self, *entries: FeedEntry) -> None:
+        """From any thread: whoever follows is woken in the gateway's own."""
+        self.feed += entries
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        woken, self._woken = self._woken, asyncio.Event()
+        woken.set()
+
+    async def requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
+        self._reach()
+        if wanted.state and wanted.state not in STATES:
+            raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
+        rows = sorted(self.rows, key=lambda row: row.id, reverse=True)
+        found = [row for row in rows if (not before or row.id < before) and _matches(row, wanted)]
+        counts = {state: sum(row.state == state for row in rows) for state in STATES}
+        shown = found[:limit]
+        return RequestPage(rows=tuple(shown), next=shown[-1].id if len(found) > limit else "", counts=counts, now_us=now_us())
+
+    async def story(self, request: RequestId) -> Story | None:
+        self._reach()
+        return self.stories.get(request) or self.story_of(request)
+
+    async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
+        self._reach()
+        return self.edge_logs.get((request, edge), [])
+
+    async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
+        self._reach()
+        self.heard.append((request, played_samples, underruns))
+        if request in self.stories:
+            heard = Heard(played_samples=played_samples, underruns=underruns, at_us=now_us())
+            self.stories[request] = msgspec.structs.replace(self.stories[request], heard=heard)
+
+    def note_underruns(self, count: int) -> None:
+        self.underruns += count
+
+    def note_rtf(self, rtf: float) -> None:
+        self.rtfs.append(rtf)
+
+    async def retry(self, request: RequestId) -> RequestId:
+        self._reach()
+        old = await self.story(request)
+        if old is None:
+            raise NotFound(f"no request {request!r}", param="request_id")
+        self.retried.append(request)
+        again = new_request_id()
+        mark = Mark(at_us=now_us(), what="submitted")
+        self.stories[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(mark,))
+        self.rows.append(
+            RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)
+        )
+        return again
+
+    async def workers(self) -> Sequence[WorkerStory]:
+        self._reach()
+        return self.worker_list or self.workers_of()
+
+    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+        self._reach()
+        place = next((n for n, view in enumerate(self.worker_list) if view.id == worker), None)
+        if place is None:
+            raise NotFound(f"no worker {worker!r}", param="worker_id")
+        view = self.worker_list[place]
+        if view.gone or not view.role:
+            raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
+        if order == "resume" and view.state == "leaving":
+            raise Conflict(f"{worker} is leaving already", param="worker_id")
+        self.orders.append((worker, order))
+        state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]
+        self.worker_list[place] = msgspec.structs.replace(view, state=state)
+
+    async def queues(self) -> Sequence[Queue]:
+        self._reach()
+        return self.queue_list
+
+    async def dead_letters(self) -> Sequence[DeadLetterView]:
+        self._reach()
+        return self.letters
+
+    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+        await self.drop_dead_letter(request)
+        self.retried.append(request)
+        return new_request_id()
+
+    async def drop_dead_letter(self, request: RequestId) -> None:
+        self._reach()
+        if not any(letter.id == request for letter in self.letters):
+            raise NotFound(f"no dead letter {request!r}", param="request_id")
+        self.letters = [letter for letter in self.letters if letter.id != request]
+
+    async def transfers(self) -> Transfers:
+        self._reach()
+        return self.transfer_view
+
+    async def series(self) -> Sequence[SeriesPoint]:
+        self._reach()
+        return self.points
+
+    async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
+        self._reach()
+        if wanted.level and wanted.level not in LEVELS:
+            raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
+        lines = sorted(self.lines, key=lambda line: line.id, reverse=True)
+        found = [line for line in lines if (not before or line.id < before) and _says(line, wanted)]
+        return LogPage(
+            lines=tuple(found[:limit]),
+            next=found[limit - 1].id if len(found) > limit else "",
+            newest=lines[0].id if lines else "",
+            dropped=self.dropped,
+        )
+
+    async def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:
+        known = after or max((line.id for line in self.lines), default="")
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._reach()
+            woken = self._woken
+            for line in [line for line in self.lines if line.id > known]:
+                known = line.id
+                if _says(line, wanted):
+                    yield line
+            await woken.wait()
+
+    async def follow(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
+        known = after or max((entry.id for entry in self.feed), default="")
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._reach()
+            woken = self._woken
+            for entry in [entry for entry in self.feed if entry.id > known]:
+                known = entry.id
+                yield entry
+            await woken.wait()
+
+    async def jobs(self) -> Sequence[Job]:
+        self._reach()
+        return self.job_list
+
+    async def job(self, job: str) -> Job | None:
+        self._reach()
+        return next((view for view in self.job_list if view.id == job), None)
+
+    async def submit_job(self, kind: str, arguments: Sequence[str]) -> Job:
+        self._reach()
+        if kind != "bench":
+            raise BadInput(f"unknown kind of job {kind!r}; use one of bench", param="kind")
+        number = len(self.job_list) + 1
+        job = Job(id=f"job-{number}", kind=kind, arguments=tuple(arguments), state="queued", created_us=now_us())
+        self.job_list.insert(0, job)
+        return job
+
+    async def retry_job(self, job: str) -> Job:
+        view = await self._job(job)
+        if view.state in ("queued", "started"):
+            raise Conflict(f"job {job} has not ended", param="job_id")
+        return await self.submit_job(view.kind, view.arguments)
+
+    async def stop_job(self, job: str) -> None:
+        view = await self._job(job)
+        if view.state not in ("queued", "started"):
+            raise Conflict(f"job {job} has ended", param="job_id")
+        state = "stopped" if view.state == "started" else "canceled"
+        ended = msgspec.structs.replace(view, state=state, ended_us=now_us())
+        self.job_list = [ended if other.id == job else other for other in self.job_list]
+
+    async def delete_job(self, job: str) -> None:
+        view = await self._job(job)
+        if view.state == "started":
+            raise Conflict(f"job {job} runs; stop it first", param="job_id")
+        self.job_list = [other for other in self.job_list if other.id != job]
+
+    async def _job(self, job: str) -> Job:
+        view = await self.job(job)
+        if view is None:
+            raise NotFound(f"no job {job!r}", param="job_id")
+        return view
+
+    def _reach(self) -> None:
+        lost = self.unreachable_of()
+        if lost is not None:
+            raise lost
+
+
+def _matches(row: RequestRow, wanted: RequestFilter) -> bool:
+    took_us = (row.ended_us or now_us()) - row.created_us
+    return (
+        (not wanted.state or row.state == wanted.state)
+        and (not wanted.kind or row.kind == wanted.kind)
+        and (not wanted.model or row.model == wanted.model)
+        and (not wanted.stage or any(task.stage == wanted.stage and _counts(row, task.state) for task in row.tasks))
+        and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
+        and took_us >= wanted.min_ms * 1000
+        and wanted.text in row.id
+    )
+
+
+def _counts(row: RequestRow, state: str) -> bool:
+    if row.state in LIVE_STATES:
+        return state != "finished"
+    return row.state != "failed" or state == "failed"
+
+
+def _says(line: LogLine, wanted: LogQuery) -> bool:
+    return (
+        wanted.text.lower() in line.message.lower()
+        and (not wanted.level or LEVELS.index(line.level) >= LEVELS.index(wanted.level))
+        and wanted.worker in ("", line.worker)
+        and wanted.request in ("", line.request)
+        and wanted.process in ("", line.process)
+    )
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000

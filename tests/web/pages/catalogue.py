@@ -1,0 +1,69 @@
+"""Every page of the console over a busy fleet: what tests walk through, and what the screenshots show."""
+
+from dataclasses import replace
+
+import msgspec
+
+from fleet.core.chunk import Chunk
+from fleet.core.clock import now_us
+from fleet.core.ids import EdgeName
+from tests.web.conftest import Gateway, Loaded
+from tests.web.fake_client import FakeHeldVoice
+from tests.web.plausible import busy
+from web.realtime.story import SessionView
+
+LIVE_PAGES = ("overview", "requests", "workers", "queues", "transfers", "sessions", "jobs", "logs")
+NUM_TICKS = 40
+
+
+def fill(gateway: Gateway) -> None:
+    """Give the gateway's fake a busy fleet, with two people talking."""
+    telemetry = busy(gateway.config.graph_declaration())
+    for story in telemetry.stories.values():
+        for edge in story.edges:
+            if not edge.medium and edge.first_us:
+                step_us = max((edge.last_us - edge.first_us) // NUM_TICKS, 1)
+                telemetry.edge_logs[story.id, edge.name] = [
+                    Chunk(request=story.id, edge=EdgeName(edge.name), index=n, epoch=story.tasks[0].epoch,
+                          made_us=edge.first_us + n * step_us)
+                    for n in range(NUM_TICKS)
+                ]  # fmt: skip
+    gateway.client.tell(telemetry)
+    for number, state in enumerate(("speaking", "listening")):
+        view = session(number, state, telemetry.rows[-1 - number].id)
+        gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+
+
+def session(number: int, state: str, request: str) -> SessionView:
+    return SessionView(
+        id=f"sess_{number:032x}",
+        gateway="gateway@machine:4120:000014",
+        state=state,
+        turns=4 + number,
+        voice_to_voice_last_ms=612.0 + number,
+        voice_to_voice_median_ms=655.0,
+        interruptions=1,
+        underruns=number,
+        input_rate_hz=48_000,
+        voice="chelsie",
+        request_id=request if state == "speaking" else None,
+        created_us=now_us() - 90_000_000,
+        seen_us=now_us() - 300_000,
+    )
+
+
+def paths(gateway: Gateway) -> dict[str, str]:
+    """Each page's address, by its name."""
+    telemetry = gateway.client.telemetry
+    failed = next(story for story in telemetry.stories.values() if story.state == "failed")
+    worker = telemetry.worker_list[0]
+    return {
+        **{name: f"/{name}" for name in LIVE_PAGES},
+        "request": f"/requests/{failed.id}",
+        "worker": f"/workers/{worker.id}",
+    }
+
+
+def read_only(loaded: Loaded) -> Loaded:
+    web = loaded.config.web.model_copy(update={"read_only": True})
+    return replace(loaded, config=loaded.config.model_copy(update={"web": web}))

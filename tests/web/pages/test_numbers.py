@@ -1,0 +1,106 @@
+"""Numbers, charts and lanes: whatever the values, what is drawn stays inside its place and what is said has a unit."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
+from fleet.core.story import EdgeStory, Mark, Story, TaskStory
+from fleet.graphs import get_graph
+from tests.web.plausible import busy
+from web.pages import units
+from web.pages.charts import HEIGHT, WIDTH, path_of, top_of
+from web.pages.frame import colours
+from web.pages.waterfall import SCALE, Lane, waterfall_of
+
+values = st.lists(st.none() | st.just(0.0) | st.floats(1e-6, 1e9), max_size=200)
+WHATS = ("granted", "claimed", "output", "lost", "handed_off", "finished", "failed", "odd")
+STAGES = (StageName("thinker"), StageName("talker"))
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (units.ms(0.04), "0.0 ms"), (units.ms(9.94), "9.9 ms"), (units.ms(84.4), "84 ms"), (units.ms(12_345), "12 s"),
+        (units.ms(None), "–"), (units.seconds(0.05), "50 ms"), (units.seconds(3.04), "3.0 s"), (units.seconds(61), "61 s"),
+        (units.seconds(125), "2 min 05 s"), (units.seconds(3_660), "1 h 01 min"), (units.seconds(90_000), "1 d 1 h"),
+        (units.size(999), "999 B"), (units.size(1_250_000), "1.2 MB"), (units.size(3.1e6), "3.1 MB"),
+        (units.count(48_000), "48\u202f000"), (units.count(44.1), "44.1"), (units.rate(4.24), "4.2 /s"),
+        (units.clock(0), "–"), (units.stamp(1_500_000), "1970-01-01 00:00:01.500 UTC"),
+    ],
+)  # fmt: skip
+def test_numbers_have_units(said: str, expected: str) -> None:
+    assert said == expected
+
+
+@given(values)
+def test_a_line_stays_inside_its_chart(measured: list[float | None]) -> None:
+    top = top_of(measured)
+    assert all(value is None or value <= top * (1 + 1e-9) for value in measured)
+    points = re.findall(r"[ML]([\d.-]+) ([\d.-]+)", path_of(measured, top))
+    assert len(points) == sum(value is not None for value in measured)
+    assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in points)
+    runs = sum(value is not None and (n == 0 or measured[n - 1] is None) for n, value in enumerate(measured))
+    assert path_of(measured, top).count("M") == runs, "a gap is not drawn across"
+
+
+@given(st.floats(1e-3, 1e9))
+def test_the_top_of_a_chart_is_round_and_near(highest: float) -> None:
+    assert highest <= top_of([highest]) * (1 + 1e-9) and top_of([highest]) <= highest * 2.01
+
+
+marks = st.lists(
+    st.builds(
+        Mark,
+        at_us=st.integers(0, 2_000_000),
+        what=st.sampled_from(WHATS),
+        stage=st.sampled_from(["", *STAGES]),
+        worker=st.sampled_from(["", "w1", "w2"]),
+    ),
+    max_size=30,
+)
+
+
+@given(marks, st.integers(1, 1_500_000), st.integers(0, 3_000_000), st.lists(st.integers(0, 10**7), max_size=900))
+def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
+    told: list[Mark], created_us: int, length_us: int, ticks: list[int]
+) -> None:
+    story = story_of(tuple(told), created_us, created_us + length_us)
+    drawn = waterfall_of(story, {"text": ticks}, {"thinker": 0})
+    assert [lane.key for lane in drawn.lanes] == ["request", "stage-thinker", "hop-text", "stage-talker"]
+    for lane in drawn.lanes:
+        assert all(0 <= span.x and span.x + span.width <= SCALE + 0.2 and span.width > 0 for span in lane.spans)
+        assert all(0 <= point.x <= SCALE for point in lane.points) and len(lane.points) <= 400
+        assert all(span.detail for span in lane.spans)
+
+
+def story_of(told: tuple[Mark, ...], created_us: int, now_us: int) -> Story:
+    tasks = tuple(
+        TaskStory(stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)) for stage in STAGES
+    )
+    edge = EdgeStory(
+        name=EdgeName("text"), source=STAGES[0], target=StageName("client"), produced=3, consumed=2, items=9,
+        first_us=created_us + 5, last_us=created_us + 9,
+    )  # fmt: skip
+    return Story(
+        id=RequestId("req-1"), graph="g", state="running", kind="text", model="m", code="", error=None, param="",
+        created_us=created_us, ended_us=0, now_us=now_us, session="", retry_of="", outputs=(EdgeName("text"),), params={},
+        sampling={}, prompt_ids=(), audio=(), tasks=tasks, edges=(edge,), marks=told,
+    )  # fmt: skip
+
+
+def test_a_story_with_a_lost_worker_shows_both_owners() -> None:
+    graph = get_graph("qwen3_omni")
+    story = next(story for story in busy(graph).stories.values() if story.state == "finished")
+    lanes = {lane.key: lane for lane in waterfall_of(story, {}, colours(graph)).lanes}
+    stage = lanes[f"stage-{graph.stages[0].name}"]
+    assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]
+    assert [point.kind for point in stage.points] == ["lost"]
+    assert lanes[f"kv-{graph.stages[0].name}"].note == "2 owners"
+    assert "GB/s" in volume(lanes) and lanes["request"].colour == -1
+
+
+def volume(lanes: dict[str, Lane]) -> str:
+    return " ".join(lane.note for lane in lanes.values() if lane.kind == "hop")

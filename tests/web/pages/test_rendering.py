@@ -1,0 +1,122 @@
+"""Every page, over a busy fleet, an empty one, and with Redis away: well-formed, small, and nobody's text is its markup."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleet.core.errors import RedisUnreachable
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.pages import html
+from tests.web.pages.catalogue import LIVE_PAGES, fill, paths, read_only
+from tests.web.plausible import HOSTILE
+
+MAX_PAGE_BYTES = 100_000
+NAMES = (*LIVE_PAGES, "request", "worker")
+
+
+@pytest.fixture(scope="module")
+def busy_gateway(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(loaded) as gateway:
+        fill(gateway)
+        yield gateway
+
+
+def page_of(gateway: Gateway, path: str, status: int = 200) -> str:
+    answer = gateway.http.get(path)
+    assert answer.status_code == status, answer.text[:500]
+    assert answer.headers["content-type"] == "text/html; charset=utf-8" and answer.headers["cache-control"] == "no-store"
+    assert len(answer.content) < MAX_PAGE_BYTES
+    assert not (faults := html.read(answer.text).faults), faults
+    return answer.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
+    page = page_of(busy_gateway, paths(busy_gateway)[name])
+    assert '<p class="trouble"' not in page and 'aria-current="page"' in page
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
+def test_what_people_and_processes_say_is_text(busy_gateway: Gateway, name: str) -> None:
+    page = page_of(busy_gateway, paths(busy_gateway)[name])
+    assert HOSTILE in "".join(html.read(page).text)
+
+
+@pytest.mark.parametrize("name", LIVE_PAGES)
+def test_an_empty_fleet_says_what_to_do_next(gateway: Gateway, name: str) -> None:
+    gateway.client.held.clear()
+    page = page_of(gateway, f"/{name}")
+    if name not in ("workers", "queues"):  # the fake's workers are always there; queues have three such words
+        assert page.count('class="empty"') >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_redis_away_is_told_on_every_page(gateway: Gateway, name: str) -> None:
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
+    page = page_of(gateway, path, status=503)
+    assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
+
+
+@pytest.mark.parametrize("path", ["/requests/req-0", "/workers/nobody"])
+def test_what_is_not_known_is_a_page_too(gateway: Gateway, path: str) -> None:
+    page = page_of(gateway, path, status=404)
+    assert 'class="trouble"' in page and 'class="empty"' in page
+
+
+@pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])
+def test_a_filter_that_means_nothing_is_named(gateway: Gateway, path: str) -> None:
+    field = path.partition("?")[2].partition("=")[0]
+    assert f"{field}: " in page_of(gateway, path, status=400)
+
+
+def test_the_filters_are_the_address(busy_gateway: Gateway) -> None:
+    everything = page_of(busy_gateway, "/requests")
+    failed = page_of(busy_gateway, "/requests?state=failed")
+    assert everything.count('<tr id="r-') == 50 and failed.count('<tr id="r-') == 12
+    assert "<option selected>failed</option>" in failed
+    shown = [row.id for row in busy_gateway.client.telemetry.rows if f'id="r-{row.id}"' in failed]
+    assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {"failed"}
+
+
+def test_pages_go_on_by_key(busy_gateway: Gateway) -> None:
+    seen: list[str] = []
+    path = "/requests?kind=text"
+    while path:
+        reader = html.read(page := page_of(busy_gateway, path))
+        seen += [name.removeprefix("r-") for name in reader.ids if name.startswith("r-")]
+        _, found, rest = page.partition('rel="next" href="')
+        path = rest.partition('"')[0].replace("&amp;", "&") if found else ""
+    wanted = [row.id for row in busy_gateway.client.telemetry.rows if row.kind == "text"]
+    assert seen == sorted(wanted, reverse=True)
+
+
+def test_arrows_lead_to_the_neighbours(busy_gateway: Gateway) -> None:
+    ids = sorted((row.id for row in busy_gateway.client.telemetry.rows), reverse=True)
+    for here, way, there in ((1, "newer", ids[0]), (1, "older", ids[2])):
+        answer = busy_gateway.http.get(f"/requests/{ids[here]}/{way}")
+        assert answer.status_code == 303 and answer.headers["location"] == f"/requests/{there}"
+    for end, way in ((ids[0], "newer"), (ids[-1], "older"), ("req-unknown", "newer")):
+        assert busy_gateway.http.get(f"/requests/{end}/{way}").headers["location"] == "/requests"
+
+
+def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) -> None:
+    with serving(read_only(loaded)) as gateway:
+        fill(gateway)
+        for path in paths(gateway).values():
+            page = page_of(gateway, path)
+            assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
+
+
+def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        gateway.client.tell(FakeTelemetry())
+        assert 'id="node-lm"' in page_of(gateway, "/overview")
+
+
+def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
+    answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
+    text = "".join(html.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
+    assert "curl $FLEET/v1/chat/completions" in text and '"seed": 3' in text and "<b>me</b>" in text

@@ -1,0 +1,158 @@
+"""The console's socket: the same session, sound in binary frames, and a connection that may be lost."""
+
+import json
+
+import httpx
+from websockets.asyncio.client import connect
+
+from fleet.core.errors import EngineError
+from tests.support import wait_until
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
+from tests.web.realtime.page import opened
+from tests.web.realtime.spoken import blocks, silence, speech
+
+LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
+
+
+def sessions(gateway: Gateway) -> dict[str, dict[str, object]]:
+    return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
+
+
+async def test_a_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        request = await page.until("fleet.request")
+        done = await page.until("response.done")
+    response = done["response"]["id"]
+    assert bytes(page.sound[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
+    assert request["response_id"] == response and request["request_id"] in gateway.client.stories
+    states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
+    assert states == ["listening", "thinking", "speaking"]
+    timing = next(event for event in page.events if event["type"] == "fleet.timing")
+    assert [part["name"] for part in timing["parts"]] == ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway"]
+    assert abs(sum(part["ms"] for part in timing["parts"]) - timing["voice_to_voice_ms"]) < 1
+
+
+async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        audio = {"input": {"format": {"type": "audio/pcm", "rate": 48_000}}}
+        await page.send("session.update", session={"type": "realtime", "audio": audio})
+        await page.until("session.updated")
+        for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
+            doubled = b"".join(block[at : at + 2] * 2 for at in range(0, len(block), 2))
+            await page.socket.send(doubled)
+        await page.until("response.done")
+    spec, _ = gateway.client.submitted[0]
+    assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
+
+
+async def test_sound_is_no_further_ahead_than_allowed(gateway: Gateway) -> None:
+    gateway.client.script = LONG
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.created"))["response"]["id"]
+        await page.until_sound(response, RATE_HZ // 2)
+        wait_until(lambda: "speaking" in str(sessions(gateway)), "the session to be seen speaking")
+        await page.send("response.cancel")
+        done = await page.until("response.done")
+    assert done["response"]["status"] == "cancelled"
+    assert len(page.sound[response]) // 2 < 6 * RATE_HZ
+
+
+async def test_a_stage_that_fails_is_named_and_the_session_goes_on(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        done = await page.until("response.done")
+        assert done["response"]["status"] == "failed"
+        assert "out of memory" in done["response"]["status_details"]["error"]["message"]
+        gateway.client.script = Script()
+        await page.ask("again")
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
+async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> None:
+    gateway.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.created"))["response"]["id"]
+        await page.until_sound(response, RATE_HZ // 2)
+        await page.drop()
+    had = RATE_HZ // 3
+    async with opened(gateway, session=page.session, response=response, samples=had) as again:
+        resumed = await again.until("fleet.resumed")
+        assert resumed["response_id"] == response and again.session == page.session
+        done = await again.until("response.done")
+    assert done["response"]["id"] == response and done["response"]["status"] == "completed"
+    whole = bytes(page.sound[response][: 2 * had]) + bytes(again.sound[response])
+    assert again.first[response] == had and whole == sine(4 * RATE_HZ).tobytes()
+    assert len(gateway.client.submitted) == 1
+
+
+async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.done"))["response"]["id"]
+        await page.drop()
+    async with opened(gateway, session=page.session, response=response, samples=1920) as again:
+        await again.until_sound(response, Script().num_samples - 1920)
+    assert bytes(again.sound[response]) == sine(Script().num_samples).tobytes()[2 * 1920 :]
+
+
+async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
+    with serving(loaded) as first, serving(loaded, client=first.client) as second:
+        script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+        first.client.script = script
+        async with opened(first) as page:
+            for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
+                await page.socket.send(block)
+            response = (await page.until("response.created"))["response"]["id"]
+            await page.until_sound(response, RATE_HZ)
+            wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
+            had = len(page.sound[response]) // 2
+            async with opened(second, session=page.session, response=response, samples=had) as again:
+                done = await again.until("response.done")
+                assert done["response"]["status"] == "completed"
+                item = done["response"]["output"][0]
+                assert item["content"][0]["transcript"] == script.text
+                await again.ask("and then?")
+                await again.until("response.done", **{})
+            await page.socket.wait_closed()
+        whole = bytes(page.sound[response][: 2 * had]) + bytes(again.sound[response])
+        assert whole == sine(4 * RATE_HZ).tobytes()
+        spec, _ = first.client.submitted[-1]
+        assert len(spec.audio) == 1, "what the user said before is still in the prompt"
+        (other, _) = first.client.submitted[0]
+        assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
+
+
+async def test_goodbye_ends_everything(gateway: Gateway) -> None:
+    gateway.client.script = Script(stall_at=4)
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        await page.until("response.output_audio_transcript.delta")
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted, "the abort")
+    wait_until(lambda: page.session not in gateway.client.held, "the session to be forgotten")
+    async with connect(f"{gateway.url.replace('http', 'ws')}/console/ws?session={page.session}") as socket:
+        assert json.loads(await socket.recv())["error"]["code"] == "not_found"
+        await socket.wait_closed()
+        assert socket.close_code == 1008
+
+
+async def test_live_sessions_are_listed_and_can_be_ended(gateway: Gateway) -> None:
+    gateway.client.script = Script(stall_at=4)
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        await page.until("fleet.state", state="speaking")
+        wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking", "the session to be listed")
+        view = sessions(gateway)[page.session]
+        assert view["turns"] == 1 and view["request_id"] in gateway.client.stories and view["input_rate_hz"] == 24_000
+        answer = gateway.http.delete(f"/v1/fleet/sessions/{page.session}")
+        assert answer.json() == {"id": page.session, "object": "fleet.session.ended", "ended": True}
+        await page.socket.wait_closed()
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted, "the abort")
+    missing: httpx.Response = gateway.http.delete("/v1/fleet/sessions/sess_none")
+    assert missing.status_code == 404 and missing.json()["error"]["param"] == "session_id"

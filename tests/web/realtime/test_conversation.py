@@ -1,0 +1,106 @@
+"""What a conversation holds: bounded, in order, and of answers only what was heard."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.core.errors import BadInput, NotFound
+from web.realtime.conversation import Clip, Conversation, Item, Part, Said
+from web.schema import InputAudioPartBody
+
+RATE_HZ = 24_000
+SECOND = bytes(2 * 16_000)
+
+
+def text(item_id: str, words: str, role: str = "user") -> Item:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return Item(id=item_id, role=role, parts=[Part(kind=kind, text=words)])  # pyright: ignore[reportArgumentType]
+
+
+def spoken(item_id: str, words: str, seconds: float) -> Item:
+    samples = int(seconds * RATE_HZ)
+    said = Said(text=words, whole=samples, sent=samples, heard=samples)
+    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, said=said)])
+
+
+def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
+    name = f"{item_id}.0"
+    return Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)]), {name: Clip(SECOND)}
+
+
+def test_items_have_their_place() -> None:
+    talk = Conversation(10, 60)
+    for name, after in (("b", None), ("d", None), ("a", "root"), ("c", "b")):
+        talk.add(text(name, name), after=after)
+    assert [item.id for item in talk.items] == ["a", "b", "c", "d"]
+    assert talk.previous("a") is None and talk.previous("c") == "b"
+    with pytest.raises(NotFound, match="previous_item_id"):
+        talk.add(text("e", "e"), after="x")
+    with pytest.raises(BadInput, match=r"item\.id"):
+        talk.add(text("a", "again"))
+    talk.remove("b")
+    with pytest.raises(NotFound, match="'b'"):
+        talk.find("b")
+
+
+def test_a_cut_keeps_what_was_heard_and_a_later_one_cuts_further() -> None:
+    talk = Conversation(10, 60)
+    talk.add(spoken("a", "one two three four five", 5.0))
+    talk.truncate("a", 0, 3_000)
+    assert talk.items[0].parts[0].text == "one two three"
+    talk.truncate("a", 0, 1_000)
+    assert talk.items[0].parts[0].text == "one"
+    talk.truncate("a", 0, 4_000)
+    assert talk.items[0].parts[0].text == "one", "what was taken does not come back"
+    talk.truncate("a", 0, 0)
+    assert talk.messages("") == []
+
+
+def test_a_cut_beyond_the_sound_is_a_mistake_unless_by_less_than_a_frame() -> None:
+    talk = Conversation(10, 60)
+    talk.add(spoken("a", "one two", 2.0))
+    talk.truncate("a", 0, 2_080)
+    assert talk.items[0].parts[0].text == "one two"
+    for item, index, end_ms in (("a", 0, 2_081), ("a", 1, 10), ("x", 0, 10)):
+        with pytest.raises((BadInput, NotFound)):
+            talk.truncate(item, index, end_ms)
+    talk.add(text("b", "typed"))
+    with pytest.raises(BadInput, match="content_index"):
+        talk.truncate("b", 0, 10)
+
+
+def test_the_prompt_merges_what_was_said_in_several_goes() -> None:
+    talk = Conversation(10, 60)
+    talk.add(text("a", "hi"))
+    talk.add(spoken("b", "one two", 2.0))
+    talk.add(spoken("c", "three", 1.0))
+    item, clips = voiced("d")
+    talk.add(item, clips)
+    messages = talk.messages("Be brief.")
+    assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[2].content == "one two three"
+    content = messages[3].content
+    assert isinstance(content, list) and isinstance(content[0], InputAudioPartBody)
+
+
+@given(st.lists(st.sampled_from(["text", "sound"]), max_size=40))
+def test_nothing_grows_without_bound(kinds: list[str]) -> None:
+    talk, here = Conversation(6, 3.0), set[str]()
+    for number, kind in enumerate(kinds):
+        item, clips = voiced(f"i{number}") if kind == "sound" else (text(f"i{number}", "x"), {})
+        gone = talk.add(item, clips)
+        here = (here | {item.id}) - set(gone)
+        assert {item.id for item in talk.items} == here, "what goes is told"
+        assert len(talk.items) <= 6 and sum(clip.seconds for clip in talk.clips.values()) <= 3.0
+        assert {part.clip for item in talk.items for part in item.parts if part.clip} == set(talk.clips)
+        assert talk.items[-1].id == f"i{number}"
+
+
+def test_speech_too_long_ago_leaves_its_words() -> None:
+    talk = Conversation(10, 2.0)
+    for name in ("a", "b"):
+        talk.add(*voiced(name))
+    talk.note_transcript("a", 0, "good morning")
+    talk.add(*voiced("c"))
+    assert [item.id for item in talk.items] == ["a", "b", "c"]
+    assert talk.messages("")[0].content == "good morning"

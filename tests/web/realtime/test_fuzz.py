@@ -1,0 +1,181 @@
+"""Malformed, out-of-order and oversized events: told what is wrong, nothing crashes, nothing grows, others are not disturbed.
+
+`--events 20000` is the long form.
+"""
+
+import asyncio
+import base64
+import gc
+import json
+import logging
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from fleet.core.errors import BadInput
+from tests.support import await_until
+from tests.web.conftest import Gateway
+from tests.web.fake_client import Script
+from tests.web.realtime.page import opened
+from web.realtime.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
+from web.realtime.session import Session
+
+KINDS = (
+    "session.update", "input_audio_buffer.append", "input_audio_buffer.commit", "input_audio_buffer.clear",
+    "output_audio_buffer.clear", "conversation.item.create", "conversation.item.delete", "conversation.item.retrieve",
+    "conversation.item.truncate", "response.create", "response.cancel", "fleet.played", "no.such.event", "",
+)  # fmt: skip
+FIELDS = (
+    "session", "audio", "item", "item_id", "content_index", "audio_end_ms", "response", "response_id", "samples", "event_id",
+    "previous_item_id", "type", "input", "output", "turn_detection", "format", "rate", "voice", "content", "role", "text", "id",
+    "metadata", "tools", "conversation", "instructions", "output_modalities", "transcription", "max_output_tokens", "underruns",
+)  # fmt: skip
+SOUND = base64.b64encode(bytes(9_600)).decode()
+SCALARS: tuple[object, ...] = (
+    None, True, False, 0, -1, 1, 10**30, 1.5, float("1e308"), "", "x", "é\ud800", "root", "audio/pcm", "server_vad",
+    "semantic_vad", "user", "assistant", "system", "message", "input_text", "input_audio", "output_audio", "item_reference",
+    "marin", "inf", "none", SOUND, base64.b64encode(b"\xff\x7f" * 4_801).decode()[:-1], "A" * 70_000,
+)  # fmt: skip
+
+
+BROKEN = ("", "{", "[]", "null", '"x"', "[" * 50_000, '{"type":1}', '{"type":"response.create"', "\x00")
+
+
+class Fuzzer:
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def value(self, depth: int = 0) -> object:
+        chance = self._random.random()
+        if depth > 3 or chance < 0.55:
+            return self._random.choice(SCALARS)
+        if chance < 0.85:
+            return {self._random.choice(FIELDS): self.value(depth + 1) for _ in range(self._random.randrange(4))}
+        return [self.value(depth + 1) for _ in range(self._random.randrange(4))]
+
+    def frame(self) -> str | bytes:
+        chance = self._random.random()
+        if chance < 0.05:
+            return self._random.randbytes(self._random.randrange(2_000))
+        if chance < 0.10:
+            return self._random.choice(BROKEN)
+        if chance < 0.11:
+            return json.dumps({"type": "input_audio_buffer.append", "audio": "A" * 2_000_000})
+        event: dict[str, object] = {"type": self._random.choice(KINDS), "event_id": f"e{self._random.randrange(10**9)}"}
+        if chance < 0.4:
+            event |= self.likely()
+        for _ in range(self._random.randrange(4)):
+            event[self._random.choice(FIELDS)] = self.value()
+        return json.dumps(event)
+
+    def likely(self) -> dict[str, object]:
+        """What is nearly right gets further."""
+        part = {"type": self._random.choice(["input_text", "output_audio", "input_audio"]), "text": "hi", "audio": SOUND}
+        return self._random.choice([
+            {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [part]}},
+            {"type": "response.create", "response": {"conversation": self._random.choice(["auto", "none"])}},
+            {"type": "input_audio_buffer.append", "audio": SOUND},
+            {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}}},
+            {"type": "response.cancel"},
+        ])  # fmt: skip
+
+
+def live(kind: type) -> int:
+    gc.collect()
+    return sum(1 for thing in gc.get_objects() if type(thing) is kind)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
+async def test_a_storm_of_nonsense_harms_nobody(
+    gateway: Gateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway.client.script = Script(num_samples=4_800)
+    before, fuzzer = live(Session), Fuzzer(1)
+    with caplog.at_level(logging.ERROR):
+        async with opened(gateway) as bystander:
+            await bystander.ask("hello")
+            await bystander.until("response.done")
+            for _ in range(max(1, num_events // 500)):
+                await storm(gateway, path, fuzzer, min(500, num_events))
+            await bystander.ask("still there?")
+            assert (await bystander.until("response.done"))["response"]["status"] == "completed"
+    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error of ours was logged"
+
+    async def nothing_is_left() -> bool:
+        return not gateway.client.held and live(Session) <= before
+
+    await await_until(nothing_is_left, "every session to be gone")
+    assert all(stream.ended or stream.aborted for stream in gateway.client.streams.values())
+
+
+async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) -> None:
+    """One connection; it stays open, and answers at its end as at its beginning."""
+    async with connect(gateway.url.replace("http", "ws") + path, max_size=None) as socket:
+        reading = asyncio.create_task(read(socket))
+        for _ in range(num_events):
+            await socket.send(fuzzer.frame())
+        await socket.send(json.dumps({"type": "no.such.event", "event_id": "the-last"}))
+        events = await asyncio.wait_for(reading, 120)
+    assert events[0]["type"] == "session.created"
+    assert not [event for event in events if event["type"] == "error" and event["error"]["type"] == "server_error"]
+
+
+async def read(socket: ClientConnection) -> list[dict[str, Any]]:
+    """Up to the answer to the last event."""
+    events: list[dict[str, Any]] = []
+    try:
+        async for frame in socket:
+            if isinstance(frame, bytes):
+                continue
+            events.append(json.loads(frame))
+            if events[-1]["type"] == "error" and events[-1]["error"]["event_id"] == "the-last":
+                return events
+    except ConnectionClosed as closed:
+        raise AssertionError(f"the connection was closed: {closed}; last {events[-1:]}") from closed
+    raise AssertionError("the connection was closed")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
+def test_an_event_is_read_or_what_is_wrong_is_named(kind: str, fields: dict[str, object]) -> None:
+    raw = json.dumps({**fields, "type": kind})
+    event_id_of(raw)
+    try:
+        assert parse_event(raw).type == kind
+    except BadInput as error:
+        assert error.message and error.status in (400, 413)
+
+
+@given(st.text())
+def test_what_is_no_event_is_refused(raw: str) -> None:
+    event_id_of(raw)
+    with pytest.raises(BadInput):
+        parse_event(raw)
+
+
+def test_an_event_beyond_the_bound_is_refused() -> None:
+    with pytest.raises(BadInput, match="at most"):
+        parse_event(" " * (MAX_EVENT_BYTES + 1))
+
+
+def test_a_binary_frame_has_no_place_in_openais_protocol(gateway: Gateway) -> None:
+    async def send() -> dict[str, Any]:
+        async with opened(gateway, "/v1/realtime") as page:
+            await page.socket.send(b"\x00\x01")
+            return await page.until("error")
+
+    told = asyncio.run(send())
+    assert "input_audio_buffer.append" in told["error"]["message"]

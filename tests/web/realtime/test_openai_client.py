@@ -1,0 +1,159 @@
+"""OpenAI's own client, unmodified, over `WS /v1/realtime`: a text turn, an audio turn, cancel, truncate."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openai import AsyncOpenAI
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.types.realtime import RealtimeServerEvent
+
+from tests.support import wait_until
+from tests.web.conftest import Gateway
+from tests.web.fake_client import RATE_HZ, Script, sine
+from tests.web.realtime.spoken import blocks, silence, speech
+
+
+@asynccontextmanager
+async def connected(gateway: Gateway, **options: object) -> AsyncIterator[AsyncRealtimeConnection]:
+    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        async with client.realtime.connect(model="omni", **options) as connection:  # pyright: ignore[reportArgumentType]
+            assert (await connection.recv()).type == "session.created"
+            yield connection
+
+
+async def until(connection: AsyncRealtimeConnection, kind: str) -> list[RealtimeServerEvent]:
+    """The events up to the first of that kind, that one included."""
+    events: list[RealtimeServerEvent] = []
+    while not events or events[-1].type != kind:
+        events.append(await connection.recv())
+    return events
+
+
+def kinds(events: list[RealtimeServerEvent]) -> list[str]:
+    """Without repeats of deltas."""
+    found: list[str] = []
+    for event in events:
+        if not found or found[-1] != event.type:
+            found.append(event.type)
+    return found
+
+
+async def say(connection: AsyncRealtimeConnection, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
+    async with connected(gateway) as connection:
+        await connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
+        await say(connection, "hello")
+        await connection.response.create(response={"metadata": {"client": "7"}})
+        events = await until(connection, "response.done")
+    created = next(event for event in events if event.type == "response.created")
+    assert created.response.metadata == {"client": "7"}
+    done = events[-1]
+    assert done.type == "response.done" and done.response.status == "completed"
+    sound = b"".join(base64.b64decode(event.delta) for event in events if event.type == "response.output_audio.delta")
+    assert sound == sine(Script().num_samples).tobytes()
+    said = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
+    assert said == Script().text
+    spec, _ = gateway.client.submitted[0]
+    assert spec.outputs == ("text", "audio") and spec.session
+
+
+async def speak(connection: AsyncRealtimeConnection, pcm: bytes) -> None:
+    for block in blocks(pcm, 100):
+        await connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
+
+
+async def test_a_spoken_turn_is_heard_and_answered(gateway: Gateway) -> None:
+    async with connected(gateway) as connection:
+        await speak(connection, silence(500) + speech("what day comes after monday") + silence(800))
+        events = await until(connection, "response.done")
+    assert kinds(events)[:9] == [
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed",
+        "conversation.item.added",
+        "conversation.item.done",
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+    ]
+    started, stopped = events[0], events[1]
+    assert started.type == "input_audio_buffer.speech_started" and 100 <= started.audio_start_ms <= 500
+    assert stopped.type == "input_audio_buffer.speech_stopped" and stopped.audio_end_ms > started.audio_start_ms + 800
+    assert len(gateway.client.submitted) == 1, "what was begun on speculation is what is told"
+    spec, blob = gateway.client.submitted[0]
+    assert blob is not None and len(spec.audio) == 1
+    heard_ms = spec.audio[0].num_samples / 16
+    assert abs(heard_ms - (stopped.audio_end_ms - started.audio_start_ms)) <= 1
+
+
+async def test_speech_that_goes_on_leaves_no_trace_of_what_was_begun(gateway: Gateway) -> None:
+    async with connected(gateway) as connection:
+        said = speech("what day comes after monday")
+        gateway.client.script = Script(stall_at=3)
+        await speak(connection, silence(300) + said + silence(450))
+        await asyncio.to_thread(wait_until, lambda: gateway.client.submitted, "an answer to be begun")
+        gateway.client.script = Script()
+        await speak(connection, said + silence(800))
+        events = await until(connection, "response.done")
+    assert [event.type for event in events].count("response.created") == 1
+    assert len(gateway.client.submitted) == 2
+    first, second = (gateway.client.streams[spec.id] for spec, _ in gateway.client.submitted)
+    assert first.aborted is not None and second.aborted is None
+
+
+async def test_the_user_interrupts_and_only_what_was_heard_is_remembered(gateway: Gateway) -> None:
+    words = "one two three four five six seven eight nine ten eleven twelve"
+    gateway.client.script = Script(text=words, num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ, stall_at=-1)
+    async with connected(gateway) as connection:
+        await say(connection, "count")
+        await connection.response.create()
+        events = await until(connection, "response.output_audio.delta")
+        gateway.client.script = Script()
+        await speak(connection, silence(100) + speech("what day comes after monday"))
+        events = await until(connection, "response.done")
+        assert kinds([event for event in events if not event.type.endswith("delta")]) == [
+            "input_audio_buffer.speech_started",
+            "response.output_audio.done",
+            "response.output_audio_transcript.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "conversation.item.done",
+            "response.done",
+        ]
+        done = events[-1]
+        assert done.type == "response.done" and done.response.status == "cancelled"
+        assert done.response.status_details is not None and done.response.status_details.reason == "turn_detected"
+        assert done.response.output
+        item = done.response.output[0]
+        assert item.id is not None
+        await connection.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=0)
+        assert (await until(connection, "conversation.item.truncated"))[-1]
+        await speak(connection, silence(700))
+        await until(connection, "response.done")
+    (fake,) = [gateway.client.streams[spec.id] for spec, _ in gateway.client.submitted[:1]]
+    assert fake.aborted is not None
+
+
+async def test_cancel_and_its_errors(gateway: Gateway) -> None:
+    gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
+    async with connected(gateway) as connection:
+        await connection.response.cancel()
+        error = (await until(connection, "error"))[-1]
+        assert error.type == "error" and error.error.code == "response_cancel_not_active"
+        await say(connection, "count")
+        await connection.response.create()
+        await until(connection, "response.output_audio.delta")
+        await connection.response.create()
+        error = (await until(connection, "error"))[-1]
+        assert error.type == "error" and error.error.code == "conversation_already_has_active_response"
+        await connection.response.cancel()
+        done = (await until(connection, "response.done"))[-1]
+        assert done.type == "response.done" and done.response.status_details is not None
+        assert done.response.status_details.reason == "client_cancelled"

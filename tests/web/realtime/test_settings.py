@@ -1,0 +1,89 @@
+"""What a `session.update` changes, and what it leaves."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.core.errors import BadInput
+from web.realtime.client_events import SessionUpdate, parse_event
+from web.realtime.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, merged
+
+ON, OFF = 200, 60_000
+
+
+def updated(settings: Settings, **session: Any) -> Settings:
+    event = parse_event(json.dumps({"type": "session.update", "session": {"type": "realtime", **session}}))
+    assert isinstance(event, SessionUpdate)
+    return merged(settings, event.session)
+
+
+def heard(settings: Settings, **input_: Any) -> Settings:
+    return updated(settings, audio={"input": input_})
+
+
+def test_what_is_not_given_stays_and_null_is_off() -> None:
+    first = heard(Settings(), turn_detection={"type": "server_vad", "threshold": 0.7}, transcription={"model": "whisper-1"})
+    second = heard(first, turn_detection={"type": "server_vad", "silence_duration_ms": 300})
+    assert second.detection == ServerVad(threshold=0.7, silence_duration_ms=300)
+    assert second.audio.input.transcription == first.audio.input.transcription
+    third = heard(second, turn_detection=None, transcription=None)
+    assert third.detection is None and third.audio.input.transcription is None and third.rules(ON, OFF) is None
+    assert updated(third, instructions="Be brief.").detection is None
+
+
+@pytest.mark.parametrize("eagerness", sorted(EAGERNESS_MS))
+def test_semantic_detection_is_a_silence(eagerness: str) -> None:
+    settings = heard(Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness})
+    assert isinstance(settings.detection, SemanticVad)
+    rules = settings.rules(ON, OFF)
+    assert rules is not None and rules.silence_ms == EAGERNESS_MS[eagerness]
+
+
+@pytest.mark.parametrize(
+    ("session", "named"),
+    [
+        ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "session.audio.input.format"),
+        ({"audio": {"input": {"format": {"type": "audio/pcm", "rate": 4_000}}}}, "session.audio.input.format.rate"),
+        ({"audio": {"output": {"format": {"type": "audio/pcm", "rate": 16_000}}}}, "session.audio.output.format.rate"),
+        ({"audio": {"output": {"speed": 1.2}}}, "session.audio.output.speed"),
+        ({"audio": {"input": {"turn_detection": {"type": "server_vad", "threshold": 2}}}}, "turn_detection.threshold"),
+        ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "session.tools"),
+        ({"modalities": ["text"]}, "session.modalities"),
+        ({"turn_detection": None}, "session.turn_detection"),
+        ({"output_modalities": []}, "session.output_modalities"),
+        ({"max_output_tokens": 0}, "session.max_output_tokens"),
+        ({"type": "transcription"}, "session.type"),
+    ],
+)
+def test_what_is_not_served_is_named(session: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        updated(Settings(), **session)
+    assert refused.value.param is not None and named in refused.value.param, refused.value.message
+
+
+def test_fields_nobody_knows_and_empty_tools_do_no_harm() -> None:
+    assert updated(Settings(), tools=[], tracing=None, parallel_tool_calls=True, something_new={"a": 1}) == Settings()
+
+
+def test_nulls_are_written_out() -> None:
+    told = json.loads(msgspec.json.encode(heard(Settings(), turn_detection=None)))
+    assert told["audio"]["input"]["turn_detection"] is None and told["prompt"] is None and told["tracing"] is None
+    assert told["audio"]["input"]["noise_reduction"] is None and told["max_output_tokens"] == "inf"
+
+
+@given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
+def test_numbers_are_taken_or_named(silence_ms: int, threshold: float, create: bool) -> None:
+    detection = {
+        "type": "server_vad", "silence_duration_ms": silence_ms, "threshold": threshold, "create_response": create,
+    }  # fmt: skip
+    try:
+        now = heard(Settings(), turn_detection=detection).detection
+    except BadInput as error:
+        assert error.param is not None and "turn_detection" in error.param
+        return
+    assert now == ServerVad(silence_duration_ms=silence_ms, threshold=threshold, create_response=create)

@@ -1,0 +1,28 @@
+"""Reading any sound file, and telling how alike two sounds are."""
+
+import io
+
+import av
+import numpy as np
+from av.audio.resampler import AudioResampler
+from numpy.typing import NDArray
+
+from tests.web.fake_client import RATE_HZ
+
+Samples = NDArray[np.int16]
+
+
+def decoded(file: bytes) -> Samples:
+    """Mono at the answer's rate, by a reader that needs no length in the header."""
+    resampler = AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
+    with av.open(io.BytesIO(file), "r") as container:
+        frames = [frame for found in container.decode(audio=0) for frame in resampler.resample(found)]
+    return np.concatenate([frame.to_ndarray()[0] for frame in [*frames, *resampler.resample(None)]])
+
+
+def likeness(heard: Samples, expected: Samples) -> float:
+    """The correlation of two sounds, laid over each other where it is largest: 1 is the same."""
+    size = 1 << (len(heard) + len(expected)).bit_length()
+    spectra = [np.fft.rfft(sound.astype(np.float64), size) for sound in (heard, expected)]
+    energy = np.sqrt(np.prod([np.sum(sound.astype(np.float64) ** 2) for sound in (heard, expected)]))
+    return float(np.fft.irfft(spectra[0] * np.conj(spectra[1]), size).max() / energy)

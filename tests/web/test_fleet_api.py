@@ -1,0 +1,148 @@
+"""The public API of what people look at and order: shapes, filters, errors; over the fleet that `plausible` makes up."""
+
+import io
+import wave
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleet.core.errors import RedisUnreachable
+from tests.web.conftest import Gateway
+from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible import HOSTILE, busy
+
+
+@pytest.fixture
+def fleet(gateway: Gateway) -> FakeTelemetry:
+    """The gateway's read models, all of them filled."""
+    told = busy(gateway.client.graph)
+    gateway.client.tell(told)
+    return told
+
+
+def refusal(gateway: Gateway, method: str, path: str) -> tuple[int, str, str | None]:
+    """Status, code and param, in OpenAI's shape."""
+    answer = gateway.http.request(method, path)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+def test_requests_are_paged_by_key_and_none_is_left_out(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    seen: list[str] = []
+    before = ""
+    while True:
+        page = gateway.http.get("/v1/fleet/requests", params={"limit": 50, "before": before}).json()
+        seen += [row["id"] for row in page["data"]]
+        before = page["next"]
+        if before is None:
+            break
+    assert seen == sorted((row.id for row in fleet.rows), reverse=True)
+    assert sum(page["counts"].values()) == len(fleet.rows)
+
+
+def test_requests_are_filtered(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    failed = gateway.http.get("/v1/fleet/requests", params={"state": "failed", "stage": "talker", "kind": "text"}).json()
+    assert failed["data"] and all(row["state"] == "failed" and row["kind"] == "text" for row in failed["data"])
+    one = gateway.http.get("/v1/fleet/requests", params={"q": fleet.rows[5].id[6:]}).json()
+    assert [row["id"] for row in one["data"]] == [fleet.rows[5].id]
+    slow = gateway.http.get("/v1/fleet/requests", params={"min_ms": 1500, "state": "finished"}).json()["data"]
+    assert slow and all(row["ended_us"] - row["created_us"] >= 1_500_000 for row in slow)
+
+
+def test_a_story_has_its_words_and_its_sound(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    request = fleet.rows[-1].id
+    story = gateway.http.get(f"/v1/fleet/requests/{request}").json()
+    assert story["prompt"] and story["answer"] and story["marks"][0]["what"] == "submitted" and story["heard"]["underruns"] == 1
+    sound = gateway.http.get(f"/v1/fleet/requests/{request}/audio")
+    with wave.open(io.BytesIO(sound.content)) as file:
+        assert sound.headers["content-type"] == "audio/wav" and file.getnframes() == 48_000 and file.getframerate() == 24_000
+    trace = gateway.http.get(f"/v1/fleet/requests/{request}/trace").json()
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert spans and all(span["dur"] >= 0 and span["tid"] > 0 for span in spans)
+    assert {"thinker", "talker", "code2wav"} <= {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
+
+
+def test_a_request_is_sent_again_under_a_new_id(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    request = fleet.rows[-1].id
+    answer = gateway.http.post(f"/v1/fleet/requests/{request}/retry")
+    assert answer.status_code == 201 and answer.json()["retry_of"] == request != answer.json()["id"]
+    assert fleet.retried == [request]
+
+
+def test_a_worker_takes_orders(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    worker = fleet.worker_list[0].id
+    for order, state in (("drain", "draining"), ("drain", "draining"), ("resume", "ready"), ("stop", "leaving")):
+        assert gateway.http.post(f"/v1/fleet/workers/{worker}/{order}").json()["order"] == order
+        listed = gateway.http.get("/v1/fleet/workers").json()
+        assert next(view for view in listed["data"] if view["id"] == worker)["state"] == state
+    assert refusal(gateway, "POST", f"/v1/fleet/workers/{worker}/resume") == (409, "conflict", "worker_id")
+    assert refusal(gateway, "POST", f"/v1/fleet/workers/{worker}/dance") == (404, "not_found", "order")
+    assert refusal(gateway, "POST", "/v1/fleet/workers/nobody/drain") == (404, "not_found", "worker_id")
+    assert [view["state"] for view in gateway.http.get("/v1/fleet/workers").json()["gone"]] == ["died"]
+
+
+def test_queues_transfers_and_series_are_told(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    queues = gateway.http.get("/v1/fleet/queues").json()["data"]
+    assert [queue["role"] for queue in queues] == ["thinker", "talker", "code2wav"] and queues[0]["pending"][0]["age_s"] == 1.7
+    transfers = gateway.http.get("/v1/fleet/transfers").json()
+    assert transfers["edges"][0]["p95_ms"] == 6.2 and transfers["workers"][0]["backend"] == "nixl"
+    points = gateway.http.get("/v1/fleet/series").json()["data"]
+    assert len(points) == 180 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {5_000_000}
+
+
+def test_dead_letters_are_sent_again_or_dropped(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    (letter,) = gateway.http.get("/v1/fleet/dead-letters").json()["data"]
+    assert HOSTILE in letter["why"]
+    assert gateway.http.post(f"/v1/fleet/dead-letters/{letter['id']}/retry").status_code == 201
+    assert refusal(gateway, "DELETE", f"/v1/fleet/dead-letters/{letter['id']}") == (404, "not_found", "request_id")
+
+
+def test_logs_are_searched(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    page = gateway.http.get("/v1/fleet/logs", params={"level": "warning", "q": "LINE", "limit": 5}).json()
+    assert len(page["data"]) == 5 and page["dropped"] == 7
+    assert all(line["level"] in ("warning", "error") and "line" in line["message"] for line in page["data"])
+    more = gateway.http.get("/v1/fleet/logs", params={"level": "warning", "q": "LINE", "before": page["next"]}).json()
+    assert more["data"][0]["id"] < page["data"][-1]["id"]
+
+
+def test_jobs_are_submitted_retried_stopped_and_deleted(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    answer = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--scale"]})
+    job = answer.json()["id"]
+    assert answer.status_code == 201 and answer.json()["state"] == "queued"
+    assert refusal(gateway, "POST", f"/v1/fleet/jobs/{job}/retry") == (409, "conflict", "job_id")
+    assert gateway.http.post(f"/v1/fleet/jobs/{job}/stop").json()["state"] == "canceled"
+    assert gateway.http.post(f"/v1/fleet/jobs/{job}/retry").json()["arguments"] == ["--scale"]
+    assert gateway.http.delete(f"/v1/fleet/jobs/{job}").json()["deleted"] is True
+    assert refusal(gateway, "GET", f"/v1/fleet/jobs/{job}") == (404, "not_found", "job_id")
+    for body in ({"kind": 1}, {"kind": "bench", "more": 1}, {"kind": "bench", "arguments": [1]}, {"kind": "no"}, [], None):
+        refused = gateway.http.post("/v1/fleet/jobs", json=body)
+        assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error", body
+
+
+PATHS = (
+    "requests", "requests/req-1", "workers", "queues", "dead-letters", "transfers", "series", "logs", "jobs", "jobs/1",
+    "requests/req-1/audio", "requests/req-1/trace",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_redis_away_is_a_503(gateway: Gateway, fleet: FakeTelemetry, path: str) -> None:
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    assert refusal(gateway, "GET", f"/v1/fleet/{path}")[:2] == (503, "redis_unreachable")
+
+
+NAMES = st.sampled_from(
+    ["state", "stage", "worker", "kind", "model", "min_ms", "q", "before", "limit", "level", "request", "process"]
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.sampled_from(["requests", "logs"]), st.dictionaries(NAMES, st.text(max_size=30)))
+def test_any_query_is_answered_or_refused_by_name(
+    gateway: Gateway, fleet: FakeTelemetry, path: str, query: dict[str, str]
+) -> None:
+    answer = gateway.http.get(f"/v1/fleet/{path}", params=query)
+    assert answer.status_code in (200, 400)
+    assert answer.status_code == 200 or answer.json()["error"]["param"] in query

@@ -1,0 +1,140 @@
+"""Who may change the fleet: the key, the cookie with its token, pages of this origin; and nobody where a gateway only shows."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
+
+from tests.web.conftest import HELLO, Gateway, Loaded, serving
+from tests.web.pages.catalogue import fill, read_only
+from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
+from web.pages.login import local_path
+
+KEY = "secret"
+ORDER = "/v1/fleet/workers/{}/drain"
+
+
+@pytest.fixture
+def locked(serve_with: Callable[[str | None], Gateway]) -> Gateway:
+    gateway = serve_with(KEY)
+    fill(gateway)
+    return gateway
+
+
+@pytest.fixture
+def browser(locked: Gateway) -> Iterator[httpx.Client]:
+    """Logged in, as a browser is."""
+    with httpx.Client(base_url=locked.url, headers={"origin": locked.url}) as client:
+        assert client.post("/console/login", data={"key": KEY}).status_code == 303
+        yield client
+
+
+def order(gateway: Gateway) -> str:
+    return ORDER.format(gateway.client.telemetry.worker_list[0].id)
+
+
+def test_a_logged_in_page_must_send_its_token(locked: Gateway, browser: httpx.Client) -> None:
+    assert browser.get("/v1/fleet/workers").status_code == 200
+    for headers in ({}, {CSRF_HEADER: "wrong"}, {CSRF_HEADER: cookie_value(KEY)}):
+        answer = browser.post(order(locked), headers=headers)
+        assert answer.status_code == 403 and CSRF_HEADER in answer.json()["error"]["message"]
+    assert not locked.client.telemetry.orders
+    assert browser.post(order(locked), headers={CSRF_HEADER: csrf_token(KEY)}).status_code == 200
+    assert [given for _, given in locked.client.telemetry.orders] == ["drain"]
+    assert f'data-csrf="{csrf_token(KEY)}"' in browser.get("/overview").text
+
+
+def test_another_sites_page_changes_nothing_even_with_cookie_and_token(locked: Gateway, browser: httpx.Client) -> None:
+    token = {CSRF_HEADER: csrf_token(KEY)}
+    for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        answer = browser.post(order(locked), headers={**token, **headers})
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
+    assert not locked.client.telemetry.orders
+
+
+def test_a_program_with_the_key_needs_neither_origin_nor_token(locked: Gateway) -> None:
+    for headers in ({}, {"origin": "http://elsewhere.example"}):
+        answer = locked.http.post(order(locked), headers={"authorization": f"Bearer {KEY}", **headers})
+        assert answer.status_code == 200
+
+
+def test_without_a_key_the_origin_alone_decides(gateway: Gateway) -> None:
+    fill(gateway)
+    refused = gateway.http.post(order(gateway), headers={"origin": "http://evil.example"})
+    assert refused.status_code == 403 and not gateway.client.telemetry.orders
+    for headers in ({}, {"origin": gateway.url, "sec-fetch-site": "same-origin"}):
+        assert gateway.http.post(order(gateway), headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
+def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway, path: str) -> None:
+    async def open_socket(origin: str) -> None:
+        headers = {"cookie": f"{COOKIE}={cookie_value(KEY)}"}
+        async with connect(locked.url.replace("http", "ws") + path, origin=Origin(origin), additional_headers=headers):
+            pass
+
+    asyncio.run(open_socket(locked.url))
+    with pytest.raises(InvalidStatus) as refused:
+        asyncio.run(open_socket("http://evil.example"))
+    assert refused.value.response.status_code == 403
+
+
+def test_a_gateway_that_only_shows_refuses_every_change_and_still_answers(loaded: Loaded) -> None:
+    with serving(read_only(loaded)) as gateway:
+        fill(gateway)
+        request = gateway.client.telemetry.rows[0].id
+        orders = {
+            "POST": [
+                order(gateway), "/v1/fleet/jobs",
+                f"/v1/fleet/requests/{request}/retry", f"/v1/fleet/dead-letters/{request}/retry",
+            ],
+            "DELETE": [f"/v1/fleet/requests/{request}", "/v1/fleet/jobs/job-1", "/v1/fleet/sessions/sess_x"],
+        }  # fmt: skip
+        for method, path in ((method, path) for method, given in orders.items() for path in given):
+            answer = gateway.http.request(method, path)
+            assert answer.status_code == 403 and answer.json()["error"]["code"] == "read_only", path
+            assert "web.read_only" in answer.json()["error"]["message"]
+        assert not gateway.client.telemetry.orders and not gateway.client.telemetry.retried
+        assert gateway.http.get("/v1/fleet/workers").status_code == 200
+        body = {"model": "omni", "messages": HELLO}
+        assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_the_login_leads_back_to_the_page_that_was_wanted(locked: Gateway) -> None:
+    html = {"accept": "text/html"}
+    answer = locked.http.get("/requests/req-1", headers=html)
+    assert answer.status_code == 303 and answer.headers["location"] == "/console/login?next=/requests/req-1"
+    assert 'action="/console/login?next=/requests/req-1"' in locked.http.get(answer.headers["location"]).text.replace("%2F", "/")
+    entered = locked.http.post(answer.headers["location"], data={"key": KEY})
+    assert entered.status_code == 303 and entered.headers["location"] == "/requests/req-1"
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    for path in ("/v1/fleet/workers", "/console/live/overview"):
+        assert locked.http.get(path, headers={**html, "cookie": ""}).status_code == 401, path
+
+
+def test_logging_out_forgets_the_cookie(browser: httpx.Client) -> None:
+    assert browser.get("/overview").status_code == 200
+    assert browser.post("/console/logout").headers["location"] == "/console/login"
+    assert not browser.cookies and browser.get("/v1/fleet/workers").status_code == 401
+
+
+@given(st.text(max_size=30))
+def test_nobody_is_led_to_another_site(given_next: str) -> None:
+    path = local_path(given_next)
+    assert path in ("", given_next)
+    if path:
+        assert path[0] == "/" and path[1:2] not in ("/", "\\") and "\n" not in path and "\r" not in path
+
+
+@pytest.mark.parametrize(
+    "given_next", ["//evil.example", "/\\evil.example", "http://evil.example", "javascript:alert(1)", "/\t/evil"]
+)
+def test_known_ways_to_another_site_are_closed(given_next: str) -> None:
+    assert local_path(given_next) == ""

@@ -1,0 +1,79 @@
+"""The API's own description: it names every route, and whatever can be made of it is answered without a 5xx."""
+
+from typing import Any, cast
+
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from starlette.routing import Route
+
+from tests.web.conftest import Gateway, Loaded
+from tests.web.fake_client import FakeClient, Script
+from web.app import create_app
+from web.openapi import OPERATIONS, Operation, document
+
+DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
+"""The rest are pages for people."""
+MODEL = "omni"
+
+
+def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
+    app = create_app(loaded.config, cast(FakeClient, None), loaded.frontend, None)
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    served = {
+        (method, route.path.replace(":path", ""))
+        for route in routes
+        for method in route.methods or ()
+        if method != "HEAD" and route.path.startswith(DESCRIBED)
+    }
+    assert {(op.method, op.path) for op in OPERATIONS} == served
+
+
+def test_the_document_is_served_and_each_reference_in_it_leads_somewhere(gateway: Gateway) -> None:
+    served = gateway.http.get("/openapi.json").json()
+    assert served == msgspec.json.decode(msgspec.json.encode(document(MODEL)))
+    schemas = served["components"]["schemas"]
+    names = {ref.removeprefix("#/components/schemas/") for ref in references(served)}
+    assert names <= set(schemas) and len(names) > 20
+    chat = served["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("ChatBody")
+    assert {"text/event-stream", "application/json"} == set(chat["responses"]["200"]["content"])
+
+
+def references(value: object) -> list[str]:
+    if isinstance(value, dict):
+        inner = cast("dict[str, object]", value)
+        own = [inner["$ref"]] if isinstance(inner.get("$ref"), str) else []
+        return [str(ref) for ref in own] + [ref for each in inner.values() for ref in references(each)]
+    if isinstance(value, list):
+        return [ref for each in cast("list[object]", value) for ref in references(each)]
+    return []
+
+
+CAN_BE_WRONG = [op for op in OPERATIONS if op.body or op.form or op.headers or op.query]
+MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in CAN_BE_WRONG)]
+
+
+@pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
+def test_whatever_is_made_of_the_description_is_no_fault_of_ours(gateway: Gateway, operation: Operation, mode: str) -> None:
+    """Requests as the document allows them, and, where there is anything to say wrong, as it does not."""
+    gateway.client.script = Script(text="Yes.", num_samples=2000)
+    schema = schemathesis.openapi.from_dict(document(MODEL))
+    cases = schema[operation.path][operation.method].as_strategy(generation_mode=schemathesis.GenerationMode[mode])
+    seen: set[int] = set()
+
+    @settings(
+        max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
+    @given(cases)
+    def ask(case: "schemathesis.Case[Any]") -> None:
+        answer = case.call(base_url=gateway.url)
+        seen.add(answer.status_code)
+        assert answer.status_code < 500 or answer.status_code in operation.statuses, answer.text
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    ask()
+    assert seen

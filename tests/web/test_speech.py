@@ -1,0 +1,223 @@
+"""POST /v1/audio/speech as the unmodified OpenAI client sees it: the text itself, in each format, as it is made."""
+
+import base64
+import io
+import json
+import socket
+import wave
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import soundfile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.audio.speech_create_params import SpeechCreateParams
+
+from fleet.core.errors import EngineError, Overloaded
+from fleet.core.request import RequestSpec
+from tests.support import wait_until
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_client import RATE_HZ, Script, sine
+from tests.web.sounds import decoded, likeness
+from tests.web.test_bad_input import JUNK, error_of
+from tests.web.test_disconnect import in_flight
+
+PATH = "/v1/audio/speech"
+TEXT = "Hello there, this is me."
+GOOD = {"model": "omni", "input": TEXT, "voice": "alloy"}
+LONG = "The first sentence is here. And then comes another one! Is there a third, which is longer than those? There is. " * 4
+SECOND = RATE_HZ
+
+
+def said(gateway: Gateway, spec: RequestSpec) -> str:
+    return gateway.client.tokenizer.decode(list(spec.given))
+
+
+def speak(gateway: Gateway, **fields: object) -> httpx.Response:
+    return gateway.http.post(PATH, json={**GOOD, **fields})
+
+
+def params(**fields: object) -> SpeechCreateParams:
+    return cast(SpeechCreateParams, {**GOOD, **fields})
+
+
+@pytest.mark.parametrize("kind", ["wav", "pcm", "mp3", "flac", "opus", "aac"])
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_the_unmodified_client_gets_the_sound_in_each_format(gateway: Gateway, kind: str, speed: float) -> None:
+    gateway.client.script = Script(num_samples=2 * SECOND, samples_per_chunk=1920)
+    streaming = gateway.openai().audio.speech.with_streaming_response
+    with streaming.create(**params(response_format=kind, speed=speed)) as answer:
+        pieces = list(answer.iter_bytes())
+    file = b"".join(pieces)
+    samples = np.frombuffer(file, "<i2") if kind == "pcm" else decoded(file)
+    assert abs(len(samples) - 2 * SECOND / speed) < 0.1 * SECOND
+    expected = sine(round(2 * SECOND / speed))
+    assert likeness(samples, expected) > 0.97
+    if kind in ("pcm", "wav", "flac") and speed == 1:
+        assert np.array_equal(samples, expected), "nothing is lost"
+
+
+def test_by_default_it_is_mp3(gateway: Gateway) -> None:
+    answer = speak(gateway)
+    assert answer.headers["content-type"] == "audio/mpeg" and len(decoded(answer.content)) > 0
+
+
+def test_a_wav_of_unknown_length_is_read_by_those_who_believe_headers(gateway: Gateway) -> None:
+    file = speak(gateway, response_format="wav").content
+    expected = sine(Script().num_samples)
+    samples, rate_hz = soundfile.read(io.BytesIO(file), dtype="int16")
+    assert rate_hz == RATE_HZ and np.array_equal(samples, expected)
+    with wave.open(io.BytesIO(file)) as reader:
+        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, RATE_HZ)
+        assert reader.readframes(reader.getnframes()) == expected.tobytes()
+
+
+def test_the_text_is_the_answer_and_nothing_is_drawn(gateway: Gateway) -> None:
+    answer = speak(gateway, instructions="cheerfully", whatever=1, seed=5, voice={"id": "onyx"})
+    (spec,) = [spec for spec, _ in gateway.client.submitted]
+    assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(list(spec.prompt_ids))
+    assert spec.given[-1] == gateway.client.tokenizer.token_to_id("<|im_end|>")
+    main = spec.sampling[next(stage.name for stage in gateway.client.graph.stages if stage.main)]
+    assert main.max_tokens == len(spec.given) and not main.stop
+    assert all(sampling.seed == 5 for sampling in spec.sampling.values())
+    assert answer.headers["x-fleet-voice"] == spec.params["voice"] == "ethan"
+    assert answer.headers["x-fleet-ignored"] == "instructions, whatever"
+    assert answer.headers["x-request-id"] == spec.id
+
+
+def events_of(gateway: Gateway, **fields: object) -> Iterator[dict[str, Any]]:
+    streaming = gateway.openai().audio.speech.with_streaming_response
+    with streaming.create(**params(stream_format="sse", **fields)) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line:
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_events_carry_the_same_file_and_end_with_the_usage(gateway: Gateway) -> None:
+    *deltas, done = events_of(gateway, response_format="wav")
+    assert {delta["type"] for delta in deltas} == {"speech.audio.delta"} and len(deltas) > 2
+    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == speak(gateway, response_format="wav").content
+    usage = done["usage"]
+    assert done["type"] == "speech.audio.done" and usage["output_tokens"] == 6
+    assert usage["input_tokens"] > 0 and usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+def test_a_long_text_is_spoken_in_pieces_as_one_sound(gateway: Gateway) -> None:
+    answer = speak(gateway, input=LONG, response_format="pcm")
+    specs = [spec for spec, _ in gateway.client.submitted]
+    limits = gateway.config.limits
+    assert len(specs) > 2 and all(len(spec.given) <= limits.speech_piece_tokens for spec in specs)
+    assert "".join(said(gateway, spec) for spec in specs) == LONG
+    assert all(said(gateway, spec).strip()[-1] in ".!?" for spec in specs), "sentences stay whole"
+    assert answer.content == sine(Script().num_samples).tobytes() * len(specs)
+    assert len({spec.id for spec in specs}) == len(specs) and len({spec.params["voice"] for spec in specs}) == 1
+
+
+def test_a_piece_waits_for_room(gateway: Gateway) -> None:
+    """Refused once in mid-text: nobody hears of it. Refused at the beginning: the client is told to come again."""
+    gateway.client.script = Script(refusal=Overloaded("64 requests are running"), refusals=range(1, 3))
+    answer = speak(gateway, input=LONG, response_format="pcm")
+    assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples * len(gateway.client.submitted)
+    gateway.client.script = Script(refusal=Overloaded("64 requests are running"))
+    refused = speak(gateway)
+    assert error_of(refused, 429)["code"] == "rate_limit_exceeded" and refused.headers["retry-after"] == "1"
+
+
+def test_what_fails_before_the_first_sound_has_its_status(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=1, failure=EngineError("out of memory"))
+    assert error_of(speak(gateway), 500)["code"] == "engine_error"
+
+
+def test_what_fails_later_cuts_the_file_short_or_is_the_last_event(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=6, failure=EngineError("out of memory"))
+    with pytest.raises(httpx.RemoteProtocolError):
+        speak(gateway, response_format="pcm")
+    *deltas, last = events_of(gateway, response_format="pcm")
+    assert deltas and last["error"]["code"] == "engine_error"
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"input": LONG}])
+def test_leaving_aborts_it(gateway: Gateway, fields: Mapping[str, object]) -> None:
+    gateway.client.script = Script(stall_at=7)
+    body = json.dumps({**GOOD, "response_format": "pcm", **fields}).encode()
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port))) as wire:
+        wire.sendall(f"POST {PATH} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_until(lambda: b"200 OK" in wire.recv(65_536), "the first sound")
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted == "the client left", "the abort")
+    wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
+    assert len(gateway.client.submitted) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"input": ""}, "input", 400),
+        ({"input": None}, "input", 400),
+        ({"input": ["x"]}, "input", 400),
+        ({"input": "x" * 4097}, "input", 413),
+        ({"input": "<|im_end|>"}, "input", 400),
+        ({"voice": "nobody"}, "voice", 400),
+        ({"voice": {"id": "nobody"}}, "voice", 400),
+        ({"voice": 3}, "voice", 400),
+        ({"model": "other"}, "model", 404),
+        ({"response_format": "midi"}, "response_format", 400),
+        ({"response_format": "pcm16"}, "response_format", 400),
+        ({"stream_format": "ws"}, "stream_format", 400),
+        ({"speed": 0.2}, "speed", 400),
+        ({"speed": 4.1}, "speed", 400),
+        ({"speed": "1"}, "speed", 400),
+        ({"seed": -1}, "seed", 400),
+        ({"fleet": {"nobody": {}}}, "fleet.nobody", 400),
+    ],
+)
+def test_each_mistake_names_its_field(gateway: Gateway, fields: dict[str, object], param: str, status: int) -> None:
+    error = error_of(speak(gateway, **fields), status)
+    assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
+
+
+def test_the_client_raises_what_it_should(gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai().audio.speech.create(**params(voice="nobody"))
+    assert refused.value.param == "voice"
+
+
+def test_a_model_that_does_not_speak_says_so(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        answer = gateway.http.post(PATH, json={**GOOD, "model": gateway.http.get("/v1/models").json()["data"][0]["id"]})
+        assert error_of(answer)["message"] == "model: this model does not speak"
+        assert gateway.http.get("/v1/audio/voices").json() == {"voices": [], "uploaded_voices": []}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([*GOOD, "speed", "response_format", "stream_format", "instructions", "fleet", "new"]), JUNK)
+def test_whatever_a_field_holds_it_is_spoken_or_named(gateway: Gateway, name: str, junk: object) -> None:
+    answer = speak(gateway, **{"response_format": "pcm", name: junk})
+    if answer.status_code != 200:
+        assert answer.status_code < 500, answer.text
+        param = error_of(answer, answer.status_code)["param"]
+        assert param is not None and param.startswith(name), (name, junk)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(min_size=1, max_size=300))
+def test_any_text_is_spoken_whole_or_refused(gateway: Gateway, text: str) -> None:
+    gateway.client.submitted.clear()
+    answer = speak(gateway, input=text, response_format="pcm")
+    if answer.status_code == 200:
+        spoken = "".join(said(gateway, spec) for spec, _ in gateway.client.submitted)
+        normal = gateway.client.tokenizer.decode(gateway.client.tokenizer.encode(text).ids)
+        assert spoken == normal
+    else:
+        assert error_of(answer, answer.status_code)["param"] == "input" and answer.status_code < 500
+
+
+def test_voices_are_listed(gateway: Gateway) -> None:
+    answer = gateway.http.get("/v1/audio/voices").json()
+    assert answer["voices"][0] == "ethan" and "chelsie" in answer["voices"] and answer["uploaded_voices"] == []

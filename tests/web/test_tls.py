@@ -1,0 +1,125 @@
+"""The way in from elsewhere: a certificate of the deployment's or of its own making, and the lines that say how."""
+
+import ipaddress
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+
+from fleet.config import load_config
+from fleet.config.schema import FleetConfig, WebConfig
+from fleet.core.errors import ConfigError
+from tests.support import free_port, wait_until
+from tests.web.conftest import Loaded
+from tests.web.test_serve import start_with
+from web.reachable import how_to_reach
+from web.tls import tls_files
+
+SSH = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 22"}
+
+
+def config(folder: Path, **web: object) -> FleetConfig:
+    return FleetConfig.model_validate({"data_dir": str(folder), "web": web})
+
+
+@pytest.fixture
+def running(loaded: Loaded, redis_url: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    port = free_port()
+    given = json.dumps({"data_dir": str(tmp_path), "web": {"port": port, "model_name": "omni", "tls": "self-signed"}})
+    with start_with(given, loaded, redis_url) as process:
+        yield process, port
+        process.kill()
+
+
+def test_a_self_signed_gateway_serves_https_under_its_own_names(
+    running: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    _, port = running
+    cert = tmp_path / "tls" / "cert.pem"
+    wait_until(cert.is_file, "the certificate", timeout_s=30)
+    trusting = ssl.create_default_context(cafile=str(cert))
+
+    def answers() -> httpx.Response | None:
+        try:
+            return httpx.get(f"https://localhost:{port}/health", verify=trusting)
+        except httpx.TransportError:
+            return None
+
+    answer = wait_until(answers, "https to be served", timeout_s=30)
+    assert answer is not None and answer.status_code == 200
+    assert httpx.get(f"https://127.0.0.1:{port}/health", verify=trusting).status_code == 200
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://localhost:{port}/health")
+
+
+def test_the_certificate_is_kept_and_its_key_is_nobody_elses(tmp_path: Path) -> None:
+    files = tls_files(config(tmp_path, tls="self-signed"))
+    assert files is not None and files.key.stat().st_mode & 0o077 == 0
+    first = files.cert.read_bytes()
+    assert tls_files(config(tmp_path, tls="self-signed")) == files and files.cert.read_bytes() == first
+    # another address to serve: it would not fit any more
+    tls_files(config(tmp_path, tls="self-signed", host="192.0.2.7"))
+    assert files.cert.read_bytes() != first
+    names = x509.load_pem_x509_certificate(files.cert.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert ipaddress.ip_address("192.0.2.7") in names.value.get_values_for_type(x509.IPAddress)
+    assert "localhost" in names.value.get_values_for_type(x509.DNSName)
+
+
+def test_a_broken_certificate_of_its_own_is_made_anew(tmp_path: Path) -> None:
+    files = tls_files(config(tmp_path, tls="self-signed"))
+    assert files is not None
+    files.cert.write_text("not a certificate")
+    tls_files(config(tmp_path, tls="self-signed"))
+    assert b"BEGIN CERTIFICATE" in files.cert.read_bytes()
+
+
+def test_a_given_certificate_is_used_as_it_is(tmp_path: Path) -> None:
+    made = tls_files(config(tmp_path, tls="self-signed"))
+    assert made is not None
+    assert tls_files(config(tmp_path / "x", tls_cert=str(made.cert), tls_key=str(made.key))) == made
+    with pytest.raises(ConfigError, match="web.tls_key: there is no file"):
+        tls_files(config(tmp_path, tls_cert=str(made.cert), tls_key=str(tmp_path / "gone.pem")))
+    assert tls_files(config(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("web.tls_cert=a.pem",), "web.tls_cert.*needs web.tls_key"),
+        (("web.tls_key=a.pem",), "web.tls_key.*needs web.tls_cert"),
+        (("web.tls=self-signed", "web.tls_cert=a.pem", "web.tls_key=b.pem"), "web.tls.*give one of them"),
+        (("web.tls=letsencrypt",), "web.tls.*self-signed"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(None, given)
+
+
+def test_over_ssh_the_line_that_leads_here_is_printed() -> None:
+    (console, way) = how_to_reach(WebConfig(), 8000, SSH)
+    assert console == "console http://localhost:8000/  API http://localhost:8000/v1"
+    assert "ssh -L 8000:127.0.0.1:8000 " in way and "@10.0.0.7 " in way
+    other = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 2222"}
+    assert "ssh -p 2222 -L 8000:127.0.0.1:8000 " in how_to_reach(WebConfig(), 8000, other)[1]
+
+
+def test_without_ssh_nothing_needs_to_be_said_of_localhost() -> None:
+    assert len(how_to_reach(WebConfig(), 8000, {})) == 1
+    assert len(how_to_reach(WebConfig(), 8000, {"SSH_CONNECTION": "junk"})) == 1
+
+
+def test_a_plain_address_of_a_network_says_why_there_is_no_microphone() -> None:
+    everywhere = WebConfig(host="0.0.0.0")
+    (_, way) = how_to_reach(everywhere, 8000, {})
+    assert "ssh -L 8000:127.0.0.1:8000 USER@HOST" in way and "web.tls=self-signed" in way
+    assert "@10.0.0.7" in how_to_reach(everywhere, 8000, SSH)[1]
+    secure = WebConfig(host="0.0.0.0", tls="self-signed")
+    assert how_to_reach(secure, 8000, {}) == ["console https://localhost:8000/  API https://localhost:8000/v1"]

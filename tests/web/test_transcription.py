@@ -1,0 +1,201 @@
+"""POST /v1/audio/transcriptions as the unmodified OpenAI client sees it, and what a form may hold that is none."""
+
+import asyncio
+import io
+from collections.abc import Mapping
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai.types.audio import Transcription
+from openai.types.audio.transcription_create_params import TranscriptionCreateParamsNonStreaming
+from tokenizers import Tokenizer
+
+from fleet.core.errors import BadInput, EngineError
+from tests.support import await_until, wait_until
+from tests.web.conftest import LIMITS, Gateway, Loaded, serving
+from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
+from tests.web.test_bad_input import error_of
+from tests.web.test_disconnect import in_flight
+from web import gateway as web_gateway
+from web.transcription import transcribe
+
+PATH = "/v1/audio/transcriptions"
+QUICK = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def sound(seconds: float = 2.0, kind: str = "WAV") -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, sine(round(seconds * RATE_HZ)), RATE_HZ, format=kind)
+    return buffer.getvalue()
+
+
+def write_down(gateway: Gateway, file: bytes | None = None, **fields: object) -> httpx.Response:
+    data = {"model": "omni", **fields}
+    return gateway.http.post(PATH, data=data, files={"file": ("a.wav", sound() if file is None else file)})
+
+
+def params(**fields: object) -> TranscriptionCreateParamsNonStreaming:
+    return cast(TranscriptionCreateParamsNonStreaming, {"model": "omni", "file": ("a.wav", sound()), **fields})
+
+
+def test_the_unmodified_client_gets_the_words_and_the_usage(gateway: Gateway) -> None:
+    answer = gateway.openai().audio.transcriptions.create(**params(language="en", prompt="names", temperature=0.5))
+    assert isinstance(answer, Transcription) and answer.text == Script().text
+    spec, blob = gateway.client.submitted[0]
+    assert answer.usage is not None and answer.usage.type == "tokens"
+    assert answer.usage.input_tokens == len(spec.prompt_ids) and answer.usage.output_tokens > 0
+    assert answer.usage.input_token_details is not None and answer.usage.input_token_details.audio_tokens == 26
+    assert spec.outputs == ("text",) and blob is not None and len(blob) == 4 * 32_000
+    asked = gateway.client.tokenizer.decode(list(spec.prompt_ids))
+    assert "transcribe the audio" in asked.lower()
+    (main,) = spec.sampling.values()
+    assert main.temperature == 0.5
+
+
+def test_it_is_greedy_by_default_and_names_what_it_ignores(gateway: Gateway) -> None:
+    answer = write_down(gateway, language="en", whatever="1")
+    (main,) = gateway.client.submitted[0][0].sampling.values()
+    assert main.temperature == 0 and answer.headers["x-fleet-ignored"] == "language, whatever"
+
+
+def test_plain_text(gateway: Gateway) -> None:
+    answer = gateway.openai().audio.transcriptions.create(**params(response_format="text"))
+    assert cast(object, answer) == Script().text
+    assert write_down(gateway, response_format="text").headers["content-type"].startswith("text/plain")
+
+
+def test_streamed_it_comes_as_it_is_heard(gateway: Gateway) -> None:
+    stream = gateway.openai().audio.transcriptions.create(model="omni", file=("a.wav", sound()), stream=True)
+    *deltas, done = list(stream)
+    texts = [delta.delta for delta in deltas if delta.type == "transcript.text.delta"]
+    assert len(texts) == len(deltas) > 2 and "".join(texts) == Script().text
+    assert done.type == "transcript.text.done" and done.text == Script().text
+    assert done.usage is not None and done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_the_file_says_what_it_is(gateway: Gateway, kind: str) -> None:
+    assert write_down(gateway, sound(kind=kind)).json()["text"] == Script().text
+
+
+def test_a_failure_is_told_before_and_within_a_stream(gateway: Gateway) -> None:
+    gateway.client.script = Script(fail_at=2, failure=EngineError("out of memory"))
+    assert error_of(write_down(gateway), 500)["code"] == "engine_error"
+    lines = [line for line in write_down(gateway, stream="true").text.splitlines() if line]
+    assert "engine_error" in lines[-1] and "transcript.text.done" not in lines[-1]
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_leaving_aborts_it(gateway: Gateway, stream: str) -> None:
+    gateway.client.script = Script(stall_at=3)
+    with httpx.Client(base_url=gateway.url, timeout=0.5) as leaving, pytest.raises(httpx.ReadTimeout):
+        leaving.post(PATH, data={"model": "omni", "stream": stream}, files={"file": ("a.wav", sound())})
+    (fake,) = gateway.client.streams.values()
+    wait_until(lambda: fake.aborted == "the client left", "the abort")
+    wait_until(lambda: in_flight(gateway) == 0, "nothing in flight")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"response_format": "srt"}, "response_format", 400),
+        ({"response_format": "vtt"}, "response_format", 400),
+        ({"response_format": "verbose_json"}, "response_format", 400),
+        ({"response_format": "xml"}, "response_format", 400),
+        ({"temperature": "warm"}, "temperature", 400),
+        ({"temperature": "nan"}, "temperature", 400),
+        ({"temperature": "3"}, "temperature", 400),
+        ({"stream": "perhaps"}, "stream", 400),
+        ({"model": "other"}, "model", 404),
+    ],
+)
+def test_each_mistake_names_its_field(gateway: Gateway, fields: Mapping[str, str], param: str, status: int) -> None:
+    error = error_of(write_down(gateway, None, **fields), status)
+    assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
+
+
+@pytest.mark.parametrize("file", [b"", b"MZ not sound" * 50, sound()[:60], sound(0.01)], ids=["none", "other", "cut", "short"])
+def test_audio_that_is_not_audio(gateway: Gateway, file: bytes) -> None:
+    error = error_of(write_down(gateway, file))
+    assert error["param"] == "file" and str(error["message"]).startswith("file: ")
+
+
+def test_audio_beyond_the_limits(gateway: Gateway) -> None:
+    error = error_of(write_down(gateway, sound(LIMITS.max_audio_s + 0.5)), 413)
+    assert error["param"] == "file" and f"{LIMITS.max_audio_s:g} s" in str(error["message"])
+    assert error_of(write_down(gateway, bytes(LIMITS.max_body_bytes)), 413)["code"] == "input_too_large"
+
+
+def test_forms_that_lack_something(gateway: Gateway) -> None:
+    files = {"file": ("a.wav", sound())}
+    assert error_of(gateway.http.post(PATH, files=files))["param"] == "model"
+    assert error_of(gateway.http.post(PATH, data={"model": "omni"}, files={"other": ("a.wav", sound())}))["param"] == "file"
+    text = gateway.http.post(PATH, files={"file": (None, "text"), "model": (None, "omni")})
+    assert error_of(text)["param"] == "file"
+    assert "multipart" in str(error_of(gateway.http.post(PATH, json={"model": "omni"}))["message"])
+    assert "multipart" in str(error_of(gateway.http.post(PATH))["message"])
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        assert "form" in str(error_of(gateway.http.post(PATH, content=b"--y\r\n\r\n", headers={"content-type": kind}))["message"])
+
+
+def test_a_model_that_hears_nothing_says_so(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        answer = write_down(gateway, model=gateway.http.get("/v1/models").json()["data"][0]["id"])
+        assert error_of(answer)["param"] == "file"
+
+
+def test_translations_are_not_served(gateway: Gateway) -> None:
+    answer = gateway.http.post("/v1/audio/translations", data={"model": "omni"}, files={"file": ("a.wav", sound())})
+    assert "translations are not served" in str(error_of(answer, 404)["message"])
+
+
+@QUICK
+@given(st.binary(max_size=400), st.binary(max_size=20))
+def test_any_bytes_in_a_form_or_as_one_are_refused(gateway: Gateway, raw: bytes, boundary: bytes) -> None:
+    error_of(write_down(gateway, raw))
+    kind = b"multipart/form-data; boundary=" + boundary.hex().encode()
+    content = b"--" + boundary.hex().encode() + b"\r\n" + raw
+    answer = gateway.http.post(PATH, content=content, headers={b"content-type": kind})
+    assert error_of(answer, answer.status_code) and answer.status_code < 500
+
+
+@QUICK
+@given(st.integers(0, 2000), st.integers(0, 255), st.sampled_from(["WAV", "FLAC", "OGG", "MP3"]))
+def test_a_damaged_file_is_heard_or_refused(gateway: Gateway, at: int, byte: int, kind: str) -> None:
+    file = bytearray(sound(0.2, kind))
+    file[at % len(file)] = byte
+    answer = write_down(gateway, bytes(file))
+    if answer.status_code != 200:
+        assert error_of(answer, answer.status_code)["param"] == "file" and answer.status_code < 500
+
+
+def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
+    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    return web_gateway.Gateway(loaded.config, client, loaded.frontend), client
+
+
+async def test_callers_inside_give_samples_and_may_change_their_mind(loaded: Loaded) -> None:
+    gateway, client = inner(loaded)
+    samples = (sine(2 * RATE_HZ) / 32768).astype(np.float32)
+    assert await transcribe(gateway, samples, RATE_HZ) == Script().text
+    heard = np.frombuffer(client.submitted[0][1] or b"", "<f4")
+    assert len(heard) == 32_000 and abs(float(np.abs(heard).max()) - 10_000 / 32768) < 0.01
+    with pytest.raises(BadInput, match="shorter"):
+        await transcribe(gateway, samples[:100], RATE_HZ)
+    client.script = Script(stall_at=2)
+    asking: asyncio.Task[Any] = asyncio.create_task(transcribe(gateway, samples, RATE_HZ))
+
+    async def is_asked() -> bool:
+        return len(client.submitted) == 2
+
+    await await_until(is_asked, "the request to be submitted")
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert client.streams[client.submitted[1][0].id].aborted == "the client left"

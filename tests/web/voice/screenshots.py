@@ -1,0 +1,94 @@
+"""Pictures of the Voice page in each of its states, to be looked at: `python -m tests.web.voice.screenshots FOLDER`."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from playwright.sync_api import Page, expect
+
+from tests.web.conftest import load
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, visiting, wait_js
+from tests.web.voice.conftest import Site, serve_double
+from tests.web.voice.double import Script, tone
+
+SIZES = ((390, 844), (1440, 900))
+SCHEMES = ("light", "dark")
+LONG = (
+    "The thinker reads the question and writes the answer, the talker says how it sounds, and the last stage "
+    "turns that into a wave. Each of them is a process of its own, and any of them may be lost."
+)
+
+
+def silence(seconds: float) -> np.ndarray:
+    return np.zeros(int(seconds * MIC_RATE_HZ), np.int16)
+
+
+def voice(seconds: float) -> np.ndarray:
+    return tone(seconds, 300.0, MIC_RATE_HZ, 0.4)
+
+
+def idle(page: Page, site: Site) -> None:
+    page.locator("#choices summary").focus()
+
+
+def listening(page: Page, site: Site) -> None:
+    page.locator("#talk-button").click()
+    expect(page.locator("#state")).to_have_text("Listening")
+
+
+def speaking(page: Page, site: Site) -> None:
+    site.double.script = Script(text="It is the opposite of cold.", transcript="What is hot?", samples=tone(0.8))
+    page.locator("#talk-button").click()
+    expect(page.locator(".latency:visible")).to_have_count(1)
+    wait_js(page, "!fleetVoice.player.playing")
+    site.double.script = Script(text=LONG, samples=tone(12.0))
+    ask(page, "How do the stages work together?")
+    wait_js(page, "fleetVoice.talk.current.played > 2.5 * 24000", 30)
+
+
+def interrupted(page: Page, site: Site) -> None:
+    speaking(page, site)
+    page.locator("#stop").click()
+    expect(page.locator(".cut").last).not_to_be_empty()
+
+
+def failed(page: Page, site: Site) -> None:
+    message = "stage talker: no worker has served it for 30 s"
+    site.double.script = Script(failure={"type": "server_error", "code": "no_worker", "message": message})
+    ask(page, "Are you there?")
+    expect(page.locator(".reason")).to_be_visible()
+
+
+def settings(page: Page, site: Site) -> None:
+    listening(page, site)
+    page.locator("#choices summary").click()
+
+
+STATES: tuple[Callable[[Page, Site], None], ...] = (idle, listening, speaking, interrupted, failed, settings)
+
+
+@contextmanager
+def _place() -> Iterator[tuple[Browsers, Site]]:
+    with tempfile.TemporaryDirectory() as name, serve_double(load(Path(name))) as site, Browsers.started(Path(name)) as browsers:
+        yield browsers, site
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    sound = np.concatenate([silence(1.0), voice(1.2), silence(60.0)])
+    with _place() as (browsers, site):
+        for state, (width, height), scheme in product(STATES, SIZES, SCHEMES):
+            site.double.reset()
+            options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+            with visiting(browsers.hearing("question", sound), site.url, **options) as page:
+                expect(page.locator("#state")).to_have_text("Ready")
+                state(page, site)
+                page.screenshot(path=str(folder / f"voice-{state.__name__}-{scheme}-{width}.png"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

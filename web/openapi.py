@@ -1,0 +1,216 @@
+"""GET /openapi.json: the HTTP API for machines, made of the very types that requests are checked with and answers encoded from.
+
+A route of the API has a row in `OPERATIONS`; a test compares the two. Knows no stage.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import cast
+
+import msgspec
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fleet.core.telemetry import Job, Transfers
+from web.audio_schema import SpeechBody, TranscriptionForm
+from web.encoder import MEDIA_TYPES
+from web.errors import ErrorEnvelope
+from web.fleet_api import Deleted, JobBody, Jobs, Letters, LogList, Ordered, Queues, RequestList, Retried, Series, WorkerStories
+from web.fleet_routes import Aborted, Health, Readiness, VoiceList
+from web.gateway import Gateway
+from web.realtime.routes import SessionEnded, SessionList
+from web.realtime.secrets import Secret, SecretBody
+from web.schema import ChatBody
+from web.story import Told
+from web.transcription import Transcription
+from web.wire import ChatCompletion, Model, ModelList
+
+EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
+REF = "#/components/schemas/{name}"
+Schema = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one route.
+
+    `body` is what it takes as JSON, `form` as multipart beside a `file`. `answer` is what it says as JSON; `media` other kinds of
+    what it may answer. `headers` and `query` are those of the request that it reads. `statuses`: of answers that are no error.
+    """
+
+    method: str
+    path: str
+    summary: str
+    body: type[BaseModel] | None = None
+    form: type[BaseModel] | None = None
+    answer: type[msgspec.Struct] | None = None
+    media: Sequence[str] = ()
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    statuses: Sequence[int] = (200,)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="POST", path="/v1/chat/completions", summary="Answer a conversation in text and speech, streamed or whole",
+        body=ChatBody, answer=ChatCompletion, media=(EVENTS,),
+    ),
+    Operation(
+        method="POST", path="/v1/audio/speech", summary="Speak a text, as it stands, while it is made",
+        body=SpeechBody, media=(*MEDIA_TYPES.values(), EVENTS),
+    ),
+    Operation(
+        method="POST", path="/v1/audio/transcriptions", summary="Write down what a sound says",
+        form=TranscriptionForm, answer=Transcription, media=(TEXT, EVENTS),
+    ),
+    Operation(method="POST", path="/v1/audio/translations", summary="Not served: always 404", statuses=()),
+    Operation(method="GET", path="/v1/audio/voices", summary="The voices, the default one first", answer=VoiceList),
+    Operation(method="GET", path="/v1/models", summary="The one model that is served", answer=ModelList),
+    Operation(method="GET", path="/v1/models/{model}", summary="That model", answer=Model),
+    Operation(
+        method="POST", path="/v1/realtime/client_secrets", summary="A short-lived key for one voice session of a browser",
+        body=SecretBody, answer=Secret,
+    ),
+    Operation(
+        method="GET", path="/v1/fleet/requests", summary="Requests, the newest first", answer=RequestList,
+        query={
+            "state": "in this state", "stage": "with a task of this stage", "worker": "that this worker had",
+            "kind": "of this kind", "model": "to this model", "min_ms": "that took as long at least, ms",
+            "q": "a part of the id", "limit": "rows", "before": "the `next` of the page before",
+        },
+    ),
+    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=Told),
+    Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=Aborted),
+    Operation(
+        method="GET", path="/v1/fleet/requests/{request_id}/stream", summary="Go on with a streamed answer",
+        media=(EVENTS,), headers={"Last-Event-ID": "the id of the last event that was received"},
+    ),
+    Operation(
+        method="GET", path="/v1/fleet/requests/{request_id}/audio", summary="The answer's sound, while it is kept",
+        media=(MEDIA_TYPES["wav"],),
+    ),
+    Operation(
+        method="GET", path="/v1/fleet/requests/{request_id}/trace", summary="The story as Perfetto reads it", media=(JSON,)
+    ),
+    Operation(
+        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Ask the same again", answer=Retried,
+        statuses=(201,),
+    ),
+    Operation(
+        method="GET", path="/v1/fleet/workers", summary="Workers, those of the last minutes, and roles without one",
+        answer=WorkerStories,
+    ),
+    Operation(
+        method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume or stop",
+        answer=Ordered,
+    ),
+    Operation(method="GET", path="/v1/fleet/queues", summary="What waits for each role, and who serves it", answer=Queues),
+    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=Letters),
+    Operation(
+        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Try one again", answer=Retried, statuses=(201,)
+    ),
+    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Drop one", answer=Deleted),
+    Operation(method="GET", path="/v1/fleet/transfers", summary="Tensors between workers, by edge", answer=Transfers),
+    Operation(method="GET", path="/v1/fleet/series", summary="The last fifteen minutes in numbers", answer=Series),
+    Operation(
+        method="GET", path="/v1/fleet/logs", summary="Lines of every process, the newest first", answer=LogList,
+        query={
+            "q": "a part of the message", "level": "this level and above", "worker": "of this worker",
+            "request": "about this request", "process": "of this process", "limit": "lines",
+            "before": "the `next` of the page before",
+        },
+    ),
+    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=Jobs),
+    Operation(method="POST", path="/v1/fleet/jobs", summary="Start a job", body=JobBody, answer=Job, statuses=(201,)),
+    Operation(method="GET", path="/v1/fleet/jobs/{job_id}", summary="One job", answer=Job),
+    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Forget a job that has ended", answer=Deleted),
+    Operation(
+        method="POST", path="/v1/fleet/jobs/{job_id}/retry", summary="Run a job again", answer=Job, statuses=(201,)
+    ),
+    Operation(method="POST", path="/v1/fleet/jobs/{job_id}/stop", summary="Stop a running job", answer=Job),
+    Operation(method="GET", path="/v1/fleet/sessions", summary="Live voice sessions of every gateway", answer=SessionList),
+    Operation(method="DELETE", path="/v1/fleet/sessions/{session_id}", summary="End a voice session", answer=SessionEnded),
+    Operation(method="GET", path="/health", summary="This process is up", answer=Health),
+    Operation(
+        method="GET", path="/ready", summary="Every role has a worker", answer=Readiness, statuses=(200, 503)
+    ),
+    Operation(method="GET", path="/metrics", summary="Metrics, as Prometheus reads them", media=(TEXT,)),
+    Operation(method="GET", path="/openapi.json", summary="This document", media=(JSON,)),
+)  # fmt: skip
+
+
+def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
+    """OpenAPI 3.1 of a server of this model."""
+    bodies = [given for op in operations for given in (op.body, op.form) if given is not None]
+    answers: list[type[msgspec.Struct]] = [op.answer for op in operations if op.answer is not None]
+    _, of_bodies = models_json_schema([(body, "validation") for body in bodies], ref_template=REF.replace("name", "model"))
+    _, of_answers = msgspec.json.schema_components([*answers, ErrorEnvelope], ref_template=REF)
+    schemas = {**cast(Schema, of_bodies["$defs"]), **of_answers}
+    for body in bodies:
+        properties = cast("dict[str, Schema]", cast(Schema, schemas[body.__name__])["properties"])
+        if "model" in properties:
+            properties["model"] = {"type": "string", "enum": [model]}
+    paths: dict[str, Schema] = {}
+    for op in operations:
+        paths.setdefault(op.path, {})[op.method.lower()] = _operation(op)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Fleet", "version": version("fleet-serving")},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+class OpenApi:
+    """The document is made when first asked for."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._made: bytes | None = None
+
+    async def describe(self, _request: Request) -> Response:
+        self._made = self._made or msgspec.json.encode(document(self._gateway.model))
+        return Response(self._made, media_type=JSON)
+
+
+def _operation(op: Operation) -> Schema:
+    parameters = [
+        *(_parameter(name, "path", name.replace("_", " ")) for name in re.findall(r"{(\w+)}", op.path)),
+        *(_parameter(name, "header", what) for name, what in op.headers.items()),
+        *(_parameter(name, "query", what) for name, what in op.query.items()),
+    ]
+    failed = {"description": "what went wrong", "content": {JSON: {"schema": _ref(ErrorEnvelope)}}}
+    made: Schema = {
+        "operationId": re.sub(r"\W+", "_", f"{op.method.lower()}{op.path}").strip("_"),
+        "summary": op.summary,
+        "parameters": parameters,
+        "responses": {**{str(status): _answered(op) for status in op.statuses}, "default": failed},
+    }
+    if op.body is not None:
+        made["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
+    if op.form is not None:
+        file: Schema = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+        form: Schema = {"schema": {"allOf": [_ref(op.form), file]}}
+        made["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+    return made
+
+
+def _parameter(name: str, place: str, what: str) -> Schema:
+    schema = {"type": "string", "minLength": 1}
+    return {"name": name, "in": place, "required": place == "path", "description": what, "schema": schema}
+
+
+def _answered(op: Operation) -> Schema:
+    content: Schema = {kind: {} for kind in op.media}
+    if op.answer is not None:
+        content[JSON] = {"schema": _ref(op.answer)}
+    return {"description": op.summary, "content": content}
+
+
+def _ref(named: type[object]) -> Schema:
+    return {"$ref": REF.format(name=named.__name__)}

@@ -1,0 +1,31 @@
+"""Jobs: what runs in the background, how far it is, and why it failed. Knows no kind of job."""
+
+from dataclasses import dataclass
+
+from fleet.core.telemetry import Job
+from web.gateway import Gateway
+from web.pages.frame import Frame, Query, stream_path
+
+ENDED = ("finished", "failed", "stopped", "canceled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs(Frame):
+    jobs: tuple[Job, ...] = ()
+    ended: tuple[str, ...] = ENDED
+
+
+class JobsPage:
+    key = active = "jobs"
+    template = "jobs.html"
+    live = ("trouble", "jobs")
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def empty(self, query: Query) -> Jobs:
+        return Jobs(title="Jobs", stream=stream_path(self.key, {}))
+
+    async def read(self, query: Query) -> Jobs:
+        jobs = await self._gateway.client.telemetry.jobs()
+        return Jobs(title="Jobs", stream=stream_path(self.key, {}), jobs=tuple(jobs))

@@ -1,0 +1,174 @@
+"""Overview: the pipeline as one line, from the gateway through the graph's stages to the listener, and its last quarter hour.
+
+Knows no stage by name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.core.ids import StageName, stage_of
+from fleet.core.story import RequestFilter, RequestRow
+from fleet.core.telemetry import SERIES_STEP_S, Queue, SeriesPoint, WorkerStory
+from web.gateway import Gateway
+from web.pages import units
+from web.pages.charts import Chart, Line, last_of, path_of, top_of
+from web.pages.frame import Frame, Query, colours, stream_path
+
+NUM_FAILURES = 5
+Pick = Callable[[SeriesPoint], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBox:
+    """`wanted`: the replicas that the deployment names. `leaving`: workers that take nothing new. `waiting` counts tasks,
+    `oldest_s` is the longest wait among them.
+
+    Units: `p50_ms`, `p95_ms` of a task, as measured last, at `at_us`; None where nothing was. `busy`: running tasks over time.
+    """
+
+    name: str
+    colour: int
+    up: int
+    wanted: int
+    standby: int
+    leaving: int
+    running: int
+    capacity: int
+    waiting: int
+    oldest_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    at_us: int
+    busy: str
+
+    @property
+    def full(self) -> bool:
+        return 0 < self.capacity <= self.running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview(Frame):
+    """`known`: the fleet could be read; else its numbers say nothing."""
+
+    known: bool = True
+    gateways: int
+    live: int
+    stages: tuple[StageBox, ...]
+    charts: tuple[Chart, ...]
+    failures: tuple[RequestRow, ...]
+
+
+class OverviewPage:
+    key = active = "overview"
+    template = "overview.html"
+    live = ("trouble", "topology", "charts", "failures")
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def empty(self, query: Query) -> Overview:
+        return replace(self._built([], [], [], 0, ()), known=False, trouble="", remedy="")
+
+    async def read(self, query: Query) -> Overview:
+        telemetry = self._gateway.client.telemetry
+        failed = await telemetry.requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
+        return self._built(
+            await telemetry.workers(),
+            await telemetry.queues(),
+            await telemetry.series(),
+            await self._gateway.client.live_count(),
+            failed.rows,
+        )
+
+    def _built(
+        self,
+        workers: Sequence[WorkerStory],
+        queues: Sequence[Queue],
+        series: Sequence[SeriesPoint],
+        live: int,
+        failures: Sequence[RequestRow],
+    ) -> Overview:
+        stages = self._stages(workers, queues, series)
+        dead = [stage.name for stage in stages if not stage.up]
+        trouble = f"No worker for {', '.join(dead)}: requests that need it wait, then fail. Start one:" if dead else ""
+        return Overview(
+            title="Overview",
+            stream=stream_path(self.key, {}),
+            trouble=trouble,
+            remedy=f"fleet worker {dead[0]}" if dead else "",
+            gateways=sum(1 for view in workers if not view.role and not view.gone),
+            live=live,
+            stages=stages,
+            charts=charts_of(series),
+            failures=tuple(failures),
+        )
+
+    def _stages(
+        self, workers: Sequence[WorkerStory], queues: Sequence[Queue], series: Sequence[SeriesPoint]
+    ) -> tuple[StageBox, ...]:
+        boxes: list[StageBox] = []
+        for name, colour in colours(self._gateway.graph).items():
+            stage = self._gateway.graph.stage(StageName(name))
+            serving = [view for view in workers if stage_of(view.role) == name and not view.gone and view.state != "late"]
+            waiting = [queue for queue in queues if queue.stage == name]
+            at_us = [point.at_us for point in series]
+            p50_ms, p50_at = last_of([point.task_p50_ms.get(name) for point in series], at_us)
+            busy: list[float | None] = [_of_stage(point.running, name) for point in series]
+            box = StageBox(
+                name=name,
+                colour=colour,
+                up=sum(1 for view in serving if view.state == "ready"),
+                wanted=sum(role.replicas for role in self._gateway.config.roles_of(stage.name)),
+                standby=sum(1 for view in serving if view.state == "standby"),
+                leaving=sum(1 for view in serving if view.state in ("draining", "leaving")),
+                running=sum(view.running for view in serving),
+                capacity=sum(view.capacity for view in serving if view.state == "ready"),
+                waiting=sum(queue.queue_depth for queue in waiting),
+                oldest_s=max((queue.oldest_s for queue in waiting), default=0.0),
+                p50_ms=p50_ms,
+                p95_ms=last_of([point.task_p95_ms.get(name) for point in series], at_us)[0],
+                at_us=p50_at,
+                busy=path_of(busy, top_of(busy)),
+            )
+            boxes.append(box)
+        return tuple(boxes)
+
+
+def _of_stage(counts: dict[str, int], stage: str) -> float:
+    return sum(count for role, count in counts.items() if stage_of(role) == stage)
+
+
+def charts_of(series: Sequence[SeriesPoint]) -> tuple[Chart, ...]:
+    """The four lines an operator looks at first."""
+    return (
+        _chart(series, "rate", "Requests", units.rate, ("only", lambda point: point.submitted / SERIES_STEP_S)),
+        _chart(
+            series,
+            "first-audio",
+            "First audio, p50 and p95",
+            units.ms,
+            ("p50", lambda point: point.first_audio_p50_ms),
+            ("p95", lambda point: point.first_audio_p95_ms),
+        ),
+        _chart(series, "rtf", "Real-time factor, p95", units.ratio, ("only", lambda point: point.rtf_p95)),
+        _chart(series, "underruns", "Underruns", units.count, ("only", lambda point: float(point.underruns))),
+    )
+
+
+def _chart(
+    series: Sequence[SeriesPoint], key: str, title: str, unit: Callable[[float | None], str], *picks: tuple[str, Pick]
+) -> Chart:
+    at_us = [point.at_us for point in series]
+    values = {kind: [pick(point) for point in series] for kind, pick in picks}
+    top = top_of(*values.values())
+    lasts = {kind: last_of(measured, at_us) for kind, measured in values.items()}
+    now = " / ".join(unit(value) for value, _ in lasts.values())
+    return Chart(
+        key=key,
+        title=title,
+        now=now,
+        at_us=max((at for _, at in lasts.values()), default=0),
+        top=unit(top) if top else "",
+        words=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
+        lines=tuple(Line(kind=kind, path=path_of(measured, top)) for kind, measured in values.items()),
+    )

@@ -1,0 +1,123 @@
+"""One request: what became of it, where its time went, its words and its sound, and what every process said of it.
+
+Knows no stage by name.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.core.ids import RequestId
+from fleet.core.story import LIVE_STATES, EdgeStory, Mark, TaskStory
+from fleet.core.telemetry import LogLine, LogQuery
+from web.gateway import Gateway
+from web.pages.frame import Frame, Query, colours, stream_path
+from web.pages.waterfall import Waterfall, waterfall_of
+from web.story import Told, read_told
+
+NUM_LINES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sound:
+    """Units: seconds. `heard_s` None: no player has said what it played. `share` of the sound that was heard, in thousandths."""
+
+    src: str
+    made_s: float
+    heard_s: float | None
+    underruns: int
+
+    @property
+    def share(self) -> int:
+        return round(1000 * min((self.heard_s or 0.0) / self.made_s, 1.0)) if self.made_s else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestStory(Frame):
+    """`told` is None where the request is not known."""
+
+    id: str
+    told: Told | None
+    waterfall: Waterfall | None
+    tasks: tuple[TaskStory, ...] = ()
+    edges: tuple[EdgeStory, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    colours: dict[str, int]
+    sound: Sound | None = None
+    curl: str = ""
+    lines: tuple[LogLine, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        return self.told is not None and self.told.state in LIVE_STATES
+
+    @property
+    def took_ms(self) -> float:
+        told = self.told
+        return 0.0 if told is None else ((told.ended_us or told.now_us) - told.created_us) / 1000
+
+
+class RequestStoryPage:
+    key = "request"
+    active = "requests"
+    template = "request.html"
+    live = ("trouble", "summary", "lanes", "words", "edges", "marks", "log")
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._colours = colours(gateway.graph)
+
+    def empty(self, query: Query) -> RequestStory:
+        return RequestStory(
+            title=query["id"],
+            id=query["id"],
+            stream=stream_path(self.key, {"id": query["id"]}),
+            told=None,
+            waterfall=None,
+            colours=self._colours,
+        )
+
+    async def read(self, query: Query) -> RequestStory:
+        """Raises: NotFound, RedisUnreachable."""
+        request = RequestId(query["id"])
+        told = await read_told(self._gateway, request)
+        logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
+        return RequestStory(
+            title=request,
+            id=request,
+            stream=stream_path(self.key, {"id": request}),
+            told=told,
+            waterfall=waterfall_of(told, await self._ticks(told), self._colours),
+            tasks=told.tasks,
+            edges=told.edges,
+            marks=told.marks,
+            colours=self._colours,
+            sound=self._sound(told),
+            curl=curl_of(told),
+            lines=tuple(reversed(logged.lines)),
+        )
+
+    async def _ticks(self, told: Told) -> dict[str, Sequence[int]]:
+        """When each chunk was made; sound's are left out, since they come with all of the sound."""
+        telemetry = self._gateway.client.telemetry
+        quiet = [edge.name for edge in told.edges if edge.name != self._gateway.edges.audio]
+        return {name: [chunk.made_us for chunk in await telemetry.log_of(told.id, name)] for name in quiet}
+
+    @staticmethod
+    def _sound(told: Told) -> Sound | None:
+        if not told.audio_samples or not told.audio_rate_hz:
+            return None
+        heard = told.heard
+        return Sound(
+            src=f"/v1/fleet/requests/{told.id}/audio",
+            made_s=told.audio_samples / told.audio_rate_hz,
+            heard_s=heard.played_samples / told.audio_rate_hz if heard is not None else None,
+            underruns=heard.underruns if heard is not None else 0,
+        )
+
+
+def curl_of(told: Told) -> str:
+    """The request as a command: with the body that was sent, where it was kept, else as a retry of what the fleet has of it."""
+    if not told.body:
+        return f"curl -X POST $FLEET/v1/fleet/requests/{told.id}/retry"
+    return f"curl $FLEET/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(told.body)}"

@@ -1,0 +1,33 @@
+"""Sessions: who talks by voice now, how fast it is answered, and what went wrong for its listener. Knows no audio."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from web.gateway import Gateway
+from web.pages.frame import Frame, Query, stream_path
+from web.realtime.story import SessionView
+
+_decoder = msgspec.json.Decoder(SessionView)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sessions(Frame):
+    sessions: tuple[SessionView, ...] = ()
+
+
+class SessionsPage:
+    key = active = "sessions"
+    template = "sessions.html"
+    live = ("trouble", "sessions")
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def empty(self, query: Query) -> Sessions:
+        return Sessions(title="Sessions", stream=stream_path(self.key, {}))
+
+    async def read(self, query: Query) -> Sessions:
+        views = [_decoder.decode(raw) for raw in (await self._gateway.client.voices()).values()]
+        newest = sorted(views, key=lambda view: -view.created_us)
+        return Sessions(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(newest))

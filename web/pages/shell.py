@@ -1,0 +1,55 @@
+"""What surrounds every page: navigation, the way in and out, what the browser must send back. Knows no page's content."""
+
+from dataclasses import dataclass
+
+from fleet.core.clock import now_us
+from web.gateway import Gateway
+from web.guard import csrf_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NavItem:
+    key: str
+    path: str
+    label: str
+
+
+NAV = (
+    NavItem(key="voice", path="/", label="Voice"),
+    NavItem(key="overview", path="/overview", label="Overview"),
+    NavItem(key="requests", path="/requests", label="Requests"),
+    NavItem(key="workers", path="/workers", label="Workers"),
+    NavItem(key="queues", path="/queues", label="Queues"),
+    NavItem(key="transfers", path="/transfers", label="Transfers"),
+    NavItem(key="sessions", path="/sessions", label="Sessions"),
+    NavItem(key="jobs", path="/jobs", label="Jobs"),
+    NavItem(key="logs", path="/logs", label="Logs"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """`active` is the key of the navigation's item; `csrf` goes into the header `x-csrf-token` of every change.
+
+    `read_only`: buttons that change the fleet are left out. `now_us` is this server's clock, for the ages a page shows.
+    """
+
+    model: str
+    active: str
+    csrf: str
+    read_only: bool
+    locked: bool
+    now_us: int
+    nav: tuple[NavItem, ...] = NAV
+
+
+def shell_of(gateway: Gateway, api_key: str | None, active: str) -> Shell:
+    """`locked`: a key is set, so there is a way out."""
+    return Shell(
+        model=gateway.model,
+        active=active,
+        csrf=csrf_token(api_key),
+        read_only=gateway.config.web.read_only,
+        locked=api_key is not None,
+        now_us=now_us(),
+    )

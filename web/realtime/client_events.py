@@ -1,0 +1,196 @@
+"""What a client may say over a voice socket, checked; every mistake becomes one sentence that names the field.
+
+Source: openai 3.54 types, GA names. Knows no session.
+"""
+
+import base64
+import binascii
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fleet.core.errors import BadInput, InputTooLarge
+from web.realtime.settings import FormatPatch, Modalities, OutputTokens, Patch, SessionPatch, VoiceId
+
+MAX_EVENT_BYTES = 15 * 1024 * 1024
+"""As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
+MAX_TEXT = 65_536
+MAX_PARTS = 16
+MAX_METADATA = 16
+Id = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class ClientEvent(Patch):
+    event_id: Annotated[str, Field(max_length=512)] | None = None
+
+
+class SessionUpdate(ClientEvent):
+    type: Literal["session.update"]
+    session: SessionPatch
+
+
+class BufferAppend(ClientEvent):
+    type: Literal["input_audio_buffer.append"]
+    audio: str
+
+
+class BufferCommit(ClientEvent):
+    type: Literal["input_audio_buffer.commit"]
+
+
+class BufferClear(ClientEvent):
+    type: Literal["input_audio_buffer.clear"]
+
+
+class OutputClear(ClientEvent):
+    """Of WebRTC only; told so."""
+
+    type: Literal["output_audio_buffer.clear"]
+
+
+class PartPatch(Patch):
+    type: Literal["input_text", "input_audio", "output_text", "output_audio", "text", "audio"]
+    text: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    audio: str | None = None
+    transcript: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+
+
+class ItemPatch(Patch):
+    """`item_reference` only in `response.input`."""
+
+    type: Literal["message", "item_reference"] = "message"
+    id: Id | None = None
+    role: Literal["user", "assistant", "system"] | None = None
+    content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS)] = []
+
+
+class ItemCreate(ClientEvent):
+    type: Literal["conversation.item.create"]
+    previous_item_id: Id | None = None
+    item: ItemPatch
+
+
+class ItemDelete(ClientEvent):
+    type: Literal["conversation.item.delete"]
+    item_id: Id
+
+
+class ItemRetrieve(ClientEvent):
+    type: Literal["conversation.item.retrieve"]
+    item_id: Id
+
+
+class ItemTruncate(ClientEvent):
+    type: Literal["conversation.item.truncate"]
+    item_id: Id
+    content_index: Annotated[int, Field(ge=0)]
+    audio_end_ms: Annotated[int, Field(ge=0)]
+
+
+class ResponseOutputPatch(Patch):
+    format: FormatPatch | None = None
+    voice: Annotated[str, Field(max_length=128)] | VoiceId | None = None
+
+
+class ResponseAudioPatch(Patch):
+    output: ResponseOutputPatch | None = None
+
+
+class ResponsePatch(Patch):
+    conversation: Literal["auto", "none"] | None = None
+    input: Annotated[list[ItemPatch], Field(max_length=256)] | None = None
+    instructions: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+        ]
+        | None
+    ) = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: OutputTokens | None = None
+    audio: ResponseAudioPatch | None = None
+    tools: list[object] | None = None
+
+
+class ResponseCreate(ClientEvent):
+    type: Literal["response.create"]
+    response: ResponsePatch | None = None
+
+
+class ResponseCancel(ClientEvent):
+    type: Literal["response.cancel"]
+    response_id: Id | None = None
+
+
+class Played(ClientEvent):
+    """Ours: what the listener has really played of a response."""
+
+    type: Literal["fleet.played"]
+    response_id: Id
+    samples: Annotated[int, Field(ge=0)]
+    underruns: Annotated[int, Field(ge=0)] = 0
+    buffer_ms: Annotated[float, Field(ge=0)] | None = None
+
+
+AnyClientEvent = (
+    SessionUpdate | BufferAppend | BufferCommit | BufferClear | OutputClear | ItemCreate | ItemDelete | ItemRetrieve
+    | ItemTruncate | ResponseCreate | ResponseCancel | Played
+)  # fmt: skip
+_adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Field(discriminator="type")])
+
+
+class _Named(msgspec.Struct):
+    event_id: str | None = None
+
+
+_named = msgspec.json.Decoder(_Named)
+
+
+def parse_event(raw: str) -> AnyClientEvent:
+    """Raises: BadInput, InputTooLarge naming the field."""
+    if len(raw) > MAX_EVENT_BYTES:
+        raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
+    try:
+        return _adapter.validate_json(raw)
+    except ValidationError as error:
+        raise _bad_input(error) from error
+
+
+def event_id_of(raw: str) -> str | None:
+    """The client's own name for its event, where it can be read at all."""
+    try:
+        return _named.decode(raw).event_id
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+
+
+def decode_pcm(data: str, where: str) -> bytes:
+    """Raises: BadInput."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadInput(f"{where}: not base64: {error}", param=where) from error
+
+
+def _bad_input(error: ValidationError) -> BadInput:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+    if not first["loc"]:
+        missing = first["type"] == "union_tag_not_found"
+        return BadInput("type: this field is required" if missing else "type: no such event", param="type")
+    path = _path(first["loc"][1:])
+    message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+    return BadInput(f"{path or 'the event'}: {message}", param=path or None)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """Union branches add their tag to a location: type names, and `server_vad` or the like."""
+    path = ""
+    for piece in loc:
+        if isinstance(piece, int):
+            path += f"[{piece}]"
+        elif piece.isidentifier() and piece not in ("str", "int", "VoiceId", "server_vad", "semantic_vad"):
+            path += f".{piece}" if path else piece
+    return path

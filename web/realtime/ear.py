@@ -1,0 +1,118 @@
+"""What a session hears: bytes as they come, resampled, kept while they may belong to a turn, and judged frame by frame.
+
+Knows no conversation and no socket.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from web.realtime.turns import FRAME_SAMPLES, RATE_HZ, Stopped, TurnDetector, TurnEvent, TurnRules
+from web.realtime.vad import Vad
+
+Pcm = NDArray[np.int16]
+SLICE_S = 0.5
+"""Of what comes at once, so much is judged before others of the process have their turn."""
+KEPT_MS = 1000
+"""Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
+
+
+class Ear:
+    """Units: positions count samples at 16 kHz since the session's first.
+
+    Invariant: `kept` are the last samples, up to `position`.
+    """
+
+    def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
+        self.position = 0
+        self._kept = bytearray()
+        self._odd = b""
+        self._vad = Vad()
+        self._judged = 0
+        self.set_rate(rate_hz)
+        self.detector: TurnDetector | None = None
+        self.listen(rules)
+
+    def set_rate(self, rate_hz: int) -> None:
+        self.rate_hz = rate_hz
+        self._resampler = None if rate_hz == RATE_HZ else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
+
+    def listen(self, rules: TurnRules | None) -> None:
+        """Without rules nobody but the client says when a turn ends."""
+        if rules is None:
+            self.detector = None
+        elif self.detector is None or not self.detector.speaking:
+            self.detector = TurnDetector(rules)
+            self._judged = self.position
+            self._vad.reset()
+        else:
+            self.detector.rules = rules
+
+    @property
+    def kept_ms(self) -> int:
+        return len(self._kept) // 2 * 1000 // RATE_HZ
+
+    def hear(self, pcm: bytes) -> Iterator[TurnEvent | None]:
+        """What is told of turns, and None after each slice: whoever has others to serve lets them then.
+
+        `pcm` is PCM16 little-endian mono at `rate_hz`; a sample cut in two is made whole by the next call.
+        """
+        pcm, self._odd = self._odd + pcm, b""
+        if len(pcm) % 2:
+            pcm, self._odd = pcm[:-1], pcm[-1:]
+        step = 2 * max(1, int(self.rate_hz * SLICE_S))
+        for start in range(0, len(pcm), step):
+            samples = np.frombuffer(pcm[start : start + step], "<i2")
+            heard = samples if self._resampler is None else self._resampler.resample_chunk(samples)
+            self._kept += heard.astype("<i2").tobytes()
+            self.position += len(heard)
+            yield from self._judge()
+            self._forget_silence()
+            yield None
+
+    def take(self, start: int, end: int) -> bytes:
+        """PCM16 at 16 kHz from `start` to `end`, as far as it is kept. From now on only what comes after is."""
+        taken = self.peek(start, end)
+        del self._kept[: max(0, 2 * (end - self._first))]
+        return taken
+
+    def take_all(self) -> bytes:
+        """Whatever is kept; a turn that has begun ends here."""
+        taken = bytes(self._kept)
+        self.clear()
+        return taken
+
+    def peek(self, start: int, end: int) -> bytes:
+        """The same, which stays."""
+        return bytes(self._kept[max(0, 2 * (start - self._first)) : max(0, 2 * (end - self._first))])
+
+    @property
+    def _first(self) -> int:
+        return self.position - len(self._kept) // 2
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._judged = self.position
+        if self.detector is not None:
+            self.detector.cut(self.position)
+
+    def _judge(self) -> Iterator[TurnEvent]:
+        if self.detector is None:
+            self._judged = self.position
+            return
+        while self.position - self._judged >= FRAME_SAMPLES:
+            frame = np.frombuffer(self.peek(self._judged, self._judged + FRAME_SAMPLES), "<i2")
+            self._judged += FRAME_SAMPLES
+            events = self.detector.feed(self._vad.probability(frame.astype(np.float32) / np.float32(32768)), self._judged)
+            if any(isinstance(event, Stopped) for event in events):
+                self._vad.reset()
+            yield from events
+
+    def _forget_silence(self) -> None:
+        if self.detector is None or self.detector.speaking:
+            return
+        keep = 2 * (RATE_HZ * KEPT_MS // 1000 + FRAME_SAMPLES)
+        if len(self._kept) > keep:
+            del self._kept[: len(self._kept) - keep]

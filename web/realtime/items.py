@@ -1,0 +1,80 @@
+"""Items that a client gives, checked and made ours. Knows no response."""
+
+import numpy as np
+import soxr
+
+from fleet.core.errors import BadInput, InputTooLarge
+from web.errors import UnsupportedValue
+from web.realtime import server_events as say
+from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
+from web.realtime.conversation import Clip, Conversation, Item, Part
+from web.realtime.turns import RATE_HZ
+
+MIN_CLIP_MS = 100
+"""As OpenAI's: of less nothing can be understood."""
+
+
+class ItemReader:
+    """`rate_hz` is that of the client's sound; `max_audio_s` bounds one clip."""
+
+    def __init__(self, rate_hz: int, max_audio_s: float) -> None:
+        self._rate_hz, self._max_audio_s = rate_hz, max_audio_s
+
+    def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
+        """Raises: BadInput, UnsupportedValue naming the field."""
+        if patch.type != "message":
+            raise BadInput(f"{where}.type: a reference has its place in response.input only", param=f"{where}.type")
+        if patch.role is None:
+            raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
+        item = Item(id=patch.id or say.new_id("item"), role=patch.role, parts=[])
+        clips: dict[str, Clip] = {}
+        for index, given in enumerate(patch.content):
+            at = f"{where}.content[{index}]"
+            part = _part(given, patch.role, at)
+            if part.kind == "input_audio":
+                part.clip = f"{item.id}.{index}"
+                clips[part.clip] = self.clip(given.audio or "", f"{at}.audio")
+            item.parts.append(part)
+        if item.is_empty:
+            raise BadInput(f"{where}.content: holds no text and no sound", param=f"{where}.content")
+        return item, clips
+
+    def items(self, patches: list[ItemPatch], known: Conversation, where: str) -> Conversation:
+        """A conversation of its own, of given items and references to known ones. Raises: NotFound, BadInput."""
+        found = Conversation(len(patches), self._max_audio_s)
+        for index, patch in enumerate(patches):
+            at = f"{where}[{index}]"
+            if patch.type == "item_reference":
+                item = known.find(patch.id or "", f"{at}.id")
+                found.add(item, {part.clip: known.clips[part.clip] for part in item.parts if part.clip})
+            else:
+                found.add(*self.item(patch, at))
+        return found
+
+    def clip(self, data: str, where: str) -> Clip:
+        pcm = decode_pcm(data, where)
+        samples = np.frombuffer(pcm[: len(pcm) - len(pcm) % 2], "<i2")
+        if len(samples) * 1000 < MIN_CLIP_MS * self._rate_hz:
+            raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
+        if len(samples) > self._max_audio_s * self._rate_hz:
+            raise InputTooLarge(f"{where}: the audio is longer than {self._max_audio_s:g} s", param=where)
+        if self._rate_hz != RATE_HZ:
+            samples = soxr.resample(samples, self._rate_hz, RATE_HZ)
+        return Clip(samples.astype("<i2").tobytes())
+
+
+def _part(given: PartPatch, role: str, where: str) -> Part:
+    """The beta's `text` and `audio` are read as what they mean for the role."""
+    sound = given.type in ("input_audio", "output_audio", "audio")
+    if role == "assistant":
+        if given.type in ("input_text", "input_audio"):
+            raise BadInput(f"{where}.type: an assistant's content is output_text or output_audio", param=f"{where}.type")
+        # Its sound is not read again: what it said is what a prompt holds.
+        return Part(kind="output_audio" if sound else "output_text", text=(given.transcript if sound else given.text) or "")
+    if given.type in ("output_text", "output_audio"):
+        raise BadInput(f"{where}.type: the content of a {role} is input_text or input_audio", param=f"{where}.type")
+    if sound and role != "user":
+        raise UnsupportedValue(f"{where}.type: only a user's content can be sound", param=f"{where}.type")
+    if sound:
+        return Part(kind="input_audio", text=given.transcript or "")
+    return Part(kind="input_text", text=given.text or "")

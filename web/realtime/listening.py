@@ -1,0 +1,253 @@
+"""The user's turns: what is heard becomes items, answers are begun early, cut short, or go on, and words are written down later.
+
+Knows no protocol of a socket; the session tells it what came.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.core.errors import FleetError, InputTooLarge
+from web.errors import type_of
+from web.gateway import Gateway
+from web.realtime import server_events as say
+from web.realtime.conversation import Clip, Conversation, Item, Part
+from web.realtime.ear import Ear
+from web.realtime.items import MIN_CLIP_MS
+from web.realtime.line import Line
+from web.realtime.replies import BufferEmpty, Replies
+from web.realtime.run import Marks
+from web.realtime.settings import Settings
+from web.realtime.turns import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
+from web.schema import InputAudio, InputAudioPartBody, MessageBody
+from web.transcription import transcribe
+
+log = logging.getLogger("fleet.web")
+
+FALSE_ALARM_MS = 500
+"""Speech shorter than this, without words, was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the user is saying. `start` in samples at 16 kHz of all that the session heard."""
+
+    item_id: str
+    start: int
+
+
+class Listener:
+    def __init__(
+        self, gateway: Gateway, line: Line, conversation: Conversation, replies: Replies, settings: Callable[[], Settings],
+        add: Callable[[Item, dict[str, Clip]], None],
+    ) -> None:  # fmt: skip
+        self._gateway, self._line, self._conversation, self._replies = gateway, line, conversation, replies
+        self._settings, self._add = settings, add
+        self._max_s = gateway.config.limits.max_audio_s
+        self.ear = Ear(settings().audio.input.format.rate, self._rules())
+        self.interruptions = 0
+        self._turn: Turn | None = None
+        self._owed: Marks | None = None
+        """A turn that ended under an answer which may not be interrupted: it is answered next."""
+        self._unwritten: list[str] = []
+        """Items whose words nobody wrote down yet: that waits until the answer has begun."""
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    @property
+    def hearing(self) -> bool:
+        """Somebody speaks; without a detector, whatever the client sends is taken for speech."""
+        detector = self.ear.detector
+        return detector.speaking if detector is not None else self.ear.kept_ms > 0
+
+    def changed(self, before: Settings) -> None:
+        """The settings are others now."""
+        now = self._settings()
+        if now.audio.input.format.rate != before.audio.input.format.rate:
+            self.ear.set_rate(now.audio.input.format.rate)
+        if now.detection != before.detection:
+            self.ear.listen(self._rules())
+            if not self.hearing:
+                self._turn = None
+
+    async def hear(self, pcm: bytes) -> None:
+        """Raises: InputTooLarge."""
+        coming_s = len(pcm) / 2 / self.ear.rate_hz
+        held_s = self.ear.kept_ms / 1000 if self.ear.detector is None else 0.0
+        if held_s + coming_s > self._max_s:
+            raise InputTooLarge(f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it", param="audio")
+        first = True
+        for event in self.ear.hear(pcm):
+            if event is not None:
+                self._on_turn(event)
+            elif not first:
+                await asyncio.sleep(0)
+            first = first and event is not None
+
+    def commit(self) -> None:
+        """The client says that the turn is over. Raises: BufferEmpty."""
+        if self.ear.kept_ms < MIN_CLIP_MS:
+            raise BufferEmpty(f"the input buffer holds {self.ear.kept_ms} ms of audio; at least {MIN_CLIP_MS} ms are needed")
+        self._replies.drop_ahead()
+        turn, self._turn = self._turn, None
+        self._add_turn(turn.item_id if turn is not None else say.new_id("item"), self.ear.take_all())
+        self._write_down_unless_answered()
+
+    def clear(self) -> None:
+        self.ear.clear()
+        self._turn = None
+        self._replies.drop_ahead()
+        self._line.tell(say.Cleared())
+
+    def time_out(self) -> None:
+        """Nobody said anything for so long that the model speaks by itself."""
+        end_ms = self._ms(self.ear.position)
+        item_id, start_ms = say.new_id("item"), max(0, end_ms - self.ear.kept_ms)
+        self._line.tell(say.TimeoutTriggered(audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id))
+        if self.ear.kept_ms >= MIN_CLIP_MS:
+            self._add_turn(item_id, self.ear.take_all())
+        if self._replies.active is None:
+            self._replies.answer(Marks())
+
+    def on_answer_begun(self) -> None:
+        """The first sound left: now there is time to write down what the user said."""
+        self._write_down()
+
+    def on_answer_over(self) -> None:
+        self._write_down()
+        marks, self._owed = self._owed, None
+        if marks is not None and self._replies.active is None:
+            self._replies.answer(marks)
+
+    def stop(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+
+    def _rules(self) -> TurnRules | None:
+        return self._settings().rules(self._gateway.config.voice.speculate_ms, int(self._max_s * 1000))
+
+    def _on_turn(self, event: TurnEvent) -> None:
+        match event:
+            case Started():
+                self._on_start(event)
+            case Paused(end):
+                self._on_pause(end)
+            case GoesOn():
+                self._replies.drop_ahead()
+            case Stopped():
+                self._on_stop(event)
+
+    def _on_start(self, started: Started) -> None:
+        self._turn = Turn(item_id=say.new_id("item"), start=started.start)
+        self._line.tell(say.SpeechStarted(audio_start_ms=self._ms(started.start), item_id=self._turn.item_id))
+        detection = self._settings().detection
+        self._replies.forget_interrupted()
+        if detection is not None and detection.interrupt_response and self._replies.interrupt(time.monotonic()):
+            self.interruptions += 1
+
+    def _on_pause(self, end: int) -> None:
+        detection, detector, turn = self._settings().detection, self.ear.detector, self._turn
+        if detection is None or detector is None or turn is None or not detection.create_response:
+            return
+        if self._replies.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
+            return
+        clip = Clip(self.ear.peek(turn.start, end))
+        sound = InputAudioPartBody(type="input_audio", input_audio=InputAudio(data=clip.file(), format="wav"))
+        self._replies.begin_ahead(MessageBody(role="user", content=[sound]))
+
+    def _on_stop(self, stopped: Stopped) -> None:
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(stopped.end), item_id=turn.item_id))
+        pcm = self.ear.take(turn.start, stopped.end)
+        silent_s = (self.ear.position - stopped.voiced_end) / RATE_HZ
+        marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
+        if self._replies.interrupted is None or stopped.voiced_ms >= FALSE_ALARM_MS:
+            self._end_turn(turn, pcm, marks)
+        elif self._settings().audio.input.transcription is None:
+            self._replies.go_on()
+        else:
+            self._spawn(self._judge(turn, pcm, marks))
+
+    async def _judge(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
+        """So short that it may be a cough: it is a turn if there are words in it."""
+        try:
+            words = await transcribe(self._gateway, _floats(pcm), RATE_HZ)
+        except FleetError as error:
+            log.warning("what interrupted an answer could not be understood: %s", error.message)
+            words = ""
+        if self.hearing or self._replies.interrupted is None:
+            return
+        if words:
+            self._end_turn(turn, pcm, marks)
+        else:
+            self._replies.go_on()
+
+    def _end_turn(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
+        detection = self._settings().detection
+        answered = detection is not None and detection.create_response
+        ahead = self._replies.take_ahead()
+        self._replies.forget_interrupted()
+        self._add_turn(turn.item_id, pcm)
+        if answered and self._replies.active is None:
+            self._replies.answer(marks, ahead)
+        elif answered:
+            self._owed = marks
+        self._write_down_unless_answered()
+
+    def _add_turn(self, item_id: str, pcm: bytes) -> None:
+        self._line.tell(say.Committed(previous_item_id=self._conversation.last_id, item_id=item_id))
+        name = f"{item_id}.0"
+        item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
+        self._add(item, {name: Clip(pcm)})
+        if self._settings().audio.input.transcription is not None:
+            self._unwritten.append(item_id)
+
+    def _write_down_unless_answered(self) -> None:
+        if self._replies.active is None:
+            self._write_down()
+
+    def _write_down(self) -> None:
+        items, self._unwritten = self._unwritten, []
+        for item_id in items:
+            clip = self._conversation.clips.get(f"{item_id}.0")
+            if clip is not None:
+                self._spawn(self._transcribe(item_id, clip))
+
+    async def _transcribe(self, item_id: str, clip: Clip) -> None:
+        try:
+            words = await transcribe(self._gateway, _floats(clip.pcm), RATE_HZ)
+        except FleetError as error:
+            detail = say.ErrorDetail(
+                type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=None
+            )
+            self._line.tell(say.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))
+            return
+        if not self._conversation.note_transcript(item_id, 0, words):
+            return
+        if words:
+            self._line.tell(say.TranscriptionDelta(item_id=item_id, content_index=0, delta=words))
+        usage = say.TranscriptionUsage(seconds=round(clip.seconds, 3))
+        self._line.tell(say.TranscriptionCompleted(item_id=item_id, content_index=0, transcript=words, usage=usage))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            log.error("listening failed: %r", error)
+
+    def _ms(self, position: int) -> int:
+        return position * 1000 // RATE_HZ
+
+
+def _floats(pcm: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)

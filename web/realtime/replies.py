@@ -1,0 +1,283 @@
+"""Which answer is due, and the one under way: begun on speculation, cut short by the user, gone on with after a false alarm.
+
+Invariants: at most one response of the conversation is active. What was begun on speculation and not adopted is stopped.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fleet.core.errors import BadInput
+from fleet.core.ids import RequestId
+from web.gateway import Gateway
+from web.realtime import server_events as say
+from web.realtime.ask import chat_body
+from web.realtime.client_events import ResponsePatch
+from web.realtime.conversation import Conversation
+from web.realtime.heard import SpeakingRate
+from web.realtime.items import ItemReader
+from web.realtime.line import Line
+from web.realtime.making import Making
+from web.realtime.run import Marks, Plan, Run
+from web.realtime.settings import Settings, refuse_tools, voice_name
+from web.schema import MessageBody
+
+MAX_ASIDE = 4
+"""Responses outside the conversation at once."""
+
+
+class ActiveResponse(BadInput):
+    code = "conversation_already_has_active_response"
+
+
+class NotActive(BadInput):
+    code = "response_cancel_not_active"
+
+
+class BufferEmpty(BadInput):
+    code = "input_audio_buffer_commit_empty"
+
+
+class Watcher(Protocol):
+    """Who is told how answers fare: the session."""
+
+    def began(self, run: Run) -> None: ...
+
+    def over(self, run: Run) -> None: ...
+
+    def asked(self, request_id: RequestId) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """An answer begun before the turn was over. It serves if nothing of this has changed by then."""
+
+    making: Making
+    version: int
+    settings: Settings
+
+
+class Replies:
+    """Satisfies `run.Out`."""
+
+    def __init__(
+        self, gateway: Gateway, line: Line, conversation: Conversation, settings: Callable[[], Settings], watcher: Watcher,
+        *, session_id: str, conversation_id: str, rate: SpeakingRate,
+    ) -> None:  # fmt: skip
+        self.run: Run | None = None
+        self.interrupted: Run | None = None
+        self._aside: dict[str, Run] = {}
+        self._ahead: Ahead | None = None
+        self._gateway, self._line, self._conversation = gateway, line, conversation
+        self._settings, self._watcher, self._rate = settings, watcher, rate
+        self._session_id, self._conversation_id = session_id, conversation_id
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @property
+    def active(self) -> Run | None:
+        return self.run if self.run is not None and self.run.active else None
+
+    def sounding(self, now: float) -> bool:
+        """Whether the listener is, or is about to be, spoken to."""
+        return self.run is not None and (self.run.active or self.run.playhead.left_s(now) > 0)
+
+    def find(self, response_id: str) -> Run | None:
+        known = [self.run, *self._aside.values()]
+        return next((run for run in known if run is not None and run.id == response_id), None)
+
+    # speculation
+
+    def begin_ahead(self, said: MessageBody) -> None:
+        """The turn may be over: begin the answer, and show nothing."""
+        self.drop_ahead()
+        if self.active is not None:
+            return
+        settings = self._settings()
+        messages = [*self._conversation.messages(settings.instructions), said]
+        making = self._make(messages, settings, self._plan(settings))
+        self._ahead = Ahead(making=making, version=self._conversation.version, settings=settings)
+
+    def drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._stop(ahead.making)
+
+    def take_ahead(self) -> Making | None:
+        """What was begun on speculation, if it is the answer to what is so now. Ask before the turn's item is added."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        fits = ahead.version == self._conversation.version and ahead.settings is self._settings()
+        if fits and ahead.making.error is None:
+            return ahead.making
+        self._stop(ahead.making)
+        return None
+
+    # answers
+
+    def answer(self, marks: Marks, making: Making | None = None) -> None:
+        """Answer the conversation as it stands. Where an answer is under way it is not answered: `over` says when."""
+        settings = self._settings()
+        plan = self._plan(settings)
+        if making is None:
+            making = self._make(self._conversation.messages(settings.instructions), settings, plan)
+        self._begin(plan, making, marks)
+
+    def create(self, wanted: ResponsePatch) -> None:
+        """`response.create`. Raises: BadInput, NotFound."""
+        refuse_tools(wanted.tools, "response.tools")
+        settings, aside = self._settings(), wanted.conversation == "none"
+        if not aside and self.active is not None:
+            raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
+        if aside and len(self._aside) >= MAX_ASIDE:
+            raise ActiveResponse(f"{MAX_ASIDE} responses outside the conversation are active; wait for the end of one")
+        self.drop_ahead()
+        plan = self._wanted_plan(settings, wanted)
+        instructions = settings.instructions if wanted.instructions is None else wanted.instructions
+        messages = self._input(wanted).messages(instructions)
+        if not messages:
+            raise BadInput("response.create: there is nothing to answer; add an item or sound first", param="response.input")
+        self._begin(plan, self._make(messages, settings, plan), Marks())
+
+    def _input(self, wanted: ResponsePatch) -> Conversation:
+        if wanted.input is None:
+            return self._conversation
+        reader = ItemReader(self._settings().audio.input.format.rate, self._gateway.config.limits.max_audio_s)
+        return reader.items(wanted.input, self._conversation, "response.input")
+
+    def cancel(self, response_id: str | None) -> None:
+        """Raises: NotActive."""
+        run = self.active if response_id is None else self.find(response_id)
+        if run is None or not run.active:
+            raise NotActive("there is no active response to cancel", param="response_id" if response_id else None)
+        # The listener may still play whatever it has been sent; a `truncate` says where it stopped.
+        self._cut(run, "client_cancelled", run.playhead.sent)
+
+    # the user speaks
+
+    def interrupt(self, now: float) -> bool:
+        """The user speaks while being spoken to: nothing more is made or sent. Whether there was anything to stop."""
+        run = self.run
+        if run is None or not self.sounding(now):
+            return False
+        heard = run.playhead.at(now)
+        if run.active:
+            self._cut(run, "turn_detected", heard)
+        else:
+            run.cut_words(heard)
+        self.interrupted = run
+        return True
+
+    def forget_interrupted(self) -> None:
+        self.interrupted = None
+
+    def go_on(self) -> None:
+        """It was a false alarm: what was cut goes on as a response of its own."""
+        old, self.interrupted = self.interrupted, None
+        if old is None or self.active is not None:
+            return
+        heard, chars = 0, 0
+        if old.item is not None:
+            part = old.item.parts[0]
+            heard = part.said.heard if part.said is not None else 0
+            chars = len(part.text)
+        plan = replace(
+            old.plan, skip_samples=old.plan.skip_samples + heard, skip_chars=old.plan.skip_chars + chars, metadata=None
+        )
+        making = Making(self._gateway, old.making.body)
+        making.make_rest(old.making)
+        self._watcher.asked(making.request_id)
+        self._begin(plan, making, Marks())
+
+    # run.Out
+
+    @property
+    def listening(self) -> bool:
+        return self._line.listening
+
+    def tell(self, event: say.ServerEvent) -> None:
+        self._line.tell(event)
+
+    def sound(self, run: Run, first_sample: int, pcm: bytes) -> None:
+        self._line.sound(run.id, run.item_id, first_sample, pcm)
+
+    def began(self, run: Run) -> None:
+        self._watcher.began(run)
+
+    def over(self, run: Run) -> None:
+        self._aside.pop(run.id, None)
+        self._watcher.over(run)
+
+    # its end
+
+    def abandon(self) -> None:
+        """The session is over: everything of it stops."""
+        self.drop_ahead()
+        for run in (self.run, *self._aside.values()):
+            if run is not None:
+                run.abandon()
+
+    def let_go(self) -> None:
+        """Another gateway has the session: what it is answered is not ours to stop."""
+        self.drop_ahead()
+        for run in (self.run, *self._aside.values()):
+            if run is not None:
+                run.let_go()
+
+    def adopt(self, run: Run) -> None:
+        """A response that another gateway began."""
+        self.run = run
+        run.start(told=True)
+
+    def _begin(self, plan: Plan, making: Making, marks: Marks) -> None:
+        run = Run(plan, making, self._conversation, self, lead_s=self._gateway.config.voice.lead_s, rate=self._rate, marks=marks)
+        if plan.in_conversation:
+            self.run = run
+        else:
+            self._aside[run.id] = run
+        run.start()
+
+    def _cut(self, run: Run, reason: str, heard: int) -> None:
+        run.cut("turn_detected" if reason == "turn_detected" else "client_cancelled", heard)
+        self._aside.pop(run.id, None)
+        self._watcher.over(run)
+
+    def _make(self, messages: list[MessageBody], settings: Settings, plan: Plan) -> Making:
+        body = chat_body(
+            self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice,
+            max_output_tokens=plan.max_output_tokens if isinstance(plan.max_output_tokens, int) else "inf",
+            session=self._session_id if plan.in_conversation else None,
+        )  # fmt: skip
+        making = Making(self._gateway, body)
+        making.start()
+        self._watcher.asked(making.request_id)
+        return making
+
+    def _stop(self, making: Making) -> None:
+        task = making.stop()
+        if task is not None and not task.done():
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    def _plan(self, settings: Settings) -> Plan:
+        return Plan(
+            spoken="audio" in settings.output_modalities,
+            in_conversation=True,
+            conversation_id=self._conversation_id,
+            max_output_tokens=settings.max_output_tokens,
+            voice=settings.audio.output.voice,
+        )
+
+    def _wanted_plan(self, settings: Settings, wanted: ResponsePatch) -> Plan:
+        plan = replace(self._plan(settings), in_conversation=wanted.conversation != "none", metadata=wanted.metadata)
+        if wanted.output_modalities is not None:
+            plan = replace(plan, spoken="audio" in wanted.output_modalities)
+        if wanted.max_output_tokens is not None:
+            plan = replace(plan, max_output_tokens=wanted.max_output_tokens)
+        output = wanted.audio.output if wanted.audio is not None else None
+        if output is not None and output.voice is not None:
+            plan = replace(plan, voice=voice_name(output.voice))
+            self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
+        self._gateway.outputs(spoken=plan.spoken)
+        return plan

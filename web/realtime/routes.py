@@ -1,0 +1,106 @@
+"""The routes of voice: the two sockets, client secrets, and the list of live sessions. Knows no event."""
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from fleet.core.errors import FleetError, ModelNotFound, NotFound
+from fleet.core.ids import RequestId
+from web.errors import envelope_of, error_response
+from web.gateway import Gateway
+from web.guard import EPHEMERAL, offered_key
+from web.realtime.hall import Hall
+from web.realtime.ports import ConsolePort, SocketPort
+from web.realtime.secrets import Secrets, default_settings
+from web.realtime.settings import Settings
+from web.realtime.sockets import VoiceSocket, accept
+from web.realtime.story import SessionView
+
+ON = ("1", "true", "yes")
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[SessionView]
+
+
+class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "fleet.session.ended"
+    ended: bool = True
+
+
+_view = msgspec.json.Decoder(SessionView)
+
+
+class VoiceRoutes:
+    """`show` is told which request an open page of the console shows."""
+
+    def __init__(self, gateway: Gateway, show: Callable[[str, RequestId], None]) -> None:
+        self.hall = Hall(gateway)
+        self._gateway = gateway
+        self._secrets = Secrets(gateway)
+        self._show = show
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            WebSocketRoute("/v1/realtime", self.realtime),
+            WebSocketRoute("/console/ws", self.console),
+            Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
+            Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
+            Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
+        ]
+
+    async def realtime(self, websocket: WebSocket) -> None:
+        try:
+            settings = await self._settings(websocket)
+        except FleetError as error:
+            await websocket.send_denial_response(error_response(envelope_of(error), error.status))
+            return
+        await accept(websocket)
+        fleet = websocket.query_params.get("fleet", "").lower() in ON
+        port = SocketPort(websocket, fleet=fleet)
+        await VoiceSocket(self.hall, websocket, port, lambda request: None).run(settings)
+
+    async def console(self, websocket: WebSocket) -> None:
+        await accept(websocket)
+        page = websocket.query_params.get("page", "")
+        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket), lambda request: self._show(page, request))
+        await socket.run(default_settings(self._gateway))
+
+    async def _settings(self, websocket: WebSocket) -> Settings:
+        """Raises: Unauthorized, ModelNotFound."""
+        model = websocket.query_params.get("model", self._gateway.model)
+        if model != self._gateway.model:
+            raise ModelNotFound(f"model: no model {model!r}; this server has {self._gateway.model!r}", param="model")
+        key = offered_key(websocket.scope)
+        if key is not None and key.startswith(EPHEMERAL):
+            return await self._secrets.settings_of(key)
+        return default_settings(self._gateway)
+
+    async def sessions(self, _request: Request) -> Response:
+        """GET /v1/fleet/sessions: those of every gateway, the newest first."""
+        views = [_view.decode(raw) for raw in (await self._gateway.client.voices()).values()]
+        listed = SessionList(data=sorted(views, key=lambda view: -view.created_us))
+        return Response(msgspec.json.encode(listed), media_type="application/json")
+
+    async def end(self, request: Request) -> Response:
+        """DELETE /v1/fleet/sessions/{id}: end it, whichever gateway has it, with the answer under way."""
+        session_id = str(request.path_params["session_id"])
+        if not self.hall.end(session_id):
+            await self._end_elsewhere(session_id)
+        return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
+
+    async def _end_elsewhere(self, session_id: str) -> None:
+        """Its gateway finds out with its next write."""
+        client = self._gateway.client
+        raw = (await client.voices()).get(session_id)
+        if not await client.end_voice(session_id):
+            raise NotFound(f"no session {session_id!r}; it never was, or is over", param="session_id")
+        request_id = _view.decode(raw).request_id if raw is not None else None
+        if request_id is not None:
+            await client.abort_request(RequestId(request_id))

@@ -1,0 +1,288 @@
+"""One voice session: what its client says, turned into items, answers and events; and what there is to know of it.
+
+Whatever its client says is done at once, in the order it comes; what takes time (answers, transcripts) runs beside it. A session
+outlives its socket: see `hall`. Knows no socket and no Redis.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from fleet.core.clock import now_us
+from fleet.core.errors import BadInput, FleetError
+from fleet.core.ids import RequestId
+from web.errors import type_of
+from web.gateway import Gateway
+from web.realtime import client_events as ask
+from web.realtime import server_events as say
+from web.realtime.conversation import Clip, Conversation, Item
+from web.realtime.heard import SpeakingRate
+from web.realtime.items import ItemReader
+from web.realtime.line import Line
+from web.realtime.listening import Listener
+from web.realtime.replies import Replies
+from web.realtime.run import Run
+from web.realtime.settings import VOICE_FIELD, ServerVad, Settings, merged
+from web.realtime.story import SessionView, Story, timing_parts
+
+log = logging.getLogger("fleet.web")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who wants to know: `changed` after whatever another gateway would have to go on with, `asked` of every request."""
+
+    changed: Callable[[], None]
+    asked: Callable[[RequestId], None]
+
+
+class Session:
+    """Satisfies `replies.Watcher`."""
+
+    def __init__(
+        self, gateway: Gateway, settings: Settings, rate: SpeakingRate, watch: Watch, conversation_id: str | None = None
+    ) -> None:
+        limits = gateway.config.limits
+        self.id = settings.id
+        self.settings = settings
+        self.conversation_id = conversation_id or say.new_id("conv")
+        self.created_us = now_us()
+        self.line = Line()
+        self.story = Story()
+        self.watch = watch
+        self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
+        self.replies = Replies(
+            gateway, self.line, self.conversation, lambda: self.settings, self,
+            session_id=self.id, conversation_id=self.conversation_id, rate=rate,
+        )  # fmt: skip
+        self.listener = Listener(gateway, self.line, self.conversation, self.replies, lambda: self.settings, self._add)
+        self._gateway = gateway
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._state = ""
+        self._quiet: asyncio.TimerHandle | None = None
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def receive(self, raw: str) -> None:
+        """One event of the client's. What is wrong with it is told, and nothing else happens."""
+        try:
+            event = ask.parse_event(raw)
+            if isinstance(event, ask.BufferAppend):
+                await self.listener.hear(ask.decode_pcm(event.audio, "audio"))
+            else:
+                self._handle(event)
+        except FleetError as error:
+            self.refuse(error, ask.event_id_of(raw))
+        self.note()
+
+    async def hear(self, pcm: bytes) -> None:
+        """Sound as it is: PCM16 at the rate that the settings declare."""
+        try:
+            await self.listener.hear(pcm)
+        except FleetError as error:
+            self.refuse(error)
+        self.note()
+
+    def refuse(self, error: FleetError, event_id: str | None = None) -> None:
+        detail = say.ErrorDetail(
+            type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=event_id
+        )
+        self.line.tell(say.Error(error=detail))
+
+    def _handle(self, event: ask.AnyClientEvent) -> None:
+        match event:
+            case ask.SessionUpdate():
+                self.update(event.session)
+            case ask.BufferCommit():
+                self.listener.commit()
+            case ask.BufferClear():
+                self.listener.clear()
+            case ask.ItemCreate() | ask.ItemDelete() | ask.ItemRetrieve() | ask.ItemTruncate():
+                self._handle_item(event)
+            case ask.ResponseCreate():
+                self.replies.create(event.response or ask.ResponsePatch())
+            case ask.ResponseCancel():
+                self.replies.cancel(event.response_id)
+            case ask.Played():
+                self._note_played(event)
+            case ask.OutputClear():
+                raise BadInput("type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item", param="type")
+            case ask.BufferAppend():
+                raise AssertionError("sound is heard, and not handled")
+
+    def _handle_item(self, event: ask.ItemCreate | ask.ItemDelete | ask.ItemRetrieve | ask.ItemTruncate) -> None:
+        conversation = self.conversation
+        match event:
+            case ask.ItemCreate():
+                reader = ItemReader(self.settings.audio.input.format.rate, self._gateway.config.limits.max_audio_s)
+                item, clips = reader.item(event.item, "item")
+                self._add(item, clips, event.previous_item_id)
+            case ask.ItemDelete():
+                conversation.remove(event.item_id)
+                self.line.tell(say.ItemDeleted(item_id=event.item_id))
+            case ask.ItemRetrieve():
+                found = conversation.body(conversation.find(event.item_id), with_audio=True)
+                self.line.tell(say.ItemRetrieved(item=found))
+            case ask.ItemTruncate():
+                conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
+                told = say.ItemTruncated(
+                    item_id=event.item_id, content_index=event.content_index, audio_end_ms=event.audio_end_ms
+                )
+                self.line.tell(told)
+
+    def update(self, patch: ask.SessionPatch) -> None:
+        """Raises: BadInput; then nothing has changed."""
+        settings = merged(self.settings, patch)
+        if "audio" in settings.output_modalities and not self._gateway.speaks:
+            where = "session.output_modalities"
+            raise BadInput(f'{where}: this model does not speak; use ["text"]', param=where)
+        self._gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
+        before, self.settings = self.settings, settings
+        self.listener.changed(before)
+        self.line.tell(say.SessionUpdated(session=settings))
+
+    def _add(self, item: Item, clips: dict[str, Clip], after: str | None = None) -> None:
+        gone = self.conversation.add(item, clips, after)
+        previous, body = self.conversation.previous(item.id), self.conversation.body(item)
+        self.line.tell(say.ItemAdded(previous_item_id=previous, item=body))
+        self.line.tell(say.ItemDone(previous_item_id=previous, item=body))
+        for item_id in gone:
+            self.line.tell(say.ItemDeleted(item_id=item_id))
+
+    def _note_played(self, event: ask.Played) -> None:
+        run = self.replies.find(event.response_id)
+        if run is not None:
+            run.playhead.told(event.samples, time.monotonic())
+        underruns = min(event.underruns, 1000)
+        self._gateway.metrics.underrun(underruns)
+        if run is not None:
+            self._gateway.heard.note(run.making.request_id, run.plan.skip_samples + event.samples, underruns)
+        self.story.underruns += underruns
+
+    # replies.Watcher
+
+    def asked(self, request_id: RequestId) -> None:
+        self.watch.asked(request_id)
+
+    def began(self, run: Run) -> None:
+        self.listener.on_answer_begun()
+        if run.plan.in_conversation:
+            self.story.turns += 1
+            self._spawn(self._tell_timing(run))
+        self.note()
+
+    def over(self, run: Run) -> None:
+        self.story.server_underruns += run.playhead.underruns
+        self.listener.on_answer_over()
+        self.note()
+
+    async def _tell_timing(self, run: Run) -> None:
+        """From the marks of this process, and those of the stages: the clocks of other machines may differ, ours do not."""
+        marks, sent = run.marks, run.marks.first_sent
+        assert sent is not None
+        try:
+            made = await self._gateway.client.first_outputs(RequestId(run.making.request_id))
+        except FleetError as error:
+            log.warning("request %s: its timing is not known: %s", run.making.request_id, error.message)
+            return
+        to_us = now_us() - time.monotonic() * 1e6
+        begin = marks.decided if marks.voiced_end is None else min(marks.voiced_end, marks.decided)
+        stages = self._gateway.graph.stages_for(self._gateway.outputs(spoken=run.plan.spoken))
+        parts = timing_parts(
+            int(begin * 1e6 + to_us), int(marks.decided * 1e6 + to_us), made.claimed_us, made.first_us, stages,
+            int(sent * 1e6 + to_us),
+        )  # fmt: skip
+        whole_ms = round((sent - begin) * 1000, 1)
+        self.story.note(whole_ms)
+        told = say.Timing(
+            response_id=run.id, request_id=run.making.request_id, item_id=run.item_id, voice_to_voice_ms=whole_ms,
+            voiced_end_ms=marks.voiced_end_ms, parts=parts,
+        )  # fmt: skip
+        self.line.tell(told)
+        self.watch.changed()
+
+    # its state
+
+    def note(self) -> None:
+        """Something may have changed: say so to whoever looks."""
+        state = self.state()
+        if state != self._state:
+            self._state = state
+            self.line.tell(say.State(state=state))
+            self._set_idle(state)
+        self.watch.changed()
+
+    def state(self) -> str:
+        run, now = self.replies.run, time.monotonic()
+        if self.listener.hearing:
+            return "interrupted" if self.replies.interrupted is not None else "hearing"
+        if run is None or not self.replies.sounding(now):
+            return "listening"
+        if run.active and run.marks.first_sent is None:
+            return "thinking"
+        if not run.active:
+            self._look_again(run.playhead.left_s(now))
+        return "speaking"
+
+    def _look_again(self, after_s: float) -> None:
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet = asyncio.get_running_loop().call_later(after_s + 0.01, self.note)
+
+    def _set_idle(self, state: str) -> None:
+        """Once both are silent, the user has so long to say something."""
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        detection = self.settings.detection
+        wait_ms = detection.idle_timeout_ms if isinstance(detection, ServerVad) else None
+        if state == "listening" and wait_ms is not None and self.story.turns:
+            self._idle = asyncio.get_running_loop().call_later(wait_ms / 1000, self._time_out)
+
+    def _time_out(self) -> None:
+        self.listener.time_out()
+        self.note()
+
+    def view(self, gateway_id: str) -> SessionView:
+        active, rate = self.replies.active, self.settings.audio.input.format.rate
+        return SessionView(
+            id=self.id,
+            gateway=gateway_id,
+            state=self.state() if self.line.listening else "away",
+            turns=self.story.turns,
+            voice_to_voice_last_ms=self.story.last_ms,
+            voice_to_voice_median_ms=self.story.median_ms,
+            interruptions=self.listener.interruptions,
+            underruns=self.story.underruns,
+            input_rate_hz=rate,
+            voice=self.settings.audio.output.voice,
+            request_id=active.making.request_id if active is not None else None,
+            created_us=self.created_us,
+            seen_us=now_us(),
+        )
+
+    # its end
+
+    def abandon(self) -> None:
+        """It is over: everything for it stops."""
+        self._stop_timers()
+        self.replies.abandon()
+
+    def let_go(self) -> None:
+        """Another gateway has it now."""
+        self._stop_timers()
+        self.replies.let_go()
+
+    def _stop_timers(self) -> None:
+        self.listener.stop()
+        for job in self._jobs:
+            job.cancel()
+        for timer in (self._quiet, self._idle):
+            if timer is not None:
+                timer.cancel()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        job = asyncio.create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)

@@ -1,0 +1,135 @@
+"""The two voice sockets, `WS /v1/realtime` and `WS /console/ws`: one session each, over different frames.
+
+Knows no event but what opens and closes a session.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.websockets import WebSocket
+
+from fleet.core.errors import BadInput, FleetError
+from fleet.core.ids import RequestId
+from web.errors import type_of
+from web.realtime.hall import Hall
+from web.realtime.ports import ConsolePort, SocketPort
+from web.realtime.server_events import Error, ErrorDetail
+from web.realtime.session import Session
+from web.realtime.settings import Settings
+
+GOODBYE = 1000
+"""The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
+MAX_EARLY_BYTES = 4 * 1024 * 1024
+CLOSE_OF = {"rate_limit_exceeded": 1013, "redis_unreachable": 1013, "invalid_api_key": 1008, "not_found": 1008}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the address asks for. `samples`: how much of the response's sound the client has."""
+
+    session: str | None
+    response: str | None
+    samples: int | None
+
+    @staticmethod
+    def of(websocket: WebSocket) -> "Wanted":
+        """Raises: BadInput."""
+        query = websocket.query_params
+        samples = query.get("samples")
+        if samples is not None and not (samples.isdecimal() and len(samples) < 12):
+            raise BadInput("samples: a whole number of samples is expected", param="samples")
+        return Wanted(
+            session=query.get("session") or None,
+            response=query.get("response") or None,
+            samples=int(samples) if samples is not None else None,
+        )
+
+
+class VoiceSocket:
+    """One connection, from its first frame to its last."""
+
+    def __init__(self, hall: Hall, websocket: WebSocket, port: SocketPort, asked: Callable[[RequestId], None]) -> None:
+        self._hall, self._websocket, self._port, self._asked = hall, websocket, port, asked
+        self._session: Session | None = None
+        self._early: list[str | bytes] = []
+        """What came while the client waited in line."""
+        self._early_bytes = 0
+
+    async def run(self, settings: Settings) -> None:
+        entering = asyncio.create_task(self._enter(settings))
+        code = 1006
+        try:
+            code = await self._read(entering)
+        except FleetError as error:
+            self._refuse(error)
+        finally:
+            await self._leave(entering, code)
+
+    async def _enter(self, settings: Settings) -> Session:
+        wanted = Wanted.of(self._websocket)
+        if wanted.session is not None:
+            return await self._hall.resume(wanted.session, self._port, wanted.response, wanted.samples, self._asked)
+        return await self._hall.enter(self._port, settings, self._port.position, self._asked)
+
+    async def _read(self, entering: asyncio.Task[Session]) -> int:
+        """The close code. Raises: FleetError where there is no session for the client."""
+        reading = asyncio.ensure_future(self._websocket.receive())
+        try:
+            while self._session is None:
+                await asyncio.wait({reading, entering}, return_when=asyncio.FIRST_COMPLETED)
+                if entering.done():
+                    self._session = entering.result()
+                    await self._take_early(self._session)
+                elif reading.done():
+                    message = reading.result()
+                    if message["type"] == "websocket.disconnect":
+                        return int(message.get("code") or 1005)
+                    self._keep_early(message.get("text") or message.get("bytes") or "")
+                    reading = asyncio.ensure_future(self._websocket.receive())
+            while (message := await reading)["type"] == "websocket.receive":
+                await self._receive(self._session, message.get("text") or message.get("bytes") or "")
+                reading = asyncio.ensure_future(self._websocket.receive())
+            return int(message.get("code") or 1005)
+        finally:
+            reading.cancel()
+
+    def _keep_early(self, frame: str | bytes) -> None:
+        self._early_bytes += len(frame)
+        if self._early_bytes > MAX_EARLY_BYTES:
+            raise BadInput("too much was sent before the session was created; wait for session.created")
+        self._early.append(frame)
+
+    async def _take_early(self, session: Session) -> None:
+        frames, self._early = self._early, []
+        for frame in frames:
+            await self._receive(session, frame)
+
+    async def _receive(self, session: Session, frame: str | bytes) -> None:
+        if isinstance(frame, str):
+            await session.receive(frame)
+        elif isinstance(self._port, ConsolePort):
+            await session.hear(frame)
+        else:
+            session.refuse(BadInput("binary frames are not read here; send input_audio_buffer.append"))
+
+    def _refuse(self, error: FleetError) -> None:
+        detail = ErrorDetail(type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=None)
+        self._port.tell(Error(error=detail))
+        self._port.close(CLOSE_OF.get(error.code, 1008 if error.status < 500 else 1011), error.message)
+
+    async def _leave(self, entering: asyncio.Task[Session], code: int) -> None:
+        entering.cancel()
+        await asyncio.wait({entering})
+        if self._session is None and not entering.cancelled() and entering.exception() is None:
+            self._session = entering.result()
+        if self._session is not None:
+            gone = self._hall.left if code == GOODBYE else self._hall.lost
+            gone(self._session, self._port)
+        await self._port.finish()
+
+
+async def accept(websocket: WebSocket) -> None:
+    """The subprotocol is answered only where it is offered."""
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

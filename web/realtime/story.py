@@ -1,0 +1,69 @@
+"""How a session fares: its state as people see it, and how long each answer took, part by part. Pure."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from web.realtime.server_events import TimingPart
+
+KEPT_TURNS = 200
+
+
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A live session as the console shows it. Units: `*_ms` from the user's last voiced sample to the first sound sent;
+    `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
+    """
+
+    id: str
+    gateway: str
+    state: str
+    turns: int
+    voice_to_voice_last_ms: float | None
+    voice_to_voice_median_ms: float | None
+    interruptions: int
+    underruns: int
+    input_rate_hz: int
+    voice: str
+    request_id: str | None
+    created_us: int
+    seen_us: int
+
+
+class Story:
+    """`server_underruns`: how often sound came too late for a listener who plays it at once; `underruns` what clients counted."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.underruns = 0
+        self.server_underruns = 0
+        self._took_ms: deque[float] = deque(maxlen=KEPT_TURNS)
+
+    def note(self, voice_to_voice_ms: float) -> None:
+        self._took_ms.append(voice_to_voice_ms)
+
+    @property
+    def last_ms(self) -> float | None:
+        return self._took_ms[-1] if self._took_ms else None
+
+    @property
+    def median_ms(self) -> float | None:
+        return round(statistics.median(self._took_ms), 1) if self._took_ms else None
+
+
+def timing_parts(
+    begin_us: int, decided_us: int, claimed_us: int | None, first_us: Mapping[str, int], stages: Sequence[str], sent_us: int
+) -> list[TimingPart]:
+    """The way from the end of speech to the first sound, cut where each mark lies; the parts add up to the whole.
+
+    A mark that is not known takes no time, nor one that lies before the last (an answer begun on speculation).
+    """
+    marks = [("endpointing", decided_us), ("queue", claimed_us), *((stage, first_us.get(stage)) for stage in stages)]
+    parts: list[TimingPart] = []
+    here = begin_us
+    for name, mark in [*marks, ("gateway", sent_us)]:
+        there = here if mark is None else min(max(here, mark), sent_us)
+        parts.append(TimingPart(name=name, ms=round((there - here) / 1000, 1)))
+        here = there
+    return parts

@@ -1,0 +1,95 @@
+// The connection: events as JSON, sound as binary frames, and a new attempt when it is lost. Knows no event's meaning.
+
+const RECONNECT_MS = [100, 250, 500, 1000, 2000, 4000];
+const HEADER_BYTES = 8;
+const MAX_HELD_BLOCKS = 250; // five seconds of the microphone, kept while there is no connection
+const FULL_MS = 5000;
+const FULL = 1013;
+const REFUSED = [1000, 1008]; // ended, or not taken: it will not be otherwise next time
+
+/**
+ * Dispatches "event" (detail: the event), "sound" ({serial, offset, pcm: Int16Array}), "down" ({attempt}) and "refused"
+ * ({code, reason, again: whether another attempt follows}).
+ */
+export class Socket extends EventTarget {
+  /** @param {() => string} address where to connect, asked anew at each attempt */
+  constructor(address) {
+    super();
+    this.address = address;
+    this.attempt = 0;
+    this.held = [];
+    this.ready = false;
+  }
+
+  connect() {
+    const socket = new WebSocket(this.address());
+    this.socket = socket;
+    socket.binaryType = "arraybuffer";
+    socket.onmessage = ({ data }) => (typeof data === "string" ? this.onEvent(JSON.parse(data)) : this.onSound(data));
+    socket.onclose = (event) => this.socket === socket && this.onClose(event);
+  }
+
+  /** A new connection in place of this one. */
+  restart() {
+    this.leave();
+    this.held = [];
+    this.attempt = 0;
+    this.connect();
+  }
+
+  onEvent(event) {
+    this.dispatchEvent(new CustomEvent("event", { detail: event }));
+  }
+
+  onSound(data) {
+    const view = new DataView(data);
+    const samples = new Int16Array((data.byteLength - HEADER_BYTES) >> 1);
+    for (let n = 0; n < samples.length; n += 1) samples[n] = view.getInt16(HEADER_BYTES + 2 * n, true);
+    const detail = { serial: view.getUint32(0, true), offset: view.getUint32(4, true), pcm: samples };
+    this.dispatchEvent(new CustomEvent("sound", { detail }));
+  }
+
+  onClose({ code, reason }) {
+    this.ready = false;
+    const again = !REFUSED.includes(code);
+    if (!again || code === FULL) this.dispatchEvent(new CustomEvent("refused", { detail: { code, reason, again } }));
+    if (!again) return;
+    const wait = code === FULL ? FULL_MS : RECONNECT_MS[Math.min(this.attempt, RECONNECT_MS.length - 1)];
+    this.attempt += 1;
+    this.dispatchEvent(new CustomEvent("down", { detail: { attempt: this.attempt } }));
+    this.timer = setTimeout(() => this.connect(), wait);
+  }
+
+  /** The page goes: what is made for it need not be. */
+  leave() {
+    const old = this.socket;
+    this.socket = null;
+    this.ready = false;
+    clearTimeout(this.timer);
+    old?.close(1000);
+  }
+
+  /** The session is there: what the microphone heard meanwhile goes first. */
+  admit() {
+    this.attempt = 0;
+    this.ready = true;
+    for (const block of this.held.splice(0)) this.socket.send(block);
+  }
+
+  /** @param {object} event @returns {boolean} false without a session to take it */
+  send(event) {
+    if (!this.ready) return false;
+    this.socket.send(JSON.stringify(event));
+    return true;
+  }
+
+  /** @param {ArrayBuffer} block PCM16 at the declared rate */
+  sendSound(block) {
+    if (this.ready) {
+      this.socket.send(block);
+      return;
+    }
+    this.held.push(block);
+    if (this.held.length > MAX_HELD_BLOCKS) this.held.shift();
+  }
+}

@@ -1,0 +1,27 @@
+// Which state to show, of all that is going on. Pure; knows no page.
+
+/** In order: the first whose condition holds is shown. Each is [state, condition, words]. */
+const STATES = [
+  ["refused", (f) => f.refused, () => "Not connected"],
+  ["connecting", (f) => !f.connected && !f.everConnected, () => "Connecting"],
+  ["reconnecting", (f) => !f.connected, () => "Reconnecting"],
+  ["queued", (f) => f.queued > 0, (f) => `Waiting in line: place ${f.queued}`],
+  ["interrupted", (f) => f.interrupted, () => "Interrupted"],
+  ["hearing", (f) => f.hearing, () => "Hearing you"],
+  ["speaking", (f) => f.playing, () => "Speaking"],
+  ["thinking", (f) => f.thinking, () => "Thinking"],
+  ["muted", (f) => f.mic && f.muted, () => "Muted"],
+  ["hold", (f) => f.mic && f.walkie, () => "Hold to talk"],
+  ["listening", (f) => f.mic, () => "Listening"],
+  ["ready", () => true, () => "Ready"],
+];
+
+/**
+ * @param {{refused: boolean, connected: boolean, everConnected: boolean, queued: number, interrupted: boolean, hearing: boolean,
+ *   playing: boolean, thinking: boolean, mic: boolean, muted: boolean, walkie: boolean}} facts
+ * @returns {{state: string, words: string}} "speaking" only while sound is really heard
+ */
+export function stateOf(facts) {
+  const [state, , words] = STATES.find(([, holds]) => holds(facts));
+  return { state, words: words(facts) };
+}

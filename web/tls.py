@@ -1,0 +1,98 @@
+"""The gateway's certificate: the one a deployment names, or one made and kept in its data folder. Knows no route."""
+
+import contextlib
+import datetime as dt
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fleet.config.schema import FleetConfig
+from fleet.core.errors import ConfigError
+
+VALID = dt.timedelta(days=365)
+RENEW = dt.timedelta(days=30)
+"""A certificate with less than this to go is made anew at the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    cert: Path
+    key: Path
+
+
+def tls_files(config: FleetConfig) -> TlsFiles | None:
+    """None: the gateway speaks plain http. Raises: ConfigError naming the file that is missing."""
+    web = config.web
+    if web.tls_cert is not None and web.tls_key is not None:
+        for name, path in (("web.tls_cert", web.tls_cert), ("web.tls_key", web.tls_key)):
+            if not path.is_file():
+                raise ConfigError(f"{name}: there is no file {path}", param=name)
+        return TlsFiles(cert=web.tls_cert, key=web.tls_key)
+    return _self_signed(config.data_dir / "tls", web.host) if web.tls is not None else None
+
+
+def _self_signed(folder: Path, host: str) -> TlsFiles:
+    """A browser asks once whether to trust it, as long as it stays the same: it is kept while it serves."""
+    files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
+    names = _names(host)
+    if not (files.key.is_file() and _serves(files.cert, names)):
+        folder.mkdir(parents=True, exist_ok=True)
+        _make(files, names)
+    return files
+
+
+def _names(host: str) -> list[x509.GeneralName]:
+    """What this machine may be called by who connects to it."""
+    own = {address.address.partition("%")[0] for of_card in psutil.net_if_addrs().values() for address in of_card}
+    named: list[x509.GeneralName] = [x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})]
+    for text in sorted(own | {"127.0.0.1", "::1", host}):
+        with contextlib.suppress(ValueError):
+            named.append(x509.IPAddress(ipaddress.ip_address(text)))
+    return named
+
+
+def _serves(cert: Path, names: list[x509.GeneralName]) -> bool:
+    try:
+        known = x509.load_pem_x509_certificate(cert.read_bytes())
+        held = known.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    return set(names) <= set(held) and known.not_valid_after_utc - dt.datetime.now(dt.UTC) > RENEW
+
+
+def _make(files: TlsFiles, names: list[x509.GeneralName]) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Fleet gateway")])
+    now = dt.datetime.now(dt.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + VALID)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    _write(files.key, pem, 0o600)
+    _write(files.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Nobody sees half of it, and nobody else the key."""
+    spare = path.with_suffix(f".{os.getpid()}")
+    with open(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)
+    spare.replace(path)

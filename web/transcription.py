@@ -1,0 +1,173 @@
+"""POST /v1/audio/transcriptions: what a sound says, as text; and the same for callers inside. Knows no stage."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import BadInput, FleetError
+from fleet.core.ids import RequestId, new_request_id
+from fleet.processing import AudioPart, Message, TextPart
+from web.answer import Answer, TextPiece
+from web.audio_schema import TranscriptionForm, parse_transcription
+from web.connection import read_body, send_stream, until_disconnect
+from web.encoder import encode_whole
+from web.errors import envelope_of
+from web.gateway import Asked, Gateway, Opened
+from web.middleware import request_id_of
+from web.schema import ChatBody, MessageBody
+from web.wire import event
+
+MAX_FIELDS = 32
+PCM_PEAK = 32767
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int
+
+
+class TranscriptionUsage(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_token_details: InputDetails
+
+
+class Transcription(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    usage: TranscriptionUsage
+
+
+class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+
+
+class TextDone(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    usage: TranscriptionUsage
+
+
+async def transcribe(gateway: Gateway, samples: NDArray[np.float32], rate_hz: int) -> str:
+    """What mono samples in -1..1 say. A caller cancelled meanwhile leaves no request behind.
+
+    Raises: FleetError; BadInput if there is too little or too much of it.
+    """
+    pcm = (np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2").tobytes()
+    opened = await open_transcription(gateway, encode_whole(pcm, rate_hz, "wav"), new_request_id())
+    async with opened.answer as answer:
+        return "".join([text async for text in _texts(answer)])
+
+
+async def open_transcription(gateway: Gateway, file: bytes, request_id: RequestId, *, temperature: float | None = None) -> Opened:
+    """Greedy unless a temperature is given. Raises: whatever `Gateway.open` raises."""
+    prompt = gateway.frontend.transcription_prompt()
+    content = (AudioPart(data=file, where="file"), TextPart(text=prompt, where="prompt"))
+    body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
+    return await gateway.open(body, request_id, Asked(messages=(Message(role="user", content=content),), where="file"))
+
+
+class TranscriptionEndpoint:
+    """An ASGI app and not a function: work stops the moment the client leaves."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
+        async with _Form(request, raw) as form:
+            fields = {name: value for name, value in form.multi_items() if isinstance(value, str) and name != "file"}
+            asked = parse_transcription(fields)
+            self._gateway.check_model(asked.model)
+            file = await _file_of(form)
+        await until_disconnect(receive, self._answer(asked, file, scope, receive, send))
+
+    async def _answer(self, asked: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        opened = await open_transcription(self._gateway, file, request_id_of(scope), temperature=asked.temperature)
+        headers = opened.headers(asked.ignored())
+        async with opened.answer as answer:
+            if asked.stream:
+                await send_stream(send, headers, _events(answer))
+                return
+            text = "".join([text async for text in _texts(answer)])
+            response: Response = PlainTextResponse(text, headers=headers)
+            if asked.response_format == "json":
+                whole = msgspec.json.encode(Transcription(text=text, usage=_usage(answer)))
+                response = Response(whole, media_type="application/json", headers=headers)
+            await response(scope, receive, send)
+
+
+class _Form:
+    """A multipart body that was read already. Raises: BadInput if it is none."""
+
+    def __init__(self, request: Request, raw: bytes) -> None:
+        self._request, self._raw = request, raw
+        self._form: FormData | None = None
+
+    async def __aenter__(self) -> FormData:
+        kind = self._request.headers.get("content-type", "")
+        if not kind.lower().startswith("multipart/form-data"):
+            raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
+        parser = MultiPartParser(self._request.headers, self._body(), max_files=2, max_fields=MAX_FIELDS)
+        try:
+            self._form = await parser.parse()
+        except MultiPartException as error:
+            raise BadInput(f"the body is not a form that can be read: {error.message}") from error
+        return self._form
+
+    async def _body(self) -> AsyncGenerator[bytes]:
+        yield self._raw
+        yield b""
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._form is not None:
+            await self._form.close()
+
+
+async def _file_of(form: FormData) -> bytes:
+    """Raises: BadInput."""
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        reason = "this field is required" if file is None else "send the sound as a file, not as text"
+        raise BadInput(f"file: {reason}", param="file")
+    return await file.read()
+
+
+async def _texts(answer: Answer) -> AsyncIterator[str]:
+    async for piece in answer.pieces():
+        if isinstance(piece, TextPiece):
+            yield piece.text
+
+
+async def _events(answer: Answer) -> AsyncIterator[bytes]:
+    texts: list[str] = []
+    try:
+        async for text in _texts(answer):
+            texts.append(text)
+            yield event(TextDelta(delta=text))
+    except FleetError as error:
+        yield event(envelope_of(error))
+        return
+    yield event(TextDone(text="".join(texts), usage=_usage(answer)))
+
+
+def _usage(answer: Answer) -> TranscriptionUsage:
+    usage = answer.usage()
+    prompt = usage.prompt_tokens_details
+    return TranscriptionUsage(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        input_token_details=InputDetails(text_tokens=prompt.text_tokens, audio_tokens=prompt.audio_tokens),
+    )
