@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 
 from fleet.core.chunk import Chunk
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import BadInput, FleetError, GatewayStopping
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
@@ -95,7 +95,7 @@ class ClientEdges:
 class Answer:
     """An answer under way; use as an async context manager, which aborts the request when left before its end.
 
-    But not once `closing` is set: then it is the gateway that leaves, and the client may go on at another.
+    But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._metrics.in_flight.dec()
-        if not self._ended and not self._outcome and self._closing.is_set():
+        if not self._ended and self._closing.is_set() and self._outcome in ("", GatewayStopping.code):
             self._outcome = "left"
         elif not self._ended:
             self._outcome = self._outcome or "aborted"

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
@@ -24,8 +25,10 @@ from web.tls import TlsFiles, tls_files
 
 log = logging.getLogger("fleet.web")
 
-GRACE_S = 5
-"""How long answers under way may still run after a stop signal."""
+GRACE_S = 4.0
+"""How long answers under way may still run after a stop signal. Those that need longer are then told where they go on."""
+PARTING_S = 1.0
+"""How long these may take to tell it."""
 
 
 class Server(uvicorn.Server):
@@ -49,7 +52,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.closing.set()
-        await super().shutdown(sockets)
+        parting = asyncio.get_running_loop().call_later(GRACE_S, self._app.state.part)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            parting.cancel()
 
 
 def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:
@@ -92,7 +99,7 @@ def uvicorn_config(app: Starlette, config: FleetConfig, tls: TlsFiles | None = N
         ws_per_message_deflate=False,
         # a little more than an event may have, so that one that is too long is told so
         ws_max_size=MAX_EVENT_BYTES + 1024 * 1024,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=math.ceil(GRACE_S + PARTING_S),
         ssl_certfile=tls.cert if tls is not None else None,
         ssl_keyfile=tls.key if tls is not None else None,
     )

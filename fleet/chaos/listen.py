@@ -20,7 +20,7 @@ UNREACHABLE_S = 30.0
 """Without a gateway for so long, a listener gives up."""
 AGAIN_S = 0.1
 TIMEOUT_S = 600.0
-BLANK, ID = b"\n\n", b"id: "
+BLANK, ID, PARTED = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 LOST = (OSError, http.client.HTTPException)
 """What a connection does whose other end has died, or says nothing for too long."""
 
@@ -57,19 +57,29 @@ class Take:
         while self.silent:
             self.silent.pop().close()
 
+    def was_parted(self) -> bool:
+        """Whether the last event says that the gateway leaves before the answer ends."""
+        return any(PARTED in event for event in self._events()[-1:])
+
     def cut(self) -> None:
-        """Forget the event that came in part, for it comes again; `last_id` is that of the last whole one that bears one."""
-        told = b"".join(piece for _, piece in self.pieces)
-        whole = told[: told.rfind(BLANK) + len(BLANK)] if BLANK in told else b""
-        surplus = len(told) - len(whole)
+        """Forget the event that came in part, for it comes again, and the one with which a gateway took its leave.
+
+        `last_id` is that of the last whole one that bears one.
+        """
+        whole = [event for event in self._events() if PARTED not in event]
+        surplus = sum(len(piece) for _, piece in self.pieces) - sum(len(event) + len(BLANK) for event in whole)
         while surplus:
             at_s, piece = self.pieces.pop()
             kept = piece[: max(0, len(piece) - surplus)]
             surplus -= len(piece) - len(kept)
             if kept:
                 self.pieces.append((at_s, kept))
-        ids = [line.removeprefix(ID) for line in whole.split(b"\n") if line.startswith(ID)]
+        ids = [line.removeprefix(ID) for event in whole for line in event.split(b"\n") if line.startswith(ID)]
         self.last_id = ids[-1].decode() if ids else ""
+
+    def _events(self) -> list[bytes]:
+        """The whole ones, each without the blank line that ends it."""
+        return b"".join(piece for _, piece in self.pieces).split(BLANK)[:-1]
 
 
 class Gateways:
@@ -86,20 +96,17 @@ class Gateways:
 
     def answer(self, body: bytes, cancelled: Callable[[], bool]) -> Take:
         """Ask, and listen to the end. Raises: Unanswered in one line: it was refused, or no gateway can be reached."""
-        now_s = time.perf_counter()
-        take = Take(sent_s=now_s, reached_s=now_s)
-        try:
-            self._ask_on(body, take, cancelled)
-        finally:
-            take.close_silent()
-        return take
+        return self._told(body, "", cancelled)
 
     def once_more(self, request_id: str, cancelled: Callable[[], bool]) -> Take:
         """Listen to an answer that has been given, from its beginning. Raises: Unanswered."""
+        return self._told(b"", request_id, cancelled)
+
+    def _told(self, body: bytes, request_id: str, cancelled: Callable[[], bool]) -> Take:
         now_s = time.perf_counter()
         take = Take(sent_s=now_s, reached_s=now_s, request_id=request_id)
         try:
-            self._ask_on(b"", take, cancelled)
+            self._ask_on(body, take, cancelled)
         finally:
             take.close_silent()
         return take
@@ -139,6 +146,8 @@ class Gateways:
             while (piece := response.read1(READ_BYTES)) and not cancelled():
                 take.reached_s = time.perf_counter()
                 take.pieces.append((take.reached_s - take.sent_s, piece))
+            if take.was_parted():
+                raise ConnectionError("the gateway stops")
         except TimeoutError:
             take.silent.append(connection)
             raise

@@ -18,7 +18,7 @@ from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, parse_notic
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
-from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
+from fleet.core.errors import FleetError, GatewayStopping, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.telemetry import SERIES_STEP_S
@@ -65,6 +65,11 @@ class FleetClient:
                 await asyncio.sleep(0.1)
         jobs = (self._renew(), self._read(), self._poll_slowly(), self._tell())
         self._jobs = [asyncio.create_task(job) for job in jobs]
+
+    def part(self) -> None:
+        """End every stream with GatewayStopping; the requests go on, and wait for another gateway once `stop` was called."""
+        for stream in list(self._streams.values()):
+            stream.fail(GatewayStopping("this gateway stops; another goes on with the answer (Last-Event-ID)"))
 
     async def stop(self) -> None:
         """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""

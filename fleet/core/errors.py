@@ -94,6 +94,14 @@ class Aborted(FleetError):
     status = 409
 
 
+class GatewayStopping(FleetError):
+    """The gateway leaves before the answer ends; any other goes on with it from the last event id."""
+
+    code = "gateway_stopping"
+    status = 503
+    retryable = True
+
+
 class RedisUnreachable(FleetError):
     code = "redis_unreachable"
     status = 503

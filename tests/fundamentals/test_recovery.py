@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fleet.control import keys
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, GatewayStopping
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
@@ -123,6 +123,22 @@ async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_noth
             assert again is not None
             assert_same(await collected(again[1], spec), expected)
             assert await first.resume(RequestId("req-none")) is None
+
+
+async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redis_url: str) -> None:
+    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
+        spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+        async with gateway(fleet) as other:
+            expected = await answer(other, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            async with gateway(fleet) as leaving:
+                stream = await leaving.submit(spec, None)
+                await anext(stream)
+                leaving.part()
+                with pytest.raises(GatewayStopping):
+                    await collected(stream, spec)
+            taken = await other.resume(spec.id)
+            assert taken is not None
+            assert_same(await collected(taken[1], spec), expected)
 
 
 async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:

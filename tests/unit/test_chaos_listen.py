@@ -12,7 +12,10 @@ import pytest
 from fleet.chaos import listen
 from fleet.chaos.errors import Unanswered
 from fleet.chaos.listen import Gateways
+from fleet.core.errors import GatewayStopping
 from tests.support import wait_until
+from web.errors import envelope_of
+from web.wire import event
 
 FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"data: [DONE]\n\n"
 
@@ -101,6 +104,16 @@ def test_an_answer_goes_on_at_another_gateway(then: str) -> None:
     assert (take.request_id, take.moves) == ("req-1", 1)
     assert lost.asked == [("POST", "/v1/chat/completions", "")]
     assert other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0")]
+
+
+@pytest.mark.parametrize("before", [FIRST, b""])
+def test_a_gateway_that_takes_its_leave_is_followed_by_another(before: bytes) -> None:
+    leave = event(envelope_of(GatewayStopping("this gateway stops")))
+    leaving, other = FakeGateway(before + leave), FakeGateway(SECOND + LAST)
+    with serving(leaving, other) as urls:
+        take = Gateways(urls).answer(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in take.pieces) == before + SECOND + LAST
+    assert take.moves == 1 and other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
 
 
 def test_one_that_was_told_nothing_yet_is_told_all() -> None:

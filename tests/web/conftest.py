@@ -49,6 +49,7 @@ class Gateway:
     client: FakeClient
     config: FleetConfig
     http: httpx.Client
+    stop: Callable[[], None]
     clients: dict[str, OpenAI] = field(default_factory=dict[str, OpenAI])
 
     def create(self, **fields: object) -> ChatCompletion:
@@ -110,7 +111,7 @@ def serving(loaded: Loaded, api_key: str | None = None, client: FakeClient | Non
         wait_until(lambda: server.started, "uvicorn to start")
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(base_url=url, verify=False, timeout=20) as http:
-            gateway = Gateway(url=url, client=client, config=loaded.config, http=http)
+            gateway = Gateway(url=url, client=client, config=loaded.config, http=http, stop=server.stop)
             yield gateway
             for lent in gateway.clients.values():
                 lent.close()

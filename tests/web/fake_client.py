@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fleet.core.chunk import Chunk, WireTensor
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, GatewayStopping
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
@@ -81,10 +81,10 @@ class Story:
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """What the next requests do. `gap_s` between chunks; `stall_at` chunks the stream waits for ever (negative:
-    so many before its end); `fail_at` it fails.
-    `spared`: rows of each task that an earlier turn had computed. `refusals`: of how many submits `refusal` is the answer.
-    An answer that is given is told in place of `text`.
+    """What the next requests do; an answer that is given is told in place of `text`.
+
+    `gap_s` between chunks; at `stall_at` the stream waits for ever (negative: so many before its end); at `fail_at` it fails.
+    `spared`: rows of each task that an earlier turn had computed. `refusals`: of which submits `refusal` is the answer.
     """
 
     text: str = "Hello there, this is the answer."
@@ -121,6 +121,10 @@ class FakeStream:
         self.request_id = spec.id
         self.aborted: str | None = None
         self.ended = False
+        self._parted = asyncio.Event()
+
+    def part(self) -> None:
+        self._parted.set()
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self._run()
@@ -129,7 +133,9 @@ class FakeStream:
         script = self._client.script
         for number, chunk in enumerate(self._chunks):
             if script.stall_at in (number, number - len(self._chunks)):
-                await asyncio.Event().wait()
+                await self._parted.wait()
+            if self._parted.is_set():
+                raise GatewayStopping("this gateway stops")
             if script.fail_at == number:
                 self._story.state = "failed"
                 raise script.failure or FleetError("it broke")
@@ -213,6 +219,10 @@ class FakeClient:
         spec = next(spec for spec, _ in self.submitted if spec.id == request)
         self.streams[request] = FakeStream(self, spec, self._chunks(spec), self.stories[request])
         return spec, self.streams[request]
+
+    def part(self) -> None:
+        for stream in self.streams.values():
+            stream.part()
 
     def _story(self, spec: RequestSpec) -> Story:
         edges = self.graph.edges_for(spec.outputs)

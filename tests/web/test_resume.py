@@ -2,12 +2,16 @@
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from fleet.core.errors import EngineError
-from tests.web.conftest import HELLO, Gateway
+from tests.support import wait_until
+from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.fake_client import Script
+from web import serve
 
 SPOKEN = {
     "modalities": ["text", "audio"],
@@ -40,6 +44,36 @@ def streamed(gateway: Gateway) -> tuple[str, list[tuple[str, dict[str, object]]]
     body = {"model": "omni", "messages": HELLO, "stream": True, **SPOKEN}
     response = gateway.http.post("/v1/chat/completions", json=body)
     return response.headers["x-request-id"], events(response.text)
+
+
+def test_a_gateway_that_stops_says_where_its_answers_go_on(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "GRACE_S", 0.2)
+    body = {"model": "omni", "messages": HELLO, "stream": True, **SPOKEN}
+    with ExitStack() as first:
+        leaving = first.enter_context(serving(loaded))
+        leaving.client.script = Script(stall_at=4)
+        with leaving.http.stream("POST", "/v1/chat/completions", json=body) as response, ThreadPoolExecutor() as pool:
+            lines = response.iter_lines()
+            before = [next(lines) for _ in range(8)]
+            asked = pool.submit(leaving.http.post, "/v1/chat/completions", json={**body, "stream": False})
+            wait_until(lambda: len(leaving.client.streams) == 2, "the second to be asked")
+            leaving.stop()
+            began = events("\n".join([*before, *lines]))
+            refused = asked.result()
+    assert capsys.readouterr().err == ""
+    *told_of, (_, error) = began
+    assert error["error"]["code"] == "gateway_stopping"  # type: ignore[index]
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "gateway_stopping"
+    assert not any(stream.aborted for stream in leaving.client.streams.values())
+    with serving(loaded, client=leaving.client) as other:
+        other.client.script = Script()
+        last_id = [event_id for event_id, _ in told_of if event_id][-1]
+        path = f"/v1/fleet/requests/{response.headers['x-request-id']}/stream"
+        rest = events(other.http.get(path, headers={"last-event-id": last_id}).text)
+        whole = events(other.http.get(path).text)
+    assert [data for _, data in told_of + rest] == [data for _, data in whole]
 
 
 @pytest.mark.parametrize("at", [1, 4, 9])

@@ -6,13 +6,19 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from openai.types.realtime import RealtimeSessionCreateRequestParam
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 from tests.web.conftest import Gateway
 
-SESSION = {"type": "realtime", "instructions": "Speak like a captain.", "audio": {"output": {"voice": "marin"}}}
+INSTRUCTIONS = "Speak like a captain."
+SESSION: RealtimeSessionCreateRequestParam = {
+    "type": "realtime",
+    "instructions": INSTRUCTIONS,
+    "audio": {"output": {"voice": "marin"}},
+}
 
 
 def address(gateway: Gateway, query: str = "") -> str:
@@ -48,7 +54,7 @@ async def test_a_secret_opens_the_session_it_was_made_for_from_any_page(serve_wi
     async with connect(address(gateway), subprotocols=protocols(secret.value), origin=elsewhere) as socket:
         assert socket.subprotocol == "realtime"
         session = await created(socket)
-    assert session["instructions"] == SESSION["instructions"] and session["audio"]["output"]["voice"] == "marin"
+    assert session["instructions"] == INSTRUCTIONS and session["audio"]["output"]["voice"] == "marin"
     async with connect(address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}) as socket:
         assert socket.subprotocol is None and (await created(socket))["instructions"]
     gateway.client.secrets.clear()
