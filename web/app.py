@@ -35,7 +35,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
-    app.state.part = client.part
+    app.state.part = gateway.part
     return app
 
 

@@ -81,6 +81,10 @@ class Gateway:
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
+    def part(self) -> None:
+        """End whatever still runs here; see `FleetPort.part`."""
+        self.client.part()
+
     def check_model(self, wanted: str) -> None:
         """Raises: ModelNotFound."""
         if wanted != self.model:
