@@ -22,7 +22,7 @@ def voice_table(voice: VoiceResult) -> Group:
 
 def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
     turns, console = voices.turns, sum(talk.console for talk in voices.talks)
-    who = f"{len(voices.talks)} voice sessions at once, {console} of them the console's; {voices.engine} engine; {len(turns)} answers"
+    sessions = f"{len(voices.talks)} voice sessions at once, {console} of them the console's"
     table = table_of("ms", "p50", "p95", "p99", "most")
     for name, samples in (
         (f"voice to voice, less {voices.silence_ms} of silence", voices.ours_ms),
@@ -37,7 +37,7 @@ def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
     table.add_row("underruns", number(voices.underruns))
     for fault in dict.fromkeys(voices.faults):
         table.add_row(f"ended early: {fault[:60]}", number(voices.faults.count(fault)))
-    yield titled(who, table)
+    yield titled(f"{sessions}; {len(turns)} answers of the {voices.engine} engine", table)
     if voices.beyond is not None:
         yield Text(_told(voices.beyond))
     cores = table_of("CPU while all talked", "cores")

@@ -8,6 +8,7 @@ from tests.support import REPO
 from tests.web.realtime.spoken import blocks, silence, speech
 from web.realtime.ear import Ear
 from web.realtime.turns import Started, Stopped, TurnEvent, TurnRules
+from web.realtime.vad import judge
 
 FOLDER = REPO / "web" / "realtime" / "vad_model"
 SHA256 = {
@@ -18,8 +19,15 @@ SHA256 = {
 
 
 def events(pcm: bytes, block_ms: int = 20) -> list[TurnEvent]:
-    ear = Ear(24_000, TurnRules())
-    return [event for block in blocks(pcm, block_ms) for event in ear.hear(block) if event is not None]
+    ear, told = Ear(24_000, TurnRules()), list[TurnEvent]()
+    for block in blocks(pcm, block_ms):
+        for piece in ear.pieces(block):
+            ear.hear(piece)
+            while (frame := ear.next_frame()) is not None:
+                (probability,) = judge([ear.vad], [frame.samples])
+                told += ear.judged(frame, probability)
+            ear.forget_silence()
+    return told
 
 
 def test_the_vendored_model_is_the_released_one() -> None:
