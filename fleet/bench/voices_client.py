@@ -20,9 +20,11 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Headers
 from fleet.bench.errors import BenchError
 from fleet.bench.playback import Playback
-from fleet.bench.voice import BLOCK_BYTES, BLOCK_MS, PATIENCE_S, SILENCE_MS, Question
+from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Question
 from fleet.bench.voices_result import Talk, Turn
 
+PROGRAM_BLOCK_MS = 40
+"""What programs send at a time: 40 to 100 ms; our page sends 20."""
 HUM_BLOCKS = 16
 HUM = 30
 """Of 32768: a quiet room. Nobody's microphone gives zeros."""
@@ -59,30 +61,30 @@ _encode = msgspec.json.Encoder().encode
 class Frames:
     """Blocks as they go over the wire: a room's hum, and questions."""
 
+    block_ms: int
     hum: tuple[str | bytes, ...]
     questions: tuple[tuple[str | bytes, ...], ...]
 
     @staticmethod
     def of(questions: Sequence[Question], *, console: bool) -> "Frames":
         """The console's socket takes sound as it is, the API's in base64."""
-        noise = np.random.default_rng(1).integers(-HUM, HUM, HUM_BLOCKS * BLOCK_BYTES // BYTES_PER_SAMPLE)
+        block_ms = BLOCK_MS if console else PROGRAM_BLOCK_MS
+        size = PCM_RATE_HZ * block_ms // 1000 * BYTES_PER_SAMPLE
+        noise = np.random.default_rng(1).integers(-HUM, HUM, HUM_BLOCKS * size // BYTES_PER_SAMPLE)
+
+        def frames(pcm: bytes) -> tuple[str | bytes, ...]:
+            blocks = [pcm[start : start + size] for start in range(0, len(pcm), size)]
+            return tuple(blocks if console else map(_append, blocks))
+
+        spoken = [question.samples.tobytes() for question in questions]
         return Frames(
-            hum=_frames(noise.astype("<i2").tobytes(), console=console),
-            questions=tuple(_frames(_whole(question.samples.tobytes()), console=console) for question in questions),
-        )
+            block_ms=block_ms, hum=frames(noise.astype("<i2").tobytes()),
+            questions=tuple(frames(bytes(-len(pcm) % size) + pcm) for pcm in spoken),
+        )  # fmt: skip
 
 
-def _whole(pcm: bytes) -> bytes:
-    return pcm + bytes(-len(pcm) % BLOCK_BYTES)
-
-
-def _frames(pcm: bytes, *, console: bool) -> tuple[str | bytes, ...]:
-    blocks = [pcm[start : start + BLOCK_BYTES] for start in range(0, len(pcm), BLOCK_BYTES)]
-    if console:
-        return tuple(blocks)
-    return tuple(
-        _encode({"type": "input_audio_buffer.append", "audio": b64encode(block).decode()}).decode() for block in blocks
-    )
+def _append(block: bytes) -> str:
+    return _encode({"type": "input_audio_buffer.append", "audio": b64encode(block).decode()}).decode()
 
 
 class Caller:
@@ -176,7 +178,8 @@ class Caller:
 
     async def _microphone(self, socket: ClientConnection) -> None:
         """A block when it would have been recorded; the sessions' beats differ, as those of people do."""
-        due_s = time.perf_counter() + self._random.uniform(0, BLOCK_MS / 1e3)
+        block_s = self._frames.block_ms / 1e3
+        due_s = time.perf_counter() + self._random.uniform(0, block_s)
         number = 0
         while True:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
@@ -190,7 +193,7 @@ class Caller:
             self._mic_late_ms.append(round((time.perf_counter() - due_s) * 1e3, 1))
             await self._tell_played(socket)
             number += 1
-            due_s += BLOCK_MS / 1e3
+            due_s += block_s
 
     async def _tell_played(self, socket: ClientConnection) -> None:
         """As our page does while it plays."""

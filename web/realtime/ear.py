@@ -16,16 +16,25 @@ from web.realtime.vad import Samples, Vad
 Pcm = NDArray[np.int16]
 SLICE_S = 0.5
 """Of what comes at once, so much is judged before others of the process have their turn."""
+STILL = 52
+"""Of 32768, 56 dB below the loudest: what browsers and headsets make of silence is below it, no voice at a microphone is."""
+STILL_FRAMES = 16
+"""Half a second, after which the model remembers nothing of use."""
 KEPT_MS = 1000
 """Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Shapes: `samples` is [512], in -1..1. `end`: the stream's position after them."""
+    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `still`: there is nothing to judge, it is no speech."""
 
-    samples: Samples
+    pcm: Pcm
     end: int
+    still: bool
+
+    @property
+    def samples(self) -> Samples:
+        return self.pcm.astype(np.float32) * np.float32(1 / 32768)
 
 
 class Ear:
@@ -39,6 +48,7 @@ class Ear:
         self._kept = bytearray()
         self._odd = b""
         self.vad = Vad()
+        self._num_still = 0
         self._judged = 0
         self.set_rate(rate_hz)
         self.detector: TurnDetector | None = None
@@ -87,9 +97,18 @@ class Ear:
             self._judged = self.position
         if self.position - self._judged < FRAME_SAMPLES:
             return None
-        pcm = np.frombuffer(self.peek(self._judged, self._judged + FRAME_SAMPLES), "<i2")
+        start = 2 * (self._judged - self._first)
+        pcm = np.frombuffer(bytes(self._kept[start : start + 2 * FRAME_SAMPLES]), "<i2")
         self._judged += FRAME_SAMPLES
-        return Frame(samples=pcm.astype(np.float32) / np.float32(32768), end=self._judged)
+        return Frame(pcm=pcm, end=self._judged, still=self._is_still(pcm))
+
+    def _is_still(self, pcm: Pcm) -> bool:
+        """Whether it has been so quiet for so long, before any speech, that the model need not be asked."""
+        quiet = int(pcm.max()) < STILL and int(pcm.min()) > -STILL
+        self._num_still = self._num_still + 1 if quiet else 0
+        if self._num_still == STILL_FRAMES:
+            self.vad.reset()
+        return self._num_still >= STILL_FRAMES and self.detector is not None and not self.detector.speaking
 
     @property
     def is_behind(self) -> bool:

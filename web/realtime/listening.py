@@ -97,7 +97,9 @@ class Listener:
         """Live sound is judged with that of others. What comes at once waits for nobody, or it would frame by frame."""
         told = False
         while (frame := self.ear.next_frame()) is not None:
-            if self.ear.is_behind:
+            if frame.still:
+                probability = 0.0
+            elif self.ear.is_behind:
                 (probability,) = vad.judge([self.ear.vad], [frame.samples])
             else:
                 probability = await self._together.probability(self.ear.vad, frame.samples)
