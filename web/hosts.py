@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Hosts:
-    """With a key any name will do, for other sites have none; so it will beyond loopback. Where names are listed, no others are answered."""
+    """With a key any name will do, for other sites have none; so it will beyond loopback. Listed names allow no others."""
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self._known = {name.lower() for name in (web.host, *web.allowed_hosts)}

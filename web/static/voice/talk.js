@@ -403,9 +403,11 @@ export class Talk {
     this.sending = Promise.all([this.sending, this.quiet]).then(() => this.tell(question));
   }
 
+  /** One that something was said after already is not answered by itself. */
   tell(question) {
+    const told = this.socket.send(message("user", question.text));
     const metadata = { question: question.number };
-    const told = this.socket.send(message("user", question.text)) && this.socket.send({ type: "response.create", response: { metadata } });
+    if (told && this.question === question) this.socket.send({ type: "response.create", response: { metadata } });
     if (told || !this.turns.includes(question)) return;
     this.takeBack(question);
     this.ask(question.text);
