@@ -15,6 +15,7 @@ from web.fleet_api import FleetApi
 from web.fleet_routes import FleetRoutes
 from web.gateway import Gateway
 from web.guard import Guard, Rules
+from web.hosts import Hosts
 from web.middleware import RequestContext
 from web.openapi import OpenApi
 from web.pages.site import console_routes
@@ -28,7 +29,7 @@ from web.transcription import TranscriptionEndpoint
 def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served."""
     gateway = Gateway(config, client, frontend)
-    rules = Rules(api_key, config.web.read_only)
+    rules = Rules(api_key, config.web.read_only, Hosts(config.web, has_key=api_key is not None))
     app = Starlette(
         routes=_routes(gateway, api_key),
         middleware=[Middleware(RequestContext, metrics=gateway.metrics), Middleware(Guard, rules=rules)],

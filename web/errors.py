@@ -42,6 +42,13 @@ class Forbidden(BadInput):
     status = 403
 
 
+class ForeignHost(BadInput):
+    """The gateway is asked for by a name that is not its own."""
+
+    code = "host_not_allowed"
+    status = 421
+
+
 class ReadOnly(BadInput):
     """The gateway lets people look and talk, and changes nothing of the fleet."""
 

@@ -1,4 +1,4 @@
-"""Who may ask: the API key, the cookie that stands for it in a browser, and what a page of another site may not do.
+"""Who may ask, and by what name: the API key, the cookie that stands for it in a browser, what pages of other sites may not do.
 
 Knows no route's work.
 """
@@ -12,7 +12,8 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from web.errors import Forbidden, ReadOnly, Unauthorized, envelope_of, error_response
+from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
+from web.hosts import Hosts
 
 COOKIE = "fleet_console"
 CSRF_HEADER = "x-csrf-token"
@@ -51,8 +52,11 @@ class Rules:
 
     api_key: str | None
     read_only: bool
+    hosts: Hosts
 
-    def refusal(self, scope: Scope) -> Unauthorized | Forbidden | ReadOnly | None:
+    def refusal(self, scope: Scope) -> Unauthorized | Forbidden | ForeignHost | ReadOnly | None:
+        if reason := self.hosts.refusal(Headers(scope=scope).get("host")):
+            return ForeignHost(reason, param="host")
         if scope["type"] == "websocket" and scope["path"] == REALTIME and (offered_key(scope) or "").startswith(EPHEMERAL):
             return None
         headers = Headers(scope=scope)

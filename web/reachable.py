@@ -3,9 +3,9 @@
 import getpass
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address
 
 from fleet.config.schema import WebConfig
+from web.hosts import is_loopback
 
 EVERYWHERE = ("0.0.0.0", "::")
 
@@ -16,10 +16,10 @@ def how_to_reach(web: WebConfig, port: int, env: Mapping[str, str] = os.environ)
     `env`: SSH_CONNECTION says that whoever reads this sits at another machine, and how that reaches this one.
     """
     scheme = web.scheme
-    shown = "localhost" if web.host in EVERYWHERE or _loopback(web.host) else web.host
+    shown = "localhost" if web.host in EVERYWHERE or is_loopback(web.host) else web.host
     shown = f"[{shown}]" if ":" in shown else shown
     lines = [f"console {scheme}://{shown}:{port}/  API {scheme}://{shown}:{port}/v1"]
-    if _loopback(web.host):
+    if is_loopback(web.host):
         ssh = _ssh_line(port, env.get("SSH_CONNECTION", ""))
         if ssh is not None:
             lines.append(f"to talk from your own machine run there:  {ssh}  and open {scheme}://localhost:{port}/")
@@ -30,13 +30,6 @@ def how_to_reach(web: WebConfig, port: int, env: Mapping[str, str] = os.environ)
             f"{ssh}  or serve https: --set web.tls=self-signed"
         )
     return lines
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _ssh_line(port: int, connection: str) -> str | None:

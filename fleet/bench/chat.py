@@ -189,8 +189,15 @@ class ChatApi:
 
     def realtime_url(self, model: str) -> str:
         """Of a voice session that also tells where its time goes."""
-        scheme = "wss" if self._secure else "ws"
-        return f"{scheme}://{self._host}:{self.port}{self._path}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
+        return f"{self._socket_url}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
+
+    def console_url(self) -> str:
+        """Of the voice session that the console's page has."""
+        return f"{self._socket_url}/console/ws?page=bench"
+
+    @property
+    def _socket_url(self) -> str:
+        return f"{'wss' if self._secure else 'ws'}://{self._host}:{self.port}{self._path}"
 
     def speech(self, body: dict[str, str]) -> bytes:
         """A text as sound, whole."""

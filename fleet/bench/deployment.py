@@ -33,10 +33,14 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A fleet to measure, and its configuration as resolved. Its checkpoint may still be "auto" where the fleet is not ours."""
+    """A fleet to measure, and its configuration as resolved. Its checkpoint may still be "auto" where the fleet is not ours.
+
+    `pid`: the process that started all others, where we started that.
+    """
 
     url: str
     config: FleetConfig
+    pid: int | None = None
 
 
 def configured(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
@@ -84,7 +88,8 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
         url = _await_ready(process, log)
         config = load_config(folder / RESOLVED_NAME)
         # The checkpoint outlives the folder through which the fleet saw it.
-        yield Target(url=url, config=config.model_copy(update={"checkpoint": str(Path(config.checkpoint).resolve())}))
+        checkpoint = str(Path(config.checkpoint).resolve())
+        yield Target(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
     finally:
         _stop(process)
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
 """`fleet bench`: reads its words, measures what they ask for, reports it. Each step is a module of its own."""
 
+import dataclasses
 import signal
 import sys
 import tempfile
@@ -29,9 +30,10 @@ from fleet.bench.reference import Result, Work, run_aside
 from fleet.bench.report import Report, show, write_json
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
-from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale, of_voice
+from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale, of_voice, of_voices
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
+from fleet.bench.voices import Plan, fake_overrides, limited, measure_voices, recorded_question
 from fleet.config.settings import read_settings
 from fleet.core.errors import FleetError
 
@@ -113,10 +115,24 @@ def _measure(options: Options, args: list[str]) -> Report:
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
         if options.voice:
-            report = _measure_voice(report, options, progress)
+            measure = _measure_voice if options.sessions == 1 else _measure_voices
+            report = measure(report, options, progress)
         if options.serving:
             report = _measure_fleet(report, options, progress)
     return report
+
+
+def _measure_voices(report: Report, options: Options, progress: Meter) -> Report:
+    """Where the fleet is started for it, it takes as many sessions as there are, and one more is tried."""
+    questions = [read_question(path) for path in options.wavs] or [recorded_question()]
+    own = limited(options.sessions) if options.up else ()
+    if options.engine:
+        own = (*fake_overrides(options.config, options.overrides, options.sessions), *own)
+    with _target(dataclasses.replace(options, overrides=(*options.overrides, *own)), progress) as target:
+        api = ChatApi(target.url, read_settings().api_key)
+        plan = Plan(sessions=options.sessions, turns=options.requests, full=options.up)
+        voices = measure_voices(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
+    return replace(report, voices=voices, ratios=(*report.ratios, *of_voices(voices)))
 
 
 def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:

@@ -25,7 +25,10 @@ What is measured
                together, then split, by as many workers. --concurrency answers run all the time, --requests long prompts
                come
   --voice      spoken questions over the Realtime WebSocket, as a microphone sends them: from the last voiced sample to the
-               first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files
+               first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files.
+               With --sessions N so many people talk at once, over both sockets, each playing what comes at its own pace:
+               whether anybody's sound ran dry, how late it came, what CPU each process took; where the fleet is started
+               for it, one more comes, is told its place in line, and let in when somebody leaves
   --hand-off and --interference start fleets of their own. A deployment that splits nothing is split wherever it can be;
   the checkpoint is a tiny random one unless one is named.
 
@@ -35,6 +38,8 @@ Examples
   fleet bench --up --set checkpoint=/models/x --requests 32 --concurrency 16 --json out.json --png out.png
   fleet bench --url http://gpu-box:8000 --max-tokens 200 --frames 400
   fleet bench --voice --up                          how long a speaker waits for the answer
+  fleet bench --voice --sessions 50 --engine fake --requests 4
+                                                    fifty people talk to one gateway
   fleet bench --hop --transfer                      no fleet is needed
   fleet bench --scale --streams 10,300 --check      the control plane alone
   fleet bench --hand-off --interference --png x.png what splitting costs, and what it buys
@@ -74,6 +79,8 @@ class Options:
     interference: bool
     prompt_tokens: int
     voice: bool
+    sessions: int
+    engine: str | None
     wavs: tuple[Path, ...]
     json: Path | None
     png: Path | None
@@ -86,13 +93,15 @@ def parse(args: list[str]) -> Options:
     given = parser.parse_args(args)
     if given.url and given.up:
         parser.error("--url measures a fleet that runs, --up starts one: give one of them")
-    voice = given.voice or bool(given.wav)
+    voice = given.voice or bool(given.wav or given.sessions or given.engine)
+    if given.engine and (given.url or not given.sessions):
+        parser.error("--engine fake starts a fleet for --sessions N: give that, and no --url")
     apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or voice
     alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not voice))
     return Options(
         serving=not alone,
         url=given.url,
-        up=given.up,
+        up=given.up or given.engine is not None,
         config=given.config,
         overrides=tuple(given.set),
         requests=given.requests,
@@ -114,6 +123,8 @@ def parse(args: list[str]) -> Options:
         interference=given.interference,
         prompt_tokens=given.prompt_tokens,
         voice=voice,
+        sessions=given.sessions or 1,
+        engine=given.engine,
         wavs=tuple(given.wav),
         json=given.json,
         png=given.png,
@@ -155,6 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of such a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="time spoken turns over the Realtime WebSocket, --requests of them")
     also.add_argument("--wav", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable")
+    also.add_argument("--sessions", type=_positive, metavar="N", help="of --voice at once, each of --requests turns (1)")
+    also.add_argument("--engine", choices=["fake"], help="of a fleet started for --sessions: it computes nothing")
     out = parser.add_argument_group("the report")
     out.add_argument("--json", type=Path, metavar="FILE", help="every number, and what it was measured on")
     out.add_argument("--png", type=Path, metavar="FILE", help="the numbers as a picture")

@@ -4,10 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 
 from fleet.bench.agreement import Agreement
 from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
@@ -19,10 +16,13 @@ from fleet.bench.reference import Result
 from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, Summary, summarise
+from fleet.bench.tables import NONE, number, table_of, titled
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
+from fleet.bench.voice_report import voice_table, voices_tables
+from fleet.bench.voices_result import VoicesResult
 
-MS, NONE = 1e3, "-"
+MS = 1e3
 NOISY_CORES = 0.2
 
 
@@ -43,6 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
     voice: VoiceResult | None = None
+    voices: VoicesResult | None = None
     ratios: tuple[Ratio, ...] = ()
 
     @property
@@ -125,7 +126,9 @@ def show(report: Report, console: Console) -> None:
     if report.interference:
         console.print(_interference_table(report.interference))
     if report.voice:
-        console.print(_voice_table(report.voice))
+        console.print(voice_table(report.voice))
+    if report.voices:
+        console.print(*voices_tables(report.voices))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
     if (busiest := _busiest(report)) > NOISY_CORES:
@@ -142,26 +145,14 @@ def _busiest(report: Report) -> float:
     sides = (report.interference.together, report.interference.split) if report.interference else ()
     scale = report.scale
     windows = (*(phase.window for phase in scale.phases), scale.joined.alone, scale.joined.together) if scale else ()
-    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, *sides)
+    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, report.voices, *sides)
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
-
-
-def _titled(title: str, table: Table) -> Group:
-    """A table's own title would be wrapped to its width."""
-    return Group(Text(title, style="bold"), table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if position else "left", no_wrap=True)
-    return table
 
 
 def _serving_table(serving: Serving, baseline: Result | None) -> Group:
     single, many = serving.single, serving.concurrent
     columns = ["", "alone\np50", "\np95", f"{many.concurrency} at once\np50", "\np95"]
-    table = _table(*columns, *(("baseline\np50", "\np95") if baseline else ()))
+    table = table_of(*columns, *(("baseline\np50", "\np95") if baseline else ()))
     for name, scale, field, reference in _latency_rows(baseline):
         summaries = [phase.summary(field) for phase in (single, many)]
         if any(summaries):
@@ -171,9 +162,9 @@ def _serving_table(serving: Serving, baseline: Result | None) -> Group:
     for name, *numbers in _rate_rows(serving, baseline):
         if any(number is not None for number in numbers):
             known = numbers if baseline else numbers[:-1]
-            table.add_row(name, *(cell for number in known for cell in (_number(number), "")))
+            table.add_row(name, *(cell for number in known for cell in (number(number), "")))
     phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
-    return _titled(f"{serving.model} at {serving.url}: {phases}", table)
+    return titled(f"{serving.model} at {serving.url}: {phases}", table)
 
 
 def _latency_rows(baseline: Result | None) -> list[tuple[str, float, str, Summary | None]]:
@@ -215,13 +206,7 @@ def _per_second(baseline: Result | None) -> float | None:
 
 
 def _cells(summary: Summary | None, scale: float) -> tuple[str, str]:
-    return (NONE, NONE) if summary is None else (_number(summary.p50 * scale), _number(summary.p95 * scale))
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return NONE
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return (NONE, NONE) if summary is None else (number(summary.p50 * scale), number(summary.p95 * scale))
 
 
 def _show_agreement(name: str, agreement: Agreement, console: Console) -> None:
@@ -239,66 +224,56 @@ def _ran_on(result: Result) -> str:
 
 
 def _twin_table(twin: Result) -> Group:
-    table = _table("", "p50", "p95")
+    table = table_of("", "p50", "p95")
     first = summarise([answer.first_audio_s for answer in twin.answers])
     if first is not None:
         table.add_row("first audio, ms", *_cells(first, MS))
     table.add_row("the whole answer, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
     if first is not None:
-        table.add_row("audio made, s/s", _number(twin.throughput), "")
-    table.add_row("others, cores", _number(twin.others_cores), "")
-    return _titled(f"the same stages in one process ({_ran_on(twin)})", table)
+        table.add_row("audio made, s/s", number(twin.throughput), "")
+    table.add_row("others, cores", number(twin.others_cores), "")
+    return titled(f"the same stages in one process ({_ran_on(twin)})", table)
 
 
 def _hop_table(hops: HopResult) -> Group:
-    table = _table("", "p50", "p95", "least")
+    table = table_of("", "p50", "p95", "least")
     rows = (("append to delivery, us", hops.delivery), ("append call, us", hops.append), ("bare ping, us", hops.ping))
     for name, summary in rows:
         if summary:
             table.add_row(name, f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
-    return _titled(f"{len(hops.delivery_us)} hops through Redis", table)
-
-
-def _voice_table(voice: VoiceResult) -> Group:
-    """The parts are the fleet's account of its own share, by its own clock; they need not add up to what the client waited."""
-    table = _table("ms", "p50", "p95", "most")
-    rows = [("voice to voice", voice.whole_ms), (f"less {voice.silence_ms} of silence", voice.ours_ms)]
-    for name, summary in [*rows, *((f"  {name}", voice.part_ms(name)) for name in voice.names)]:
-        if summary:
-            table.add_row(name, *(_number(value) for value in (summary.p50, summary.p95, summary.high)))
-    return _titled(f"{len(voice.turns)} spoken turns of one session with {voice.model}", table)
+    return titled(f"{len(hops.delivery_us)} hops through Redis", table)
 
 
 def _transfer_table(transfer: TransferResult) -> Group:
-    table = _table("bytes", "p50 us", "GB/s")
+    table = table_of("bytes", "p50 us", "GB/s")
     for read in transfer.reads:
         table.add_row(f"{read.num_bytes}", f"{read.p50_us:.0f}", f"{read.gb_per_s:.2f}")
-    return _titled("tensor reads between two processes", table)
+    return titled("tensor reads between two processes", table)
 
 
 def _hand_off_table(stage: StageHandOffs) -> Group:
-    table = _table("ms", "p50", "p95", "most")
+    table = table_of("ms", "p50", "p95", "most")
     for name, part in stage.parts_ms.items():
-        table.add_row(name, *_cells(part, 1.0), _number(part.high if part else None))
+        table.add_row(name, *_cells(part, 1.0), number(part.high if part else None))
     table.add_section()
     whole = stage.whole_ms
-    table.add_row("last step to first step", *_cells(whole, 1.0), _number(whole.high if whole else None))
-    table.add_row("the very first of all", _number(stage.first_ms), "", "")
+    table.add_row("last step to first step", *_cells(whole, 1.0), number(whole.high if whole else None))
+    table.add_row("the very first of all", number(stage.first_ms), "", "")
     again = f", {stage.num_recomputed} computed again" if stage.num_recomputed else ""
-    return _titled(f"{len(stage.hand_offs)} hand-offs of {stage.stage} from prefill to decode{again}", table)
+    return titled(f"{len(stage.hand_offs)} hand-offs of {stage.stage} from prefill to decode{again}", table)
 
 
 def _pages_table(pages: PageReads) -> Group:
-    table = _table("", "p50 us", "p95 us", "GB/s")
+    table = table_of("", "p50 us", "p95 us", "GB/s")
     rows = (("block by block", pages.blocks), ("one plain read", pages.plain), ("a copy, checked", pages.copied))
     for name, summary in rows:
         speed = pages.num_bytes / summary.p50 / 1000 if summary else None
-        table.add_row(name, *_cells(summary, 1.0), _number(speed))
-    return _titled(f"{pages.num_bytes} bytes of keys and values, {pages.num_blocks} blocks, between two processes", table)
+        table.add_row(name, *_cells(summary, 1.0), number(speed))
+    return titled(f"{pages.num_bytes} bytes of keys and values, {pages.num_blocks} blocks, between two processes", table)
 
 
 def _interference_table(found: Interference) -> Group:
-    table = _table("ms", "p50", "p95", "most")
+    table = table_of("ms", "p50", "p95", "most")
     sides = (found.together, found.split)
     for name, of in (
         ("gaps in peace", [side.peace_s for side in sides]),
@@ -306,59 +281,59 @@ def _interference_table(found: Interference) -> Group:
         ("a long prompt's first text", [side.long_s for side in sides]),
     ):
         for side, summary in zip(sides, of, strict=True):
-            table.add_row(f"{name}, {side.name}", *_cells(summary, MS), _number(summary.high * MS if summary else None))
+            table.add_row(f"{name}, {side.name}", *_cells(summary, MS), number(summary.high * MS if summary else None))
         table.add_section()
-    table.add_row("p95 of gaps while they come, split / together", "", _number(found.ratio), "")
+    table.add_row("p95 of gaps while they come, split / together", "", number(found.ratio), "")
     workers = "; ".join(
         f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}" for side in sides
     )
     load = f"{found.num_streams} running answers, prompts of {found.num_tokens} tokens every {found.interval_s * MS:.0f} ms"
-    return _titled(f"{load}\n{workers}", table)
+    return titled(f"{load}\n{workers}", table)
 
 
 def _scale_table(scale: ScaleResult) -> Group:
     windows = [phase.window for phase in scale.phases]
-    table = _table("", *(f"{phase.streams} streams" for phase in scale.phases))
+    table = table_of("", *(f"{phase.streams} streams" for phase in scale.phases))
     for name, *cells in _window_rows(windows):
         table.add_row(name, *cells)
     table.add_section()
-    table.add_row("CPU per chunk, us", *(_number(window.cost_us) for window in windows))
+    table.add_row("CPU per chunk, us", *(number(window.cost_us) for window in windows))
     for process in windows[-1].cpu_s:
-        table.add_row(f"  {process}", *(_number(window.cost_of_us(process)) for window in windows))
+        table.add_row(f"  {process}", *(number(window.cost_of_us(process)) for window in windows))
     table.add_section()
     table.add_row("answers whole", *(f"{phase.whole} of {phase.streams}" for phase in scale.phases))
     pace = f"each of {scale.num_edges} edges {scale.num_edges} rows a chunk" if scale.num_edges > 1 else "a chunk a row"
     each = f"{scale.real_time_per_s(1):g} chunks/s a stream"
-    return _titled(f"scale: {scale.graph}, fake engine, a row each {scale.step_ms} ms, {pace}: {each}", table)
+    return titled(f"scale: {scale.graph}, fake engine, a row each {scale.step_ms} ms, {pace}: {each}", table)
 
 
 def _window_rows(windows: Sequence[Window]) -> Iterator[list[str]]:
     """The name of a row and its cells, a window each."""
-    yield ["chunks, 1/s", *(_number(window.chunks_per_s) for window in windows)]
+    yield ["chunks, 1/s", *(number(window.chunks_per_s) for window in windows)]
     for name, hops in (
         ("between workers", [window.between_workers for window in windows]),
         ("worker to gateway", [window.to_gateway for window in windows]),
     ):
-        yield [f"{name}, p50 ms", *(_number(ages.p50_us / 1e3 if ages else None) for ages in hops)]
-        yield [f"{name}, p99 ms", *(_number(ages.p99_us / 1e3 if ages else None) for ages in hops)]
-    yield ["the load itself, cores", *(_number(window.generator_cores) for window in windows)]
-    yield ["others, cores", *(_number(window.others_cores) for window in windows)]
+        yield [f"{name}, p50 ms", *(number(ages.p50_us / 1e3 if ages else None) for ages in hops)]
+        yield [f"{name}, p99 ms", *(number(ages.p99_us / 1e3 if ages else None) for ages in hops)]
+    yield ["the load itself, cores", *(number(window.generator_cores) for window in windows)]
+    yield ["others, cores", *(number(window.others_cores) for window in windows)]
 
 
 def _join_table(joined: Joined) -> Group:
-    table = _table("", "one worker", "two")
+    table = table_of("", "one worker", "two")
     for name, *cells in _window_rows((joined.alone, joined.together)):
         table.add_row(name, *cells)
     table.add_row("answers whole", "", f"{joined.whole} of {joined.streams}")
     slots = f"{joined.streams} streams for {joined.slots} slots of {joined.role}"
-    return _titled(f"{slots}; a second worker, from its start to its last stream's first chunk {joined.start_s:.1f} s", table)
+    return titled(f"{slots}; a second worker, from its start to its last stream's first chunk {joined.start_s:.1f} s", table)
 
 
 def _ratio_table(ratios: tuple[Ratio, ...]) -> Group:
-    table = _table("", "measured", "target", "")
+    table = table_of("", "measured", "target", "")
     for ratio in ratios:
         sign = "<=" if ratio.at_most else ">="
         verdict = "[green]met[/]" if ratio.met else "[red]missed[/]"
         unit = "" if ratio.unit == "x" else f" {ratio.unit}"
-        table.add_row(ratio.name, f"{_number(ratio.value)}{unit}", f"{sign} {ratio.target:g}{unit}", verdict)
-    return _titled("targets", table)
+        table.add_row(ratio.name, f"{number(ratio.value)}{unit}", f"{sign} {ratio.target:g}{unit}", verdict)
+    return titled("targets", table)

@@ -7,6 +7,7 @@ from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, percentile, summarise
 from fleet.bench.voice import VoiceResult
+from fleet.bench.voices_result import VoicesResult
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
@@ -76,6 +77,20 @@ def of_voice(voice: VoiceResult) -> list[Ratio]:
     if ours is None:
         return []
     return [Ratio(name="voice turn less its silence, p50", value=ours.p50, target=VOICE_OURS_P50_MS, at_most=True, unit="ms")]
+
+
+def of_voices(voices: VoicesResult) -> list[Ratio]:
+    """Nobody's sound runs dry, and everybody is answered; whoever is one too many waits for a place."""
+    talks, beyond = len(voices.talks), voices.beyond
+    unanswered = talks * voices.wanted_turns - len(voices.turns)
+    ratios = [
+        Ratio(name=f"underruns of {talks} voice sessions", value=voices.underruns, target=0, at_most=True, unit="underruns"),
+        Ratio(name="questions not answered", value=unanswered, target=0, at_most=True, unit="questions"),
+    ]
+    if beyond is not None:
+        queued = beyond.position == 1 and not beyond.early and beyond.let_in_ms is not None and beyond.answered
+        ratios.append(Ratio(name="one too many waits, and is let in", value=float(queued), target=1, at_most=False))
+    return ratios
 
 
 def of_scale(scale: ScaleResult) -> list[Ratio]:

@@ -123,10 +123,14 @@ class Limits(Strict):
 
 
 class WebConfig(Strict):
-    """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder."""
+    """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder.
+
+    `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/hosts.py`.
+    """
 
     host: Host = "127.0.0.1"
     port: Port = 8000
+    allowed_hosts: tuple[Host, ...] = ()
     model_name: Text | None = None
     read_only: Switch = False
     tls: Literal["self-signed"] | None = None

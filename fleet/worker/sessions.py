@@ -30,7 +30,9 @@ class Sessions:
         self._posts: list[Post] = []
 
     def joined(self, request: EngineRequest, session: str) -> EngineRequest:
-        """The request as one of its session."""
+        """The request as one of its session, whose time begins anew: it talks, even if this turn is cut short."""
+        if session in self._until:
+            self._until[session] = self._clock() + self._keep_s
         return dataclasses.replace(request, session=session) if self._most and self._keep_s else request
 
     def keeps(self, session: str) -> bool:

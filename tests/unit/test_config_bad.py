@@ -37,7 +37,7 @@ def bad(name: str, text: str, message: str) -> Bad:
 
 SPELLING = (
     bad("a key nobody knows", "web: {nonsense: 1}",
-        "web.nonsense: unknown key; remove it, or use one of host, port, model_name, read_only, tls, "
+        "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, model_name, read_only, tls, "
         "tls_cert, tls_key"),
     bad("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
     bad("a key of a section at the top", "max_body_bytes: 4", "max_body_bytes: unknown key; did you mean limits.max_body_bytes?"),

@@ -11,9 +11,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
+from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
 from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
+from web.hosts import Hosts
 from web.pages.login import local_path
 
 KEY = "secret"
@@ -138,3 +140,54 @@ def test_nobody_is_led_to_another_site(given_next: str) -> None:
 )
 def test_known_ways_to_another_site_are_closed(given_next: str) -> None:
     assert local_path(given_next) == ""
+
+
+REBOUND = "attacker.example:8000"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/", "/health", "/v1/fleet/requests"])
+def test_a_name_that_was_made_to_lead_here_is_not_answered(gateway: Gateway, path: str) -> None:
+    answer = gateway.http.get(path, headers={"host": REBOUND, "origin": f"http://{REBOUND}"})
+    error = answer.json()["error"]
+    assert answer.status_code == 421 and error["code"] == "host_not_allowed"
+    assert "web.allowed_hosts" in error["message"] and "FLEET_API_KEY" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
+def test_nor_are_its_sockets(gateway: Gateway, path: str) -> None:
+    async def open_socket() -> None:
+        async with connect(f"ws://{REBOUND}{path}", host="127.0.0.1", port=int(gateway.url.rpartition(":")[2])):
+            pass
+
+    with pytest.raises(InvalidStatus) as refused:
+        asyncio.run(open_socket())
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "127.0.0.1:8000", "[::1]:8000", "127.9.9.9", "fleet.localhost", "LOCALHOST."]
+)
+def test_loopback_is_known_by_all_its_names(gateway: Gateway, host: str) -> None:
+    assert gateway.http.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
+    answer = locked.http.get("/v1/models", headers={"host": REBOUND, "authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("web", "has_key", "host", "allowed"),
+    [
+        (WebConfig(host="0.0.0.0"), False, "fleet.example", True),
+        (WebConfig(host="0.0.0.0", allowed_hosts=("fleet.example",)), False, "other.example", False),
+        (WebConfig(host="0.0.0.0", allowed_hosts=("fleet.example",)), True, "Fleet.example:443", True),
+        (WebConfig(host="fleet.local", allowed_hosts=("proxy.example",)), False, "fleet.local:8000", True),
+        (WebConfig(), False, "127.0.0.1.attacker.example", False),
+        (WebConfig(), False, "", False),
+        (WebConfig(), False, "[::1", False),
+        (WebConfig(), False, None, True),
+    ],
+)
+def test_which_names_are_answered(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
+    assert (Hosts(web, has_key=has_key).refusal(host) is None) is allowed

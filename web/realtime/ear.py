@@ -1,22 +1,40 @@
-"""What a session hears: bytes as they come, resampled, kept while they may belong to a turn, and judged frame by frame.
+"""What a session hears: bytes as they come, resampled, kept while they may belong to a turn, and cut into frames to judge.
 
 Knows no conversation and no socket.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
 from web.realtime.turns import FRAME_SAMPLES, RATE_HZ, Stopped, TurnDetector, TurnEvent, TurnRules
-from web.realtime.vad import Vad
+from web.realtime.vad import Samples, Vad
 
 Pcm = NDArray[np.int16]
 SLICE_S = 0.5
 """Of what comes at once, so much is judged before others of the process have their turn."""
+STILL = 52
+"""Of 32768, 56 dB below the loudest: what browsers and headsets make of silence is below it, no voice at a microphone is."""
+STILL_FRAMES = 16
+"""Half a second, after which the model remembers nothing of use."""
 KEPT_MS = 1000
 """Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `still`: there is nothing to judge, it is no speech."""
+
+    pcm: Pcm
+    end: int
+    still: bool
+
+    @property
+    def samples(self) -> Samples:
+        return self.pcm.astype(np.float32) * np.float32(1 / 32768)
 
 
 class Ear:
@@ -29,7 +47,8 @@ class Ear:
         self.position = 0
         self._kept = bytearray()
         self._odd = b""
-        self._vad = Vad()
+        self.vad = Vad()
+        self._num_still = 0
         self._judged = 0
         self.set_rate(rate_hz)
         self.detector: TurnDetector | None = None
@@ -46,7 +65,7 @@ class Ear:
         elif self.detector is None or not self.detector.speaking:
             self.detector = TurnDetector(rules)
             self._judged = self.position
-            self._vad.reset()
+            self.vad.reset()
         else:
             self.detector.rules = rules
 
@@ -54,8 +73,8 @@ class Ear:
     def kept_ms(self) -> int:
         return len(self._kept) // 2 * 1000 // RATE_HZ
 
-    def hear(self, pcm: bytes) -> Iterator[TurnEvent | None]:
-        """What is told of turns, and None after each slice: whoever has others to serve lets them then.
+    def pieces(self, pcm: bytes) -> Iterator[bytes]:
+        """What comes, in pieces short enough that others of the process have their turn in between.
 
         `pcm` is PCM16 little-endian mono at `rate_hz`; a sample cut in two is made whole by the next call.
         """
@@ -64,13 +83,46 @@ class Ear:
             pcm, self._odd = pcm[:-1], pcm[-1:]
         step = 2 * max(1, int(self.rate_hz * SLICE_S))
         for start in range(0, len(pcm), step):
-            samples = np.frombuffer(pcm[start : start + step], "<i2")
-            heard = samples if self._resampler is None else self._resampler.resample_chunk(samples)
-            self._kept += heard.astype("<i2").tobytes()
-            self.position += len(heard)
-            yield from self._judge()
-            self._forget_silence()
-            yield None
+            yield pcm[start : start + step]
+
+    def hear(self, piece: bytes) -> None:
+        samples = np.frombuffer(piece, "<i2")
+        heard = samples if self._resampler is None else self._resampler.resample_chunk(samples)
+        self._kept += heard.astype("<i2", copy=False).tobytes()
+        self.position += len(heard)
+
+    def next_frame(self) -> Frame | None:
+        """What the detector is to judge next, if it is all there."""
+        if self.detector is None:
+            self._judged = self.position
+        if self.position - self._judged < FRAME_SAMPLES:
+            return None
+        start = 2 * (self._judged - self._first)
+        pcm = np.frombuffer(bytes(self._kept[start : start + 2 * FRAME_SAMPLES]), "<i2")
+        self._judged += FRAME_SAMPLES
+        return Frame(pcm=pcm, end=self._judged, still=self._is_still(pcm))
+
+    def _is_still(self, pcm: Pcm) -> bool:
+        """Whether it has been so quiet for so long, before any speech, that the model need not be asked."""
+        quiet = int(pcm.max()) < STILL and int(pcm.min()) > -STILL
+        self._num_still = self._num_still + 1 if quiet else 0
+        if self._num_still == STILL_FRAMES:
+            self.vad.reset()
+        return self._num_still >= STILL_FRAMES and self.detector is not None and not self.detector.speaking
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a whole frame waits to be judged."""
+        return self.detector is not None and self.position - self._judged >= FRAME_SAMPLES
+
+    def judged(self, frame: Frame, probability: float) -> list[TurnEvent]:
+        """What that says of turns; nothing if the frame was thrown away meanwhile."""
+        if self.detector is None or frame.end != self._judged:
+            return []
+        events = self.detector.feed(probability, frame.end)
+        if any(isinstance(event, Stopped) for event in events):
+            self.vad.reset()
+        return events
 
     def take(self, start: int, end: int) -> bytes:
         """PCM16 at 16 kHz from `start` to `end`, as far as it is kept. From now on only what comes after is."""
@@ -98,19 +150,8 @@ class Ear:
         if self.detector is not None:
             self.detector.cut(self.position)
 
-    def _judge(self) -> Iterator[TurnEvent]:
-        if self.detector is None:
-            self._judged = self.position
-            return
-        while self.position - self._judged >= FRAME_SAMPLES:
-            frame = np.frombuffer(self.peek(self._judged, self._judged + FRAME_SAMPLES), "<i2")
-            self._judged += FRAME_SAMPLES
-            events = self.detector.feed(self._vad.probability(frame.astype(np.float32) / np.float32(32768)), self._judged)
-            if any(isinstance(event, Stopped) for event in events):
-                self._vad.reset()
-            yield from events
-
-    def _forget_silence(self) -> None:
+    def forget_silence(self) -> None:
+        """Of what no turn began in, only the end is kept."""
         if self.detector is None or self.detector.speaking:
             return
         keep = 2 * (RATE_HZ * KEPT_MS // 1000 + FRAME_SAMPLES)

@@ -15,10 +15,9 @@ from fleet.core.errors import FleetError, NotFound, Overloaded
 from fleet.core.ids import RequestId
 from web.gateway import Gateway
 from web.realtime import vad
-from web.realtime.heard import SpeakingRate
 from web.realtime.line import Port
 from web.realtime.server_events import SessionCreated, new_id
-from web.realtime.session import Session, Watch
+from web.realtime.session import Session, Shared, Watch
 from web.realtime.settings import Settings
 from web.realtime.store import Snapshot, restore, resumed
 
@@ -60,7 +59,7 @@ class Hall:
         self._line: list[Waiter] = []
         self._coming = 0
         """Let in, but not seated yet."""
-        self._rate = SpeakingRate()
+        self._shared = Shared()
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -80,7 +79,7 @@ class Hall:
             settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
             held = await self._gateway.client.hold_voice(settings.id, self._keep_s, new=True)
             assert held is not None, "two sessions of one name"
-            place = self._seat(lambda watch: Session(self._gateway, settings, self._rate, watch), held.epoch, Snapshot(), asked)
+            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), held.epoch, Snapshot(), asked)
         place.session.line.attach(port)
         place.session.line.tell(SessionCreated(session=place.session.settings))
         place.session.note()
@@ -121,7 +120,7 @@ class Hall:
         if held is None:
             raise NotFound(f"session: no session {session_id!r}; it never was, or is over. Begin another", param="session")
         return self._seat(
-            lambda watch: restore(self._gateway, held.fields, self._rate, watch), held.epoch, Snapshot(held.fields), asked
+            lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields), asked
         )
 
     def _seat(

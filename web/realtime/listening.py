@@ -16,6 +16,7 @@ from fleet.core.errors import FleetError, InputTooLarge
 from web.errors import type_of
 from web.gateway import Gateway
 from web.realtime import server_events as say
+from web.realtime import vad
 from web.realtime.conversation import Clip, Conversation, Item, Part
 from web.realtime.ear import Ear
 from web.realtime.items import MIN_CLIP_MS
@@ -44,13 +45,15 @@ class Turn:
 class Listener:
     def __init__(
         self, gateway: Gateway, line: Line, conversation: Conversation, replies: Replies, settings: Callable[[], Settings],
-        add: Callable[[Item, dict[str, Clip]], None],
+        add: Callable[[Item, dict[str, Clip]], None], together: vad.Together,
     ) -> None:  # fmt: skip
         self._gateway, self._line, self._conversation, self._replies = gateway, line, conversation, replies
         self._settings, self._add = settings, add
         self._max_s = gateway.config.limits.max_audio_s
         self.ear = Ear(settings().audio.input.format.rate, self._rules())
         self.interruptions = 0
+        self._together = together
+        self._hearing = asyncio.Lock()
         self._turn: Turn | None = None
         self._owed: Marks | None = None
         """A turn that ended under an answer which may not be interrupted: it is answered next."""
@@ -74,19 +77,36 @@ class Listener:
             if not self.hearing:
                 self._turn = None
 
-    async def hear(self, pcm: bytes) -> None:
-        """Raises: InputTooLarge."""
+    async def hear(self, pcm: bytes) -> bool:
+        """Whether a turn began, paused or ended in it. Raises: InputTooLarge."""
         coming_s = len(pcm) / 2 / self.ear.rate_hz
         held_s = self.ear.kept_ms / 1000 if self.ear.detector is None else 0.0
         if held_s + coming_s > self._max_s:
             raise InputTooLarge(f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it", param="audio")
-        first = True
-        for event in self.ear.hear(pcm):
-            if event is not None:
+        told = False
+        async with self._hearing:
+            for number, piece in enumerate(self.ear.pieces(pcm)):
+                if number:
+                    await asyncio.sleep(0)
+                self.ear.hear(piece)
+                told |= await self._judge_frames()
+                self.ear.forget_silence()
+        return told
+
+    async def _judge_frames(self) -> bool:
+        """Live sound is judged with that of others. What comes at once waits for nobody, or it would frame by frame."""
+        told = False
+        while (frame := self.ear.next_frame()) is not None:
+            if frame.still:
+                probability = 0.0
+            elif self.ear.is_behind:
+                (probability,) = vad.judge([self.ear.vad], [frame.samples])
+            else:
+                probability = await self._together.probability(self.ear.vad, frame.samples)
+            for event in self.ear.judged(frame, probability):
                 self._on_turn(event)
-            elif not first:
-                await asyncio.sleep(0)
-            first = first and event is not None
+                told = True
+        return told
 
     def commit(self) -> None:
         """The client says that the turn is over. Raises: BufferEmpty."""

@@ -7,7 +7,7 @@ conversation and no socket.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
@@ -48,11 +48,11 @@ class Making:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._guarded(self._make(Position())))
+        self._task = asyncio.create_task(self._guarded(lambda: self._make(Position())))
 
     def take_over(self) -> None:
         """Go on with a request that another gateway asked for: it is told again from its beginning."""
-        self._task = asyncio.create_task(self._guarded(self._read_again()))
+        self._task = asyncio.create_task(self._guarded(self._read_again))
 
     def make_rest(self, of: "Making") -> None:
         """What the other had made is had; the same is asked for again, and told from there."""
@@ -62,7 +62,7 @@ class Making:
             self.finish_reason, self.usage = of.finish_reason, of.usage
             return
         position = Position(len(of.text), len(of.pcm))
-        self._task = asyncio.create_task(self._guarded(self._make(position)))
+        self._task = asyncio.create_task(self._guarded(lambda: self._make(position)))
 
     def stop(self) -> asyncio.Task[None] | None:
         """The request ends everywhere, unless it has; nothing more is told."""
@@ -133,9 +133,10 @@ class Making:
             while len(self.pcm) - self.taken_bytes > MAX_AHEAD_BYTES:
                 await self.moved(None)
 
-    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+    async def _guarded(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """`work` is begun in here: a task that is cancelled before it began never gets so far."""
         try:
-            await work
+            await work()
         except FleetError as error:
             self.error = error
             await self._name_stage()

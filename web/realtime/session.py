@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, FleetError
@@ -26,6 +26,7 @@ from web.realtime.replies import Replies
 from web.realtime.run import Run
 from web.realtime.settings import VOICE_FIELD, ServerVad, Settings, merged
 from web.realtime.story import SessionView, Story, timing_parts
+from web.realtime.vad import Together
 
 log = logging.getLogger("fleet.web")
 
@@ -38,11 +39,19 @@ class Watch:
     asked: Callable[[RequestId], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all sessions of a gateway have in common: how fast it speaks, and who judges what they hear."""
+
+    rate: SpeakingRate = field(default_factory=SpeakingRate)
+    together: Together = field(default_factory=Together)
+
+
 class Session:
     """Satisfies `replies.Watcher`."""
 
     def __init__(
-        self, gateway: Gateway, settings: Settings, rate: SpeakingRate, watch: Watch, conversation_id: str | None = None
+        self, gateway: Gateway, settings: Settings, shared: Shared, watch: Watch, conversation_id: str | None = None
     ) -> None:
         limits = gateway.config.limits
         self.id = settings.id
@@ -55,9 +64,11 @@ class Session:
         self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
         self.replies = Replies(
             gateway, self.line, self.conversation, lambda: self.settings, self,
-            session_id=self.id, conversation_id=self.conversation_id, rate=rate,
+            session_id=self.id, conversation_id=self.conversation_id, rate=shared.rate,
         )  # fmt: skip
-        self.listener = Listener(gateway, self.line, self.conversation, self.replies, lambda: self.settings, self._add)
+        self.listener = Listener(
+            gateway, self.line, self.conversation, self.replies, lambda: self.settings, self._add, shared.together
+        )
         self._gateway = gateway
         self._jobs: set[asyncio.Task[None]] = set()
         self._state = ""
@@ -69,20 +80,21 @@ class Session:
         try:
             event = ask.parse_event(raw)
             if isinstance(event, ask.BufferAppend):
-                await self.listener.hear(ask.decode_pcm(event.audio, "audio"))
-            else:
-                self._handle(event)
+                await self.hear(ask.decode_pcm(event.audio, "audio"), event.event_id)
+                return
+            self._handle(event)
         except FleetError as error:
             self.refuse(error, ask.event_id_of(raw))
         self.note()
 
-    async def hear(self, pcm: bytes) -> None:
-        """Sound as it is: PCM16 at the rate that the settings declare."""
+    async def hear(self, pcm: bytes, event_id: str | None = None) -> None:
+        """Sound as it is: PCM16 at the rate that the settings declare. Most of it changes nothing that anybody is told."""
         try:
-            await self.listener.hear(pcm)
+            if await self.listener.hear(pcm):
+                self.note()
         except FleetError as error:
-            self.refuse(error)
-        self.note()
+            self.refuse(error, event_id)
+        self._note_state()
 
     def refuse(self, error: FleetError, event_id: str | None = None) -> None:
         detail = say.ErrorDetail(
@@ -206,11 +218,16 @@ class Session:
 
     def note(self) -> None:
         """Something may have changed: say so to whoever looks."""
+        self._note_state()
+        self.watch.changed()
+
+    def _note_state(self) -> None:
         state = self.state()
-        if state != self._state:
-            self._state = state
-            self.line.tell(say.State(state=state))
-            self._set_idle(state)
+        if state == self._state:
+            return
+        self._state = state
+        self.line.tell(say.State(state=state))
+        self._set_idle(state)
         self.watch.changed()
 
     def state(self) -> str:

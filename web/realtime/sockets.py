@@ -87,9 +87,12 @@ class VoiceSocket:
                         return int(message.get("code") or 1005)
                     self._keep_early(message.get("text") or message.get("bytes") or "")
                     reading = asyncio.ensure_future(self._websocket.receive())
-            while (message := await reading)["type"] == "websocket.receive":
+            message = await reading
+            while message["type"] == "websocket.receive":
                 await self._receive(self._session, message.get("text") or message.get("bytes") or "")
-                reading = asyncio.ensure_future(self._websocket.receive())
+                # Frames that are there already come without a pause, and others have their turn too.
+                await asyncio.sleep(0)
+                message = await self._websocket.receive()
             return int(message.get("code") or 1005)
         finally:
             reading.cancel()

@@ -16,7 +16,7 @@ from web.realtime.heard import SpeakingRate
 from web.realtime.making import Making
 from web.realtime.run import Marks, Plan, Run
 from web.realtime.server_events import Resumed
-from web.realtime.session import Session, Watch
+from web.realtime.session import Session, Shared, Watch
 from web.realtime.settings import Settings
 
 STATE, CLIP = "state", "clip:"
@@ -91,7 +91,7 @@ def _run_state(run: Run) -> RunState:
     )  # fmt: skip
 
 
-def restore(gateway: Gateway, fields: Mapping[str, bytes], rate: SpeakingRate, watch: Watch) -> Session:
+def restore(gateway: Gateway, fields: Mapping[str, bytes], shared: Shared, watch: Watch) -> Session:
     """The session as its last holder wrote it; an answer under way is taken over too, and told from where it was.
 
     Raises: UnknownWireVersion if another version wrote it.
@@ -100,13 +100,13 @@ def restore(gateway: Gateway, fields: Mapping[str, bytes], rate: SpeakingRate, w
         state = _decode(fields[STATE])
     except (KeyError, msgspec.DecodeError) as error:
         raise UnknownWireVersion(f"the session cannot be read ({error}); are all gateways of one version?") from error
-    session = Session(gateway, state.settings, rate, watch, state.conversation_id)
+    session = Session(gateway, state.settings, shared, watch, state.conversation_id)
     session.created_us, session.story.turns = state.created_us, state.turns
     conversation = session.conversation
     conversation.items = list(state.items)
     conversation.clips = {name.removeprefix(CLIP): Clip(pcm) for name, pcm in fields.items() if name.startswith(CLIP)}
     if state.run is not None:
-        _restore_run(gateway, session, state.run, rate)
+        _restore_run(gateway, session, state.run, shared.rate)
     return session
 
 

@@ -3,6 +3,8 @@
 Source: silero-vad 6.2.3 (MIT), `silero_vad.onnx` and the `OnnxWrapper` beside it. Knows no turn.
 """
 
+import asyncio
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import cast
@@ -11,12 +13,16 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from web.realtime.turns import FRAME_SAMPLES, RATE_HZ
+from web.realtime.turns import FRAME_MS, FRAME_SAMPLES, RATE_HZ
 
 MODEL = "silero_vad.onnx"
 CONTEXT_SAMPLES = 64
 """Each frame is seen together with the end of the one before."""
 STATE_SHAPE = (2, 1, 128)
+GATHER_S = 0.012
+"""A frame is 32 ms: among fifty streams twenty are judged together."""
+AHEAD_S = 0.1
+"""Who sends sound so much faster than it is spoken waits for nobody: a recording is heard as fast as it comes."""
 
 Samples = NDArray[np.float32]
 _RATE = np.array(RATE_HZ, np.int64)
@@ -33,22 +39,62 @@ def model() -> onnxruntime.InferenceSession:
 
 
 class Vad:
-    """One stream's detector. A frame takes about 0.1 ms."""
+    """What is remembered of one stream. `paced_s`: when its next frame is due, were it spoken as it comes."""
 
     def __init__(self) -> None:
+        self.paced_s = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Forget what was heard: a turn is not judged by the one before."""
-        self._state: Samples = np.zeros(STATE_SHAPE, np.float32)
-        self._context: Samples = np.zeros(CONTEXT_SAMPLES, np.float32)
+        self.state: Samples = np.zeros(STATE_SHAPE, np.float32)
+        self.context: Samples = np.zeros(CONTEXT_SAMPLES, np.float32)
 
-    def probability(self, frame: Samples) -> float:
-        """Shapes: `frame` is [512] samples at 16 kHz in -1..1."""
-        assert frame.shape == (FRAME_SAMPLES,), frame.shape
-        window = np.concatenate([self._context, frame])[np.newaxis, :]
-        told, state = cast(
-            "tuple[Samples, Samples]", tuple(model().run(None, {"input": window, "state": self._state, "sr": _RATE}))
-        )
-        self._state, self._context = state, frame[-CONTEXT_SAMPLES:]
-        return float(told[0, 0])
+
+def judge(vads: Sequence[Vad], frames: Sequence[Samples]) -> list[float]:
+    """The next frame of each stream, all in one call of the model. Alone a frame takes about 0.1 ms, among twenty a third of it.
+
+    Shapes: a frame is [512] samples at 16 kHz in -1..1. Invariants: no stream is there twice.
+    """
+    windows = np.empty((len(vads), CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
+    for window, vad, frame in zip(windows, vads, frames, strict=True):
+        window[:CONTEXT_SAMPLES], window[CONTEXT_SAMPLES:] = vad.context, frame
+    states = vads[0].state if len(vads) == 1 else np.concatenate([vad.state for vad in vads], axis=1)
+    told, after = cast("tuple[Samples, Samples]", tuple(model().run(None, {"input": windows, "state": states, "sr": _RATE})))
+    for place, vad in enumerate(vads):
+        vad.state, vad.context = after[:, place : place + 1], windows[place, -CONTEXT_SAMPLES:]
+    return [float(one) for one in told[:, 0]]
+
+
+class Together:
+    """Judges the live streams of one event loop, calling the model once each `GATHER_S` at most: a single stream never waits for
+    that, and of many each waits a little, so that the model costs a third.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Vad, Samples, asyncio.Future[float]]] = []
+        self._judged_s = 0.0
+
+    async def probability(self, vad: Vad, frame: Samples) -> float:
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        due_s = self._judged_s + GATHER_S - now_s
+        vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000
+        if vad.paced_s - now_s > AHEAD_S:
+            return judge([vad], [frame])[0]
+        if due_s <= 0 and not self._waiting:
+            self._judged_s = now_s
+            return judge([vad], [frame])[0]
+        told: asyncio.Future[float] = loop.create_future()
+        self._waiting.append((vad, frame, told))
+        if len(self._waiting) == 1:
+            loop.call_later(due_s, self._judge)
+        return await told
+
+    def _judge(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._judged_s = asyncio.get_running_loop().time()
+        probabilities = judge([vad for vad, _, _ in waiting], [frame for _, frame, _ in waiting])
+        for (_, _, told), probability in zip(waiting, probabilities, strict=True):
+            if not told.done():
+                told.set_result(probability)

@@ -1,13 +1,16 @@
 """The detector's model is the released one, and tells speech from noise."""
 
+import asyncio
 import hashlib
 
 import numpy as np
+import pytest
 
 from tests.support import REPO
 from tests.web.realtime.spoken import blocks, silence, speech
 from web.realtime.ear import Ear
 from web.realtime.turns import Started, Stopped, TurnEvent, TurnRules
+from web.realtime.vad import Together, Vad, judge
 
 FOLDER = REPO / "web" / "realtime" / "vad_model"
 SHA256 = {
@@ -17,9 +20,15 @@ SHA256 = {
 """Of silero-vad 6.2.3 on PyPI."""
 
 
-def events(pcm: bytes, block_ms: int = 20) -> list[TurnEvent]:
-    ear = Ear(24_000, TurnRules())
-    return [event for block in blocks(pcm, block_ms) for event in ear.hear(block) if event is not None]
+def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
+    ear, told = Ear(24_000, TurnRules()), list[TurnEvent]()
+    for block in blocks(pcm, block_ms):
+        for piece in ear.pieces(block):
+            ear.hear(piece)
+            while (frame := ear.next_frame()) is not None:
+                told += ear.judged(frame, 0.0 if frame.still and gated else judge([ear.vad], [frame.samples])[0])
+            ear.forget_silence()
+    return told
 
 
 def test_the_vendored_model_is_the_released_one() -> None:
@@ -35,6 +44,39 @@ def test_speech_is_a_turn_however_it_is_cut() -> None:
     assert 400 <= started.voiced / 16 <= 700 and stopped.voiced_ms > 1_000
     for block_ms in (7, 100, 3_000):
         assert events(pcm, block_ms) == whole
+
+
+def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
+    hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
+    pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
+    told = events(pcm)
+    assert [type(event) for event in told].count(Stopped) == 2
+    assert told == events(pcm, gated=False)
+
+
+def test_streams_judged_together_are_judged_as_alone() -> None:
+    spoken = np.frombuffer(speech("what day comes after monday"), "<i2").astype(np.float32) / 32768
+    streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
+    alone = [[judge([vad], [frame])[0] for frame in stream] for vad, stream in ((Vad(), stream) for stream in streams)]
+    vads = [Vad() for _ in streams]
+    together = [judge(vads, frames) for frames in zip(*streams, strict=True)]
+    assert np.abs(np.array(alone).T - together).max() < 1e-4 and np.array(alone).max() > 0.9
+
+
+async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nobody() -> None:
+    together, streams, frame = Together(), [Vad() for _ in range(8)], np.zeros(512, np.float32)
+    first = await together.probability(streams[0], frame)
+    others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
+    assert np.allclose(others, first, atol=1e-6)
+    assert all(vad.state.base is streams[1].state.base for vad in streams[1:]), "one call of the model for all"
+    recording = Vad()
+    for number in range(40):
+        asked = together.probability(recording, frame)
+        if number < 8:
+            await asked
+        else:
+            with pytest.raises(StopIteration):
+                asked.send(None)
 
 
 def test_noise_and_a_tone_are_no_speech() -> None:

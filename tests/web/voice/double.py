@@ -196,7 +196,7 @@ class Connection:
         if kind == "session.update":
             await self.update(cast("dict[str, object]", event["session"]))
         elif kind == "response.create":
-            await self.respond()
+            await self.respond(metadata=cast("dict[str, Event]", event).get("response", {}).get("metadata"))
         elif kind == "input_audio_buffer.commit":
             await self.commit("item_ptt")
         elif kind == "response.cancel":
@@ -257,8 +257,11 @@ class Connection:
 
     # Answering
 
-    async def respond(self, *, waited: bool = False) -> None:
+    async def respond(self, *, waited: bool = False, metadata: object = None) -> None:
         script = self.double.script
+        if self.under_way is not None and not self.under_way.over:
+            await self.send("error", error={"code": "conversation_already_has_active_response", "message": "one is active"})
+            return
         if script.error is not None:
             await self.send("error", error=script.error)
             return
@@ -266,7 +269,8 @@ class Connection:
         spoken = "audio" in self.double.modalities
         answer = Spoken(f"resp_{number}", f"item_{number}", script.text, script.samples, spoken, waited)
         self.double.answers[answer.response] = answer
-        await self.send("response.created", response={"id": answer.response, "status": "in_progress", "metadata": None})
+        created = {"id": answer.response, "status": "in_progress", "metadata": metadata}
+        await self.send("response.created", response=created)
         await self.send("fleet.request", response_id=answer.response, request_id=f"req-{number}")
         await self.send("response.output_item.added", response_id=answer.response, output_index=0, item={"id": answer.item})
         if script.failure is not None:

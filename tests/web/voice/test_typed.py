@@ -78,9 +78,26 @@ def test_a_new_question_interrupts_the_answer(typist: Page, double: Double) -> N
     double.script = Script(text="second answer")
     ask(typist, "second")
     expect(typist.locator(".turn.assistant .words").last).to_have_text("second answer")
-    order = [event["type"] for event in double.events if str(event["type"]).startswith(("response.", "conversation.item."))]
-    cancel = order.index("response.cancel")
-    assert "response.create" in order[:cancel] and "response.create" in order[cancel:]
+    told = [event for event in double.events if str(event["type"]).startswith(("response.", "conversation.item."))]
+    kinds = [str(event["type"]).removeprefix("conversation.") for event in told if event["type"] != "conversation.item.retrieve"]
+    first = ["item.create", "response.create"]
+    assert kinds == [*first, "response.cancel", "item.truncate", *first], "what was heard is known before the question is asked"
+    (truncate,) = double.of_type("conversation.item.truncate")
+    assert 200 <= int(str(truncate["audio_end_ms"])) < 10_000
+    expect(typist.locator(".reason")).to_have_count(0)
+
+
+def test_what_is_typed_before_an_answer_began_is_answered_together(typist: Page, double: Double) -> None:
+    """Nothing is refused, and nothing is answered over another answer."""
+    double.script = Script(samples=tone(1.5))
+    typist.locator("#message").press("Shift")
+    js(typist, "fleetVoice.player.open()")
+    js(typist, "['one', 'two', 'three'].forEach((text) => fleetVoice.talk.ask(text))")
+    expect(typist.locator(".turn.user .words")).to_have_text(["one", "two", "three"])
+    wait_js(typist, f"fleetVoice.player.totalPlayed === {3 * RATE_HZ // 2} && !fleetVoice.player.playing")
+    expect(typist.locator(".reason")).to_have_count(0)
+    created = [event["item"]["content"][0]["text"] for event in double.of_type("conversation.item.create")]  # pyright: ignore
+    assert created == ["one", "two", "three"] and len(double.of_type("response.create")) == 1
 
 
 def test_latency_is_shown_by_part_and_leads_to_the_request(typist: Page, double: Double) -> None:

@@ -12,6 +12,7 @@ const ECHO_WINDOW_MS = 500;
 const DEFAULT_RATE_HZ = 24000;
 const SETTLE_MS = 1000;
 const MAX_ENDPOINTING_MS = 5000;
+const QUIET_WITHIN_MS = 300;
 const POLICY = 1008;
 
 /**
@@ -41,6 +42,8 @@ export class Talk {
     this.hearing = false;
     this.interruptedUntil = 0;
     this.waiting = [];
+    this.numAsked = 0;
+    this.quiet = this.sending = Promise.resolve();
     this.speech.begin();
   }
 
@@ -203,8 +206,12 @@ export class Talk {
     this.dropUnsaid();
     this.lastSerial += 1;
     const answer = new Answer(response.id, this.lastSerial, this.player?.rateHz || DEFAULT_RATE_HZ);
-    answer.question = this.question;
-    this.question = null;
+    if (response.metadata?.question === this.question?.number) {
+      answer.question = this.question;
+      this.question = null;
+    } else {
+      answer.cut = true; // another question has been asked meanwhile
+    }
     this.answers.set(response.id, answer);
     this.add(answer);
   }
@@ -353,14 +360,17 @@ export class Talk {
     this.lastPlayedSent = performance.now();
   }
 
-  /** Quiet at once; the server learns where, and cuts the history there. Returns the answer that was cut off, if any. */
+  /**
+   * Quiet at once; the server learns where, and cuts the history there: `quiet` is when it was told. Returns the answer that was cut
+   * off, if any.
+   */
   silence() {
     const answer = [...this.answers.values()].findLast((known) => known.live);
     if (!answer) return null;
     answer.cut = true;
     this.interruptedUntil = performance.now() + INTERRUPTED_SHOWN_MS;
     setTimeout(() => this.refresh(), INTERRUPTED_SHOWN_MS + 20);
-    this.quieten(answer);
+    this.quiet = Promise.race([this.quieten(answer), pause(QUIET_WITHIN_MS)]);
     return answer;
   }
 
@@ -384,19 +394,30 @@ export class Talk {
     this.view.showReason({ ...GATEWAY_AWAY, text: "Your message is sent as soon as it is back." }, "connection");
   }
 
+  /** What is typed interrupts an answer as speech does: it ends, history keeps what was heard of it, and then comes the question. */
   send(text) {
     this.stop();
     for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
-    this.put(new Question("text", text));
-    this.socket.send(message("user", text));
-    this.socket.send({ type: "response.create" });
-    this.refresh();
+    const question = Object.assign(new Question("text", text), { number: String((this.numAsked += 1)) });
+    this.put(question);
+    this.sending = Promise.all([this.sending, this.quiet]).then(() => this.tell(question));
   }
 
-  /** Stop the answer: its sound here, and the work for it there. */
+  /** One that something was said after already is not answered by itself. */
+  tell(question) {
+    const told = this.socket.send(message("user", question.text));
+    const metadata = { question: question.number };
+    if (told && this.question === question) this.socket.send({ type: "response.create", response: { metadata } });
+    if (told || !this.turns.includes(question)) return;
+    this.takeBack(question);
+    this.ask(question.text);
+  }
+
+  /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. */
   stop() {
     const answer = this.silence();
-    if (answer && !answer.done) this.socket.send({ type: "response.cancel", response_id: answer.responseId });
+    const begun = answer && !answer.done ? { response_id: answer.responseId } : {};
+    if (begun.response_id || this.question !== null) this.socket.send({ type: "response.cancel", ...begun });
     this.refresh();
   }
 
@@ -477,6 +498,10 @@ export class Talk {
       }),
     );
   }
+}
+
+function pause(ms) {
+  return new Promise((resolve) => setTimeout(resolve, ms));
 }
 
 function message(role, text) {

@@ -1,0 +1,76 @@
+"""For how long a worker keeps what a conversation's turn left: from the end of the last turn, or the beginning of one cut short."""
+
+from types import SimpleNamespace
+from typing import cast
+
+from fleet.core.ids import Epoch, RequestId, StageName, WorkerId
+from fleet.core.request import Sampling
+from fleet.engine.base import Engine, EngineRequest
+from fleet.worker.sessions import Sessions
+from fleet.worker.task import Task
+
+TALK, KEEP_S = "talk", 60.0
+
+
+class Kept:
+    """An engine that keeps what it is not told to forget."""
+
+    def __init__(self) -> None:
+        self.sessions = {TALK}
+
+    def kept(self, session: str) -> int:
+        return 9 if session in self.sessions else 0
+
+    def forget(self, session: str) -> None:
+        self.sessions.discard(session)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def a_turn(name: str) -> EngineRequest:
+    return EngineRequest(request_id=RequestId(name), sampling=Sampling())
+
+
+def after_one_turn() -> tuple[Sessions, Clock]:
+    clock = Clock()
+    sessions = Sessions(cast(Engine, Kept()), WorkerId("w"), keep_s=KEEP_S, most=4, clock=clock)
+    first = SimpleNamespace(
+        spec=SimpleNamespace(session=TALK), request=RequestId("first"), stage=StageName("lm"), epoch=Epoch(1), spared=0
+    )
+    sessions.ended(cast(Task, first))
+    return sessions, clock
+
+
+def test_without_a_turn_it_is_given_up_in_time() -> None:
+    sessions, clock = after_one_turn()
+    clock.now_s = KEEP_S + 1
+    sessions.expire()
+    assert not sessions.keeps(TALK)
+
+
+def test_turns_that_are_all_cut_short_keep_it_alive() -> None:
+    """A user who interrupts every answer for minutes still talks."""
+    sessions, clock = after_one_turn()
+    for number in range(10):
+        clock.now_s += KEEP_S * 0.9
+        sessions.joined(a_turn(f"cut {number}"), TALK)
+        sessions.expire()
+        assert sessions.keeps(TALK)
+    clock.now_s += KEEP_S + 1
+    sessions.expire()
+    assert not sessions.keeps(TALK)
+
+
+def test_a_turn_of_another_conversation_changes_nothing() -> None:
+    sessions, clock = after_one_turn()
+    clock.now_s = KEEP_S * 0.9
+    sessions.joined(a_turn("of another"), "other")
+    assert not sessions.keeps("other")
+    clock.now_s = KEEP_S + 1
+    sessions.expire()
+    assert not sessions.keeps(TALK)
