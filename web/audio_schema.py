@@ -32,7 +32,7 @@ class SpeechBody(Body):
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing: the model hears no instructions about its voice."""
         known = {"instructions"} if self.instructions is not None else set[str]()
-        return sorted(known | set(self.model_extra or {}))
+        return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 
 class TranscriptionForm(Body):

@@ -47,7 +47,10 @@ class FleetRoutes:
         return json_response(ModelList(data=[self._model()]))
 
     async def model(self, request: Request) -> Response:
-        self._gateway.check_model(str(request.path_params["model"]))
+        wanted = str(request.path_params["model"]).rstrip("/")
+        if not wanted:
+            return await self.models(request)
+        self._gateway.check_model(wanted)
         return json_response(self._model())
 
     async def voices(self, _request: Request) -> Response:

@@ -68,6 +68,7 @@ OPERATIONS: tuple[Operation, ...] = (
         form=TranscriptionForm, answer=Transcription, media=(TEXT, EVENTS),
     ),
     Operation(method="POST", path="/v1/audio/translations", summary="Not served: always 404", statuses=()),
+    Operation(method="GET", path="/v1/realtime", summary="A WebSocket; over plain HTTP always 426", statuses=()),
     Operation(method="GET", path="/v1/audio/voices", summary="The voices, the default one first", answer=VoiceList),
     Operation(method="GET", path="/v1/models", summary="The one model that is served", answer=ModelList),
     Operation(method="GET", path="/v1/models/{model}", summary="That model", answer=Model),

@@ -73,9 +73,11 @@ def resolve_sampling(
             continue
         values = {"seed": seed, **_request_values(body, stage)}
         section = sections.get(stage.name)
+        where = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         if section is not None:
             values |= _given(section)
-        _check_bound(values, stage, config, defaults[stage.name], explicit=section is not None)
+            where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
+        _check_bound(values, stage, config, defaults[stage.name], where)
         resolved[stage.name] = msgspec.structs.replace(defaults[stage.name], **values)
     return resolved
 
@@ -105,12 +107,11 @@ def _given(fields: SamplingFields) -> dict[str, Value]:
 
 
 def _check_bound(
-    values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, *, explicit: bool
+    values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str
 ) -> None:
     limit = config.limits.max_answer_tokens
     if not stage.main:
         limit = max(limit, default.max_tokens)
     wanted = values.get("max_tokens", 0)
     if isinstance(wanted, int) and wanted > limit:
-        param = f"fleet.{stage.name}.max_tokens" if explicit else "max_tokens"
-        raise BadInput(f"{param}: {wanted} is beyond this server's limit of {limit}", param=param)
+        raise BadInput(f"{where}: {wanted} is beyond this server's limit of {limit}", param=where)

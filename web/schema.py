@@ -84,6 +84,7 @@ class MessageBody(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None = None
     audio: AudioReference | None = None
+    tool_calls: list[object] | None = None
 
 
 class VoiceReference(Body):
@@ -91,7 +92,7 @@ class VoiceReference(Body):
 
 
 def _voice_tag(value: object) -> str:
-    return ":object" if isinstance(value, dict) else ":string"
+    return ":object" if isinstance(value, dict | VoiceReference) else ":string"
 
 
 Voice = Annotated[
@@ -185,7 +186,7 @@ class ChatBody(SamplingFields):
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing."""
         known = {name for name in IGNORED if getattr(self, name, None) is not None}
-        return sorted(known | set(self.model_extra or {}))
+        return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -208,7 +209,11 @@ def _refuse_unserved(chat: ChatBody) -> None:
         if getattr(chat, name):
             raise UnsupportedValue(f"{name}: not served; leave it out", param=name)
     if chat.response_format is not None and chat.response_format.get("type", "text") != "text":
-        raise UnsupportedValue("response_format: only text is served", param="response_format")
+        raise UnsupportedValue("response_format: only text is served; leave it out", param="response_format")
+    for index, message in enumerate(chat.messages):
+        if message.tool_calls:
+            where = f"messages[{index}].tool_calls"
+            raise UnsupportedValue(f"{where}: tools are not served; leave it out", param=where)
 
 
 def bad_input(error: ValidationError) -> BadInput:
@@ -220,6 +225,8 @@ def bad_input(error: ValidationError) -> BadInput:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         message = "this field is required"
+    elif first["type"] == "union_tag_not_found":
+        param, message = f"{param}.type", "this field is required"
     elif first["type"] == "extra_forbidden":
         message = "no such field; use one of " + ", ".join(StageFields.model_fields)
     return BadInput(f"{param or 'the body'}: {message}", param=param or None)

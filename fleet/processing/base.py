@@ -88,6 +88,10 @@ class Frontend(Protocol):
         """
         ...
 
+    def check_text(self, text: TextPart) -> None:
+        """Whether it can be part of a prompt, before there is one. Raises: BadInput if it holds a control token."""
+        ...
+
     def speech_prompt(self, text: str) -> str:
         """What to ask so that the answer to be expected is this text: it is given then, but speech hangs on the question too."""
         ...

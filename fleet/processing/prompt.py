@@ -63,15 +63,26 @@ class PromptBuilder:
         """
         if isinstance(given, tuple):
             return given
-        ids = self._encode(self._checked(given))
+        ids = self._encode(self.checked(given))
         if not ids or self._end_id is None:
             raise BadInput(f"{given.where}: holds nothing that this model can say", param=given.where)
         return (*ids, self._end_id)
 
     def pieces(self, text: TextPart, max_tokens: int) -> list[str]:
         """The text in pieces of at most so many tokens, the end token included; those that have none are left out."""
-        cut = pieces_of(self._checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
+        cut = pieces_of(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
         return [piece for piece in cut if self._encode(piece)]
+
+    def checked(self, part: TextPart) -> str:
+        """The text, unless it holds a control token: one could forge a turn or an audio position. Raises: BadInput."""
+        for token in self._control_tokens:
+            if token in part.text:
+                raise BadInput(f"{part.where}: holds the model's control token {token!r}; remove it", param=part.where)
+        try:
+            part.text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
+        return part.text
 
     def _end_of_answer(self, checkpoint: Path) -> int | None:
         """Of the end tokens the one that the tokenizer calls its own; the others end other texts."""
@@ -84,25 +95,14 @@ class PromptBuilder:
 
     def _for_template(self, message: Message) -> TemplateMessage:
         if isinstance(message.content, TextPart):
-            return {"role": message.role, "content": self._checked(message.content)}
+            return {"role": message.role, "content": self.checked(message.content)}
         parts: list[dict[str, str]] = []
         for part in message.content:
             if isinstance(part, TextPart):
-                parts.append({"type": "text", "text": self._checked(part)})
+                parts.append({"type": "text", "text": self.checked(part)})
             else:
                 parts.append({"type": "audio", "audio": "clip"})
         return {"role": message.role, "content": parts}
-
-    def _checked(self, part: TextPart) -> str:
-        """The text, unless it holds a control token: one could forge a turn or an audio position."""
-        for token in self._control_tokens:
-            if token in part.text:
-                raise BadInput(f"{part.where}: holds the model's control token {token!r}; remove it", param=part.where)
-        try:
-            part.text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
-        return part.text
 
 
 def _end_ids(checkpoint: Path) -> frozenset[int]:

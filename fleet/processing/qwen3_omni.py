@@ -86,6 +86,9 @@ class Frontend:
         )
         return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
 
+    def check_text(self, text: TextPart) -> None:
+        self._prompt.checked(text)
+
     def speech_prompt(self, text: str) -> str:
         """A user's turn, which the Talker hears too; Pocket knows it from its training."""
         return f"Repeat after me: {text}"

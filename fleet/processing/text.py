@@ -41,6 +41,9 @@ class Frontend:
         )
         return spec, None
 
+    def check_text(self, text: TextPart) -> None:
+        self._prompt.checked(text)
+
     def speech_prompt(self, text: str) -> str:
         return text
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import warnings
 
 import httpx
 import numpy as np
@@ -17,6 +18,8 @@ from fleet.core.ids import StageName
 from fleet.core.request import Sampling
 from tests.web.conftest import HELLO, Gateway, request_id_of, usage_of
 from tests.web.fake_client import RATE_HZ, Script, sine
+from web.kept import kept_body
+from web.schema import ChatBody
 
 CHAT = "/v1/chat/completions"
 
@@ -230,8 +233,18 @@ def test_an_answer_is_whole_though_nobody_knows_what_was_spared(gateway: Gateway
 
 
 def test_ignored_fields_and_the_effective_voice_are_named(gateway: Gateway) -> None:
-    _, headers = sampling_of(gateway, user="u", metadata={"a": "b"}, whatever=1, audio={"voice": {"id": "onyx"}})
+    fields = {"user": "u", "metadata": {"a": "b"}, "whatever": 1, "nothing": None}
+    _, headers = sampling_of(gateway, **fields, audio={"voice": {"id": "onyx"}})
     assert headers["x-fleet-ignored"] == "metadata, user, whatever" and headers["x-fleet-voice"] == "ethan"
+    spec, _ = gateway.client.submitted[0]
+    assert json.loads(spec.body)["audio"] == {"voice": {"id": "onyx"}}
+
+
+def test_a_voice_by_its_id_is_kept_as_it_came() -> None:
+    body = ChatBody.model_validate({"model": "omni", "messages": HELLO, "audio": {"voice": {"id": "onyx"}}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert json.loads(kept_body(body))["audio"] == {"voice": {"id": "onyx"}}
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_models_are_listed_and_found(gateway: Gateway) -> None:
     assert missing.value.code == "model_not_found"
 
 
+def test_a_slash_too_many_does_no_harm(gateway: Gateway) -> None:
+    assert get(gateway, "/v1/models/").json() == get(gateway, "/v1/models").json()
+    assert get(gateway, "/v1/models/omni/").json()["id"] == "omni"
+
+
+def test_a_socket_that_is_asked_without_one_says_so(gateway: Gateway) -> None:
+    answer = get(gateway, "/v1/realtime")
+    assert answer.status_code == 426 and answer.headers["upgrade"] == "websocket"
+    assert "ws://" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/nothing", 404), ("GET", "/v1/nothing", 404), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)],

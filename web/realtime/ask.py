@@ -1,14 +1,12 @@
 """The chat request behind a voice response, and how a prompt that is too long is made shorter. Knows no socket."""
 
-from typing import Literal
-
 from web.sampling import new_seed
 from web.schema import AudioOptions, ChatBody, MessageBody
 
 
 def chat_body(
     model: str, messages: list[MessageBody], *, spoken: bool, voice: str,
-    max_output_tokens: int | Literal["inf"], session: str | None,
+    max_output_tokens: int | None, session: str | None,
 ) -> ChatBody:  # fmt: skip
     """`session` names whose turns these are, so that each computes only what is new; None for a prompt of its own.
 
@@ -21,7 +19,7 @@ def chat_body(
         audio=AudioOptions(voice=voice or None) if spoken else None,
         stream=True,
         seed=new_seed(),
-        max_tokens=None if max_output_tokens == "inf" else max_output_tokens,
+        max_tokens=max_output_tokens,
         prompt_cache_key=session,
     )
 

@@ -5,24 +5,27 @@ Source: openai 3.54 types, GA names. Knows no session.
 
 import base64
 import binascii
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge
-from web.realtime.settings import FormatPatch, Modalities, OutputTokens, Patch, SessionPatch, VoiceId
+from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, SessionPatch, ToolChoice, Unserved, VoiceId
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
 MAX_METADATA = 16
-Id = Annotated[str, Field(min_length=1, max_length=512)]
+MAX_ID = 512
+SHOWN = 64
+"""So much of a wrong word is said again."""
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
 class ClientEvent(Patch):
-    event_id: Annotated[str, Field(max_length=512)] | None = None
+    event_id: Annotated[str, Field(max_length=MAX_ID)] | None = None
 
 
 class SessionUpdate(ClientEvent):
@@ -56,10 +59,16 @@ class PartPatch(Patch):
     transcript: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
 
 
+def _no_tools(kind: object) -> object:
+    if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
+        raise ValueError(f"{kind[:SHOWN]}: tools are not served; say it in a message")
+    return kind
+
+
 class ItemPatch(Patch):
     """`item_reference` only in `response.input`."""
 
-    type: Literal["message", "item_reference"] = "message"
+    type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
     id: Id | None = None
     role: Literal["user", "assistant", "system"] | None = None
     content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS)] = []
@@ -89,7 +98,7 @@ class ItemTruncate(ClientEvent):
 
 
 class ResponseOutputPatch(Patch):
-    format: FormatPatch | None = None
+    format: AnyFormat | None = None
     voice: Annotated[str, Field(max_length=128)] | VoiceId | None = None
 
 
@@ -111,6 +120,8 @@ class ResponsePatch(Patch):
     max_output_tokens: OutputTokens | None = None
     audio: ResponseAudioPatch | None = None
     tools: list[object] | None = None
+    tool_choice: ToolChoice | None = None
+    prompt: Unserved = None
 
 
 class ResponseCreate(ClientEvent):
@@ -140,6 +151,11 @@ AnyClientEvent = (
 _adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Field(discriminator="type")])
 
 
+EVENTS = tuple(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(AnyClientEvent) if kind is not Played)
+NAMES_KIND = "server_vad or semantic_vad"
+"""Of what can be of several kinds inside an event there is only `turn_detection`."""
+
+
 class _Named(msgspec.Struct):
     event_id: str | None = None
 
@@ -160,7 +176,8 @@ def parse_event(raw: str) -> AnyClientEvent:
 def event_id_of(raw: str) -> str | None:
     """The client's own name for its event, where it can be read at all."""
     try:
-        return _named.decode(raw).event_id
+        event_id = _named.decode(raw).event_id
+        return event_id if event_id is None or len(event_id) <= MAX_ID else None
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return None
 
@@ -177,12 +194,25 @@ def _bad_input(error: ValidationError) -> BadInput:
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
-    if not first["loc"]:
-        missing = first["type"] == "union_tag_not_found"
-        return BadInput("type: this field is required" if missing else "type: no such event", param="type")
-    path = _path(first["loc"][1:])
+    if first["loc"]:
+        # The first piece is the event's type, by which it was told from the others.
+        return bad_field(error, "the event", skip=1)
+    if first["type"] == "union_tag_not_found":
+        return BadInput("type: this field is required", param="type")
+    if first["type"] != "union_tag_invalid":
+        return BadInput("the event is no JSON object")
+    wrong = str(first.get("ctx", {}).get("tag"))[:SHOWN]
+    return BadInput(f"type: no event {wrong!r}; use one of {', '.join(EVENTS)}", param="type")
+
+
+def bad_field(error: ValidationError, whole: str, *, skip: int = 0) -> BadInput:
+    """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = _path(first["loc"][skip:])
     message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
-    return BadInput(f"{path or 'the event'}: {message}", param=path or None)
+    if first["type"] == "union_tag_not_found":
+        path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
+    return BadInput(f"{path or whole}: {message}", param=path or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -114,13 +114,19 @@ class Conversation:
     def last_id(self) -> str | None:
         return self.items[-1].id if self.items else None
 
-    def add(self, item: Item, clips: dict[str, Clip] | None = None, after: str | None = None) -> list[str]:
-        """Put it after the given item (`root`: first; None: last). Returns the ids of those that had to go for it.
+    def holds(self, item: Item) -> bool:
+        return any(other is item for other in self.items)
+
+    def add(
+        self, item: Item, clips: dict[str, Clip] | None = None, after: str | None = None, *, where: str = "item.id"
+    ) -> list[str]:
+        """Put it after the given item (`root`: first; None: last). Returns the ids of those that had to go for it. `where` is
+        what the client calls the item's id.
 
         Raises: NotFound, BadInput.
         """
         if any(other.id == item.id for other in self.items):
-            raise BadInput(f"item.id: there is an item {item.id!r} already", param="item.id")
+            raise BadInput(f"{where}: there is an item {item.id!r} already", param=where)
         place = len(self.items)
         if after == ROOT:
             place = 0

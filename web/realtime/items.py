@@ -1,13 +1,19 @@
 """Items that a client gives, checked and made ours. Knows no response."""
 
+from copy import copy
+
+import msgspec
 import numpy as np
 import soxr
 
 from fleet.core.errors import BadInput, InputTooLarge
+from fleet.processing import TextPart
 from web.errors import UnsupportedValue
+from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
-from web.realtime.conversation import Clip, Conversation, Item, Part
+from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
+from web.realtime.settings import Settings
 from web.realtime.turns import RATE_HZ
 
 MIN_CLIP_MS = 100
@@ -15,10 +21,11 @@ MIN_CLIP_MS = 100
 
 
 class ItemReader:
-    """`rate_hz` is that of the client's sound; `max_audio_s` bounds one clip."""
+    """Reads sound at the rate of the session's input; the gateway's limit bounds one clip."""
 
-    def __init__(self, rate_hz: int, max_audio_s: float) -> None:
-        self._rate_hz, self._max_audio_s = rate_hz, max_audio_s
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._check_text = gateway.frontend.check_text
+        self._rate_hz, self._max_audio_s = settings.audio.input.format.rate, gateway.config.limits.max_audio_s
 
     def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
         """Raises: BadInput, UnsupportedValue naming the field."""
@@ -26,11 +33,14 @@ class ItemReader:
             raise BadInput(f"{where}.type: a reference has its place in response.input only", param=f"{where}.type")
         if patch.role is None:
             raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
+        if patch.id == ROOT:
+            raise BadInput(f"{where}.id: {ROOT!r} is where a conversation begins; choose another", param=f"{where}.id")
         item = Item(id=patch.id or say.new_id("item"), role=patch.role, parts=[])
         clips: dict[str, Clip] = {}
         for index, given in enumerate(patch.content):
             at = f"{where}.content[{index}]"
             part = _part(given, patch.role, at)
+            self._check_text(TextPart(text=part.text, where=at))
             if part.kind == "input_audio":
                 part.clip = f"{item.id}.{index}"
                 clips[part.clip] = self.clip(given.audio or "", f"{at}.audio")
@@ -45,10 +55,15 @@ class ItemReader:
         for index, patch in enumerate(patches):
             at = f"{where}[{index}]"
             if patch.type == "item_reference":
-                item = known.find(patch.id or "", f"{at}.id")
-                found.add(item, {part.clip: known.clips[part.clip] for part in item.parts if part.clip})
+                if patch.id is None:
+                    raise BadInput(f"{at}.id: this field is required", param=f"{at}.id")
+                item = known.find(patch.id, f"{at}.id")
+                clips = {part.clip: known.clips[part.clip] for part in item.parts if part.clip}
+                # Copied: what has no room here stays in the conversation.
+                item = msgspec.structs.replace(item, parts=[copy(part) for part in item.parts])
             else:
-                found.add(*self.item(patch, at))
+                item, clips = self.item(patch, at)
+            found.add(item, clips, where=f"{at}.id")
         return found
 
     def clip(self, data: str, where: str) -> Clip:
@@ -75,6 +90,9 @@ def _part(given: PartPatch, role: str, where: str) -> Part:
         raise BadInput(f"{where}.type: the content of a {role} is input_text or input_audio", param=f"{where}.type")
     if sound and role != "user":
         raise UnsupportedValue(f"{where}.type: only a user's content can be sound", param=f"{where}.type")
+    wanted = "audio" if sound else "text"
+    if getattr(given, wanted) is None:
+        raise BadInput(f"{where}.{wanted}: this field is required", param=f"{where}.{wanted}")
     if sound:
         return Part(kind="input_audio", text=given.transcript or "")
     return Part(kind="input_text", text=given.text or "")

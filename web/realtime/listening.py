@@ -243,9 +243,7 @@ class Listener:
         try:
             words = await transcribe(self._gateway, _floats(clip.pcm), RATE_HZ)
         except FleetError as error:
-            detail = say.ErrorDetail(
-                type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=None
-            )
+            detail = say.TranscriptionError(type=type_of(error.status), code=error.code, message=error.message, param=error.param)
             self._line.tell(say.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))
             return
         if not self._conversation.note_transcript(item_id, 0, words):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
 from web.answer import Answer, AudioPiece, Piece, Position, rest_of
-from web.gateway import Gateway, Opened
+from web.gateway import Asked, Gateway, Opened
 from web.realtime.ask import shortened
 from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
 from web.schema import ChatBody
@@ -26,11 +26,16 @@ MAX_AHEAD_BYTES = 60 * 24_000 * 2
 class Making:
     """`text` and `pcm` (PCM16) grow until `ended`; then either `whole`, or `error` says why not.
 
+    `shorten`: whether a conversation that is too long loses its oldest turns, or fails.
+
     Units: `asked_at`, `first_at` seconds of `time.monotonic`.
     """
 
-    def __init__(self, gateway: Gateway, body: ChatBody | None, request_id: RequestId | None = None) -> None:
+    def __init__(
+        self, gateway: Gateway, body: ChatBody | None, request_id: RequestId | None = None, *, shorten: bool = True
+    ) -> None:
         self.body = body
+        self.shorten = shorten
         self.request_id = request_id or new_request_id()
         self.text = ""
         self.pcm = bytearray()
@@ -42,7 +47,7 @@ class Making:
         self.voice: str | None = None
         self.asked_at = time.monotonic()
         self.first_at: float | None = None
-        self.usage = UsageBody()
+        self._answer: Answer | None = None
         self._gateway = gateway
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +64,7 @@ class Making:
         self.text, self.pcm, self.voice = of.text, bytearray(of.pcm), of.voice
         if of.whole:
             self.ended = self.whole = True
-            self.finish_reason, self.usage = of.finish_reason, of.usage
+            self.finish_reason, self._answer = of.finish_reason, of._answer
             return
         position = Position(len(of.text), len(of.pcm))
         self._task = asyncio.create_task(self._guarded(lambda: self._make(position)))
@@ -95,13 +100,12 @@ class Making:
             await self._collect(answer, had)
 
     async def _open(self) -> Opened:
-        """A conversation that has become too long for a prompt loses its oldest turns."""
         assert self.body is not None
         while True:
             try:
-                return await self._gateway.open(self.body, self.request_id, kind="voice")
+                return await self._gateway.open(self.body, self.request_id, Asked(where="conversation"), kind="voice")
             except InputTooLarge:
-                shorter = shortened(self.body)
+                shorter = shortened(self.body) if self.shorten else None
                 if shorter is None:
                     raise
                 self.body = shorter
@@ -115,17 +119,15 @@ class Making:
             await self._collect(answer, Position())
 
     async def _collect(self, answer: Answer, had: Position) -> None:
-        try:
-            async for piece in self._bounded(rest_of(answer.pieces(), had)):
-                if isinstance(piece, AudioPiece):
-                    self.pcm += piece.pcm
-                    self.first_at = self.first_at or time.monotonic()
-                else:
-                    self.text += piece.text
-                self._moved.set()
-            self.whole, self.finish_reason = True, answer.finish_reason
-        finally:
-            self._note_usage(answer)
+        self._answer = answer
+        async for piece in self._bounded(rest_of(answer.pieces(), had)):
+            if isinstance(piece, AudioPiece):
+                self.pcm += piece.pcm
+                self.first_at = self.first_at or time.monotonic()
+            else:
+                self.text += piece.text
+            self._moved.set()
+        self.whole, self.finish_reason = True, answer.finish_reason
 
     async def _bounded(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
         async for piece in pieces:
@@ -162,10 +164,14 @@ class Making:
         if failed is not None and failed not in self.error.message:
             self.error.message = f"{failed}: {self.error.message}"
 
-    def _note_usage(self, answer: Answer) -> None:
-        told = answer.usage()
+    @property
+    def usage(self) -> UsageBody:
+        """Of what has come so far."""
+        if self._answer is None:
+            return UsageBody()
+        told = self._answer.usage()
         prompt, completion = told.prompt_tokens_details, told.completion_tokens_details
-        self.usage = UsageBody(
+        return UsageBody(
             total_tokens=told.total_tokens,
             input_tokens=told.prompt_tokens,
             output_tokens=told.completion_tokens,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
+from fleet.processing import TextPart
 from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime.ask import chat_body
@@ -20,7 +21,8 @@ from web.realtime.items import ItemReader
 from web.realtime.line import Line
 from web.realtime.making import Making
 from web.realtime.run import Marks, Plan, Run
-from web.realtime.settings import Settings, refuse_tools, voice_name
+from web.realtime.served import check_speaks
+from web.realtime.settings import Settings, check_output_format, refuse_tools, voice_name
 from web.schema import MessageBody
 
 MAX_ASIDE = 4
@@ -117,11 +119,14 @@ class Replies:
     # answers
 
     def answer(self, marks: Marks, making: Making | None = None) -> None:
-        """Answer the conversation as it stands. Where an answer is under way it is not answered: `over` says when."""
+        """Answer the conversation as it stands. Where it is empty, or an answer is under way (`over` says when), it is not."""
         settings = self._settings()
         plan = self._plan(settings)
         if making is None:
-            making = self._make(self._conversation.messages(settings.instructions), settings, plan)
+            messages = self._conversation.messages(settings.instructions)
+            if not messages:
+                return
+            making = self._make(messages, settings, plan)
         self._begin(plan, making, marks)
 
     def create(self, wanted: ResponsePatch) -> None:
@@ -132,19 +137,21 @@ class Replies:
             raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
         if aside and len(self._aside) >= MAX_ASIDE:
             raise ActiveResponse(f"{MAX_ASIDE} responses outside the conversation are active; wait for the end of one")
-        self.drop_ahead()
+        if not aside:
+            self.drop_ahead()
         plan = self._wanted_plan(settings, wanted)
         instructions = settings.instructions if wanted.instructions is None else wanted.instructions
+        self._gateway.frontend.check_text(TextPart(text=instructions, where="response.instructions"))
         messages = self._input(wanted).messages(instructions)
         if not messages:
-            raise BadInput("response.create: there is nothing to answer; add an item or sound first", param="response.input")
+            where = "response.input"
+            raise BadInput(f"{where}: there is nothing to answer; add an item, sound or instructions", param=where)
         self._begin(plan, self._make(messages, settings, plan), Marks())
 
     def _input(self, wanted: ResponsePatch) -> Conversation:
         if wanted.input is None:
             return self._conversation
-        reader = ItemReader(self._settings().audio.input.format.rate, self._gateway.config.limits.max_audio_s)
-        return reader.items(wanted.input, self._conversation, "response.input")
+        return ItemReader(self._gateway, self._settings()).items(wanted.input, self._conversation, "response.input")
 
     def cancel(self, response_id: str | None) -> None:
         """Raises: NotActive."""
@@ -169,6 +176,11 @@ class Replies:
         self.interrupted = run
         return True
 
+    def note_told(self, item_id: str) -> None:
+        """The client is about to cut this item, which may be told still."""
+        if self.active is not None and self.active.item_id == item_id:
+            self.active.note_told()
+
     def forget_interrupted(self) -> None:
         self.interrupted = None
 
@@ -185,7 +197,7 @@ class Replies:
         plan = replace(
             old.plan, skip_samples=old.plan.skip_samples + heard, skip_chars=old.plan.skip_chars + chars, metadata=None
         )
-        making = Making(self._gateway, old.making.body)
+        making = Making(self._gateway, old.making.body, shorten=old.making.shorten)
         making.make_rest(old.making)
         self._watcher.asked(making.request_id)
         self._begin(plan, making, Marks())
@@ -246,13 +258,17 @@ class Replies:
     def _make(self, messages: list[MessageBody], settings: Settings, plan: Plan) -> Making:
         body = chat_body(
             self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice,
-            max_output_tokens=plan.max_output_tokens if isinstance(plan.max_output_tokens, int) else "inf",
-            session=self._session_id if plan.in_conversation else None,
+            max_output_tokens=self._max_tokens(plan), session=self._session_id if plan.in_conversation else None,
         )  # fmt: skip
-        making = Making(self._gateway, body)
+        making = Making(self._gateway, body, shorten=settings.truncation == "auto")
         making.start()
         self._watcher.asked(making.request_id)
         return making
+
+    def _max_tokens(self, plan: Plan) -> int | None:
+        """OpenAI's clients ask for as much as its models can; nobody gets more than this server's limit."""
+        wanted = plan.max_output_tokens
+        return min(wanted, self._gateway.config.limits.max_answer_tokens) if isinstance(wanted, int) else None
 
     def _stop(self, making: Making) -> None:
         task = making.stop()
@@ -276,8 +292,10 @@ class Replies:
         if wanted.max_output_tokens is not None:
             plan = replace(plan, max_output_tokens=wanted.max_output_tokens)
         output = wanted.audio.output if wanted.audio is not None else None
+        if output is not None:
+            check_output_format(output.format, "response.audio.output.format")
         if output is not None and output.voice is not None:
             plan = replace(plan, voice=voice_name(output.voice))
             self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
-        self._gateway.outputs(spoken=plan.spoken)
+        check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
         return plan

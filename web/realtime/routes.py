@@ -8,14 +8,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import FleetError, ModelNotFound, NotFound
+from fleet.core.errors import BadInput, FleetError, ModelNotFound, NotFound
 from fleet.core.ids import RequestId
-from web.errors import envelope_of, error_response
+from web.errors import UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
 from web.realtime.hall import Hall
 from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.secrets import Secrets, default_settings
+from web.realtime.secrets import Secrets
+from web.realtime.served import default_settings
 from web.realtime.settings import Settings
 from web.realtime.sockets import VoiceSocket, accept
 from web.realtime.story import SessionView
@@ -34,6 +35,11 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = True
 
 
+class UpgradeRequired(BadInput):
+    code = "upgrade_required"
+    status = 426
+
+
 _view = msgspec.json.Decoder(SessionView)
 
 
@@ -49,6 +55,7 @@ class VoiceRoutes:
     def routes(self) -> list[BaseRoute]:
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
+            Route("/v1/realtime", self.no_socket, methods=["GET"]),
             WebSocketRoute("/console/ws", self.console),
             Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
@@ -66,6 +73,10 @@ class VoiceRoutes:
         port = SocketPort(websocket, fleet=fleet)
         await VoiceSocket(self.hall, websocket, port, lambda request: None).run(settings)
 
+    async def no_socket(self, _request: Request) -> Response:
+        error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
+        return error_response(envelope_of(error), error.status, {"upgrade": "websocket"})
+
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
         page = websocket.query_params.get("page", "")
@@ -73,7 +84,10 @@ class VoiceRoutes:
         await socket.run(default_settings(self._gateway))
 
     async def _settings(self, websocket: WebSocket) -> Settings:
-        """Raises: Unauthorized, ModelNotFound."""
+        """Raises: Unauthorized, ModelNotFound, UnsupportedValue."""
+        if websocket.query_params.get("intent") == "transcription":
+            message = "sessions that only write down are not served; leave it out, and set session.audio.input.transcription"
+            raise UnsupportedValue(f"intent: {message}", param="intent")
         model = websocket.query_params.get("model", self._gateway.model)
         if model != self._gateway.model:
             raise ModelNotFound(f"model: no model {model!r}; this server has {self._gateway.model!r}", param="model")

@@ -18,7 +18,7 @@ from web.realtime.conversation import Conversation, Item, Part, Said
 from web.realtime.heard import SpeakingRate
 from web.realtime.making import Making
 from web.realtime.playhead import Playhead
-from web.realtime.settings import OUTPUT_RATE_HZ, AudioOutput
+from web.realtime.settings import OUTPUT_RATE_HZ
 
 log = logging.getLogger("fleet.web")
 
@@ -94,6 +94,8 @@ class Run:
         self.sent_chars = 0
         self._conversation, self._out, self._lead_s, self._rate = conversation, out, lead_s, rate
         self._details: say.StatusDetails | None = None
+        self._told: Said | None = None
+        """Of an item that is still told: what the client may have cut of it already."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -126,8 +128,19 @@ class Run:
 
     def cut_words(self, heard: int) -> None:
         if self.item is not None and self.plan.spoken:
-            self._note_said(heard)
-            self._conversation.cut(self.item, heard)
+            self._conversation.cut(self.item, self._note_said(heard))
+
+    def note_told(self) -> None:
+        """The client may cut what is still told: what it has been sent so far is written down for that."""
+        if self.item is not None and self.plan.spoken:
+            self._note_said(self.playhead.sent)
+            self._told = self.item.parts[0].said
+
+    @property
+    def _limit(self) -> int | None:
+        """How much the client will have heard of it at most, in samples, by its own word."""
+        told = self._told
+        return told.heard if told is not None and told.heard < told.sent else None
 
     def abandon(self) -> None:
         """Nobody will ever hear of it again."""
@@ -156,6 +169,8 @@ class Run:
                 break
             await self.making.moved(wait_s)
         self._end()
+        if self._limit is not None:
+            self.cut_words(self._limit)
         self._out.over(self)
 
     async def _deliver_sound(self) -> None:
@@ -276,15 +291,17 @@ class Run:
         self._out.tell(say.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text)))
         body = self._item_body(item)
         self._out.tell(say.OutputItemDone(response_id=self.id, item=body))
-        if self.plan.in_conversation:
+        if self.plan.in_conversation and self._conversation.holds(item):
             previous = self._conversation.previous(item.id)
             self._out.tell(say.ItemDone(previous_item_id=previous, item=body))
             self._conversation.version += 1
         if self.making.whole and self.plan.spoken and not self.plan.skip_samples:
             self._rate.learn(self.plan.voice, text, self.made / OUTPUT_RATE_HZ)
 
-    def _note_said(self, heard: int) -> None:
-        """What it would all be, so that words are counted by the share that was heard."""
+    def _note_said(self, heard: int) -> int:
+        """What it would all be, so that words are counted by the share that was heard. Returns how much that is: less than given
+        where the client said so while it was told.
+        """
         assert self.item is not None
         text = self.text[: self.sent_chars]
         whole = self.made
@@ -293,7 +310,9 @@ class Run:
             made_s = self.made / OUTPUT_RATE_HZ
             whole_s = self._rate.whole_s(self.plan.voice, text, made_s, text_whole=True)
             whole = int(whole_s * OUTPUT_RATE_HZ)
+        heard = heard if self._limit is None else min(heard, self._limit)
         self.item.parts[0].said = Said(text=text, whole=whole, sent=self.playhead.sent, heard=heard)
+        return heard
 
     def _item_body(self, item: Item) -> say.ItemBody:
         return self._conversation.body(item)
@@ -309,7 +328,7 @@ class Run:
             conversation_id=plan.conversation_id if plan.in_conversation else None,
             output_modalities=["audio" if plan.spoken else "text"],
             max_output_tokens=plan.max_output_tokens,
-            audio=say.ResponseAudio(output=AudioOutput(voice=plan.voice)),
+            audio=say.ResponseAudio(output=say.ResponseOutput(voice=plan.voice)),
             usage=self.making.usage if over else None,
             metadata=plan.metadata,
         )

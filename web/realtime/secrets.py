@@ -13,12 +13,15 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import ModelNotFound
 from web.connection import read_body
 from web.errors import Unauthorized, UnsupportedValue
 from web.gateway import Gateway
 from web.guard import EPHEMERAL
-from web.realtime.settings import VOICE_FIELD, Patch, SessionPatch, Settings, merged
+from web.realtime.client_events import bad_field
+from web.realtime.served import default_settings, served
+from web.realtime.server_events import new_id
+from web.realtime.settings import Patch, SessionPatch, Settings, merged
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
@@ -52,12 +55,18 @@ class Secrets:
         body = _parse(await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            settings = merged(settings, body.session)
-            self._gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
+            self._check_model(body.session.model)
+            settings = served(self._gateway, merged(settings, body.session))
+        settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(value=EPHEMERAL + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
         await self._gateway.client.keep_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _check_model(self, wanted: str | None) -> None:
+        if wanted not in (None, self._gateway.model):
+            where = "session.model"
+            raise ModelNotFound(f"{where}: no model {wanted!r}; this server has {self._gateway.model!r}", param=where)
 
     async def settings_of(self, key: str) -> Settings:
         """What the session of a short-lived key begins with. Raises: Unauthorized."""
@@ -67,24 +76,15 @@ class Secrets:
         return _decoder.decode(raw)
 
 
-def default_settings(gateway: Gateway) -> Settings:
-    settings = Settings(model=gateway.model)
-    if not gateway.speaks:
-        return msgspec.structs.replace(settings, output_modalities=("text",))
-    output = msgspec.structs.replace(settings.audio.output, voice=gateway.frontend.voice(None))
-    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, output=output))
-
-
 def _parse(raw: bytes) -> SecretBody:
     """Raises: BadInput, UnsupportedValue."""
     try:
         return SecretBody.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(piece) for piece in first["loc"])
-        if where == "session.type":
-            raise UnsupportedValue("session.type: only realtime is served", param=where) from error
-        raise BadInput(f"{where or 'the body'}: {first['msg'].removeprefix('Value error, ')}", param=where or None) from error
+        wrong = bad_field(error, "the body")
+        if wrong.param == "session.type":
+            raise UnsupportedValue("session.type: only realtime is served", param=wrong.param) from error
+        raise wrong from error
 
 
 def _name(key: str) -> str:

@@ -8,7 +8,7 @@ import secrets
 import msgspec
 from msgspec import field
 
-from web.realtime.settings import AudioOutput, Settings
+from web.realtime.settings import PcmFormat, Settings
 
 
 def new_id(kind: str) -> str:
@@ -82,8 +82,13 @@ class StatusDetails(msgspec.Struct, kw_only=True):
     error: FailureBody | None = None
 
 
+class ResponseOutput(msgspec.Struct, kw_only=True):
+    format: PcmFormat = PcmFormat()
+    voice: str
+
+
 class ResponseAudio(msgspec.Struct, kw_only=True):
-    output: AudioOutput
+    output: ResponseOutput
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
@@ -106,6 +111,13 @@ class ErrorDetail(msgspec.Struct, kw_only=True):
     message: str
     param: str | None
     event_id: str | None
+
+
+class TranscriptionError(msgspec.Struct, kw_only=True):
+    type: str
+    code: str | None
+    message: str
+    param: str | None
 
 
 class Error(ServerEvent, tag="error", kw_only=True):
@@ -190,7 +202,7 @@ class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_tra
 class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transcription.failed", kw_only=True):
     item_id: str
     content_index: int
-    error: ErrorDetail
+    error: TranscriptionError
 
 
 class ResponseCreated(ServerEvent, tag="response.created", kw_only=True):

@@ -24,7 +24,8 @@ from web.realtime.line import Line
 from web.realtime.listening import Listener
 from web.realtime.replies import Replies
 from web.realtime.run import Run
-from web.realtime.settings import VOICE_FIELD, ServerVad, Settings, merged
+from web.realtime.served import served
+from web.realtime.settings import ServerVad, Settings, merged
 from web.realtime.story import SessionView, Story, timing_parts
 from web.realtime.vad import Together
 
@@ -127,8 +128,7 @@ class Session:
         conversation = self.conversation
         match event:
             case ask.ItemCreate():
-                reader = ItemReader(self.settings.audio.input.format.rate, self._gateway.config.limits.max_audio_s)
-                item, clips = reader.item(event.item, "item")
+                item, clips = ItemReader(self._gateway, self.settings).item(event.item, "item")
                 self._add(item, clips, event.previous_item_id)
             case ask.ItemDelete():
                 conversation.remove(event.item_id)
@@ -137,6 +137,7 @@ class Session:
                 found = conversation.body(conversation.find(event.item_id), with_audio=True)
                 self.line.tell(say.ItemRetrieved(item=found))
             case ask.ItemTruncate():
+                self.replies.note_told(event.item_id)
                 conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
                 told = say.ItemTruncated(
                     item_id=event.item_id, content_index=event.content_index, audio_end_ms=event.audio_end_ms
@@ -145,11 +146,7 @@ class Session:
 
     def update(self, patch: ask.SessionPatch) -> None:
         """Raises: BadInput; then nothing has changed."""
-        settings = merged(self.settings, patch)
-        if "audio" in settings.output_modalities and not self._gateway.speaks:
-            where = "session.output_modalities"
-            raise BadInput(f'{where}: this model does not speak; use ["text"]', param=where)
-        self._gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
+        settings = served(self._gateway, merged(self.settings, patch))
         before, self.settings = self.settings, settings
         self.listener.changed(before)
         self.line.tell(say.SessionUpdated(session=settings))

@@ -83,9 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     output_modalities: tuple[Literal["audio", "text"], ...] = ("audio",)
     instructions: str = ""
     tools: tuple[str, ...] = ()
-    tool_choice: str = "auto"
+    tool_choice: Literal["auto", "none"] = "auto"
     max_output_tokens: int | Literal["inf"] = "inf"
-    truncation: str = "auto"
+    truncation: Literal["auto", "disabled"] = "auto"
     tracing: None = None
     prompt: None = None
     include: tuple[str, ...] | None = None
@@ -182,6 +182,16 @@ class AudioPatch(Patch):
 
 
 Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
+ToolChoice = Literal["auto", "none"]
+
+
+def _no_prompt(value: object) -> object:
+    if value is not None:
+        raise ValueError("no prompts are kept here; send the text itself as instructions")
+    return value
+
+
+Unserved = Annotated[None, BeforeValidator(_no_prompt)]
 OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 
 
@@ -193,6 +203,9 @@ class SessionPatch(Patch):
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
+    tool_choice: ToolChoice | None = None
+    prompt: Unserved = None
+    truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
     modalities: object = None
@@ -219,11 +232,16 @@ def merged(settings: Settings, patch: SessionPatch) -> Settings:
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:
-        changes["output_modalities"] = tuple(patch.output_modalities or ["audio"])
+        # Sound comes with its words: both is the same as audio, and OpenAI's service knows no both.
+        changes["output_modalities"] = ("audio",) if "audio" in (patch.output_modalities or ["audio"]) else ("text",)
     if "instructions" in given:
         changes["instructions"] = patch.instructions or ""
     if "max_output_tokens" in given:
         changes["max_output_tokens"] = patch.max_output_tokens or "inf"
+    if "tool_choice" in given:
+        changes["tool_choice"] = patch.tool_choice or "auto"
+    if "truncation" in given:
+        changes["truncation"] = patch.truncation or "auto"
     audio = settings.audio
     if patch.audio is not None and patch.audio.input is not None:
         audio = msgspec.structs.replace(audio, input=_input(audio.input, patch.audio.input))
@@ -244,14 +262,19 @@ def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
         rate = patch.format.rate if patch.format is not None else None
         changes["format"] = PcmFormat(rate=rate or OUTPUT_RATE_HZ)
     if "transcription" in given:
-        wanted = patch.transcription
-        changes["transcription"] = TranscriptionSettings(**wanted.model_dump()) if wanted is not None else None
+        changes["transcription"] = _transcription(now.transcription, patch.transcription)
     if "noise_reduction" in given:
         reduced = patch.noise_reduction
         changes["noise_reduction"] = NoiseReduction(type=reduced.type) if reduced is not None else None
     if "turn_detection" in given:
         changes["turn_detection"] = _detection(now.turn_detection, patch.turn_detection)
     return msgspec.structs.replace(now, **changes)
+
+
+def _transcription(now: TranscriptionSettings | None, patch: TranscriptionPatch | None) -> TranscriptionSettings | None:
+    if patch is None:
+        return None
+    return msgspec.structs.replace(now or TranscriptionSettings(), **patch.model_dump(exclude_unset=True))
 
 
 def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None) -> TurnDetection | None:
@@ -269,15 +292,20 @@ def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPat
 def _output(now: AudioOutput, patch: AudioOutputPatch) -> AudioOutput:
     given = patch.model_fields_set
     changes: dict[str, object] = {}
-    if patch.format is not None and patch.format.rate not in (None, OUTPUT_RATE_HZ):
-        where = "session.audio.output.format.rate"
-        raise UnsupportedValue(f"{where}: {patch.format.rate} is not served; sound comes at {OUTPUT_RATE_HZ} Hz", param=where)
-    if "voice" in given and patch.voice is not None:
-        changes["voice"] = voice_name(patch.voice)
+    check_output_format(patch.format, "session.audio.output.format")
+    if "voice" in given:
+        changes["voice"] = voice_name(patch.voice) if patch.voice is not None else ""
     if "speed" in given and patch.speed not in (None, 1.0):
         where = "session.audio.output.speed"
         raise UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where)
     return msgspec.structs.replace(now, **changes)
+
+
+def check_output_format(given: FormatPatch | None, where: str) -> None:
+    """Raises: UnsupportedValue."""
+    if given is not None and given.rate not in (None, OUTPUT_RATE_HZ):
+        message = f"{where}.rate: {given.rate} is not served; sound comes at {OUTPUT_RATE_HZ} Hz"
+        raise UnsupportedValue(message, param=f"{where}.rate")
 
 
 def voice_name(voice: str | VoiceId) -> str:

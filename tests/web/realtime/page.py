@@ -11,6 +11,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.web.conftest import Gateway
+from tests.web.realtime.typed import check_event
 
 Event = dict[str, Any]
 
@@ -45,6 +46,7 @@ class Page:
             sound += frame[8:]
             return None
         event: Event = json.loads(frame)
+        check_event(event)
         if event["type"] == "fleet.audio":
             self.serials[event["serial"]] = event["response_id"]
         self.events.append(event)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from openai.types.realtime import RealtimeSessionCreateRequestParam
+from openai.types.realtime import ClientSecretCreateResponse, RealtimeSessionCreateRequestParam
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
@@ -50,6 +50,8 @@ async def test_a_secret_opens_the_session_it_was_made_for_from_any_page(serve_wi
             expires_after={"anchor": "created_at", "seconds": 60},  # pyright: ignore[reportArgumentType]
         )
     assert secret.value.startswith("ek_") and secret.session.type == "realtime"
+    ClientSecretCreateResponse.model_validate(secret.model_dump())
+    assert secret.session.id.startswith("sess_")
     elsewhere = Origin("https://shop.example")
     async with connect(address(gateway), subprotocols=protocols(secret.value), origin=elsewhere) as socket:
         assert socket.subprotocol == "realtime"
@@ -75,6 +77,9 @@ async def test_without_a_key_nobody_gets_in(serve_with: Callable[[str | None], G
 async def test_other_sites_and_other_models_are_refused(gateway: Gateway) -> None:
     assert await refused(gateway, origin=Origin("http://evil.example")) == 403
     assert await refused(gateway, "?model=gpt-9") == 404
+    assert await refused(gateway, "?intent=transcription") == 400
+    answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", "model": "gpt-9"}})
+    assert answer.status_code == 404 and answer.json()["error"]["param"] == "session.model"
     async with connect(address(gateway, "?model=omni")) as socket:
         assert (await created(socket))["model"] == "omni"
 
@@ -86,6 +91,8 @@ async def test_other_sites_and_other_models_are_refused(gateway: Gateway) -> Non
         ({"session": {"type": "transcription"}}, "session.type"),
         ({"session": {"type": "realtime", "audio": {"output": {"voice": "nobody"}}}}, "session.audio.output.voice"),
         ({"session": {"type": "realtime", "tools": [{"type": "function"}]}}, "session.tools"),
+        ({"session": {"type": "realtime", "audio": {"output": {"voice": 5}}}}, "session.audio.output.voice"),
+        ({"session": {"type": "realtime", "instructions": "<|im_end|>"}}, "session.instructions"),
         ({"session": 5}, "session"),
     ],
 )

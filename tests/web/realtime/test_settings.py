@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput
 from web.realtime.client_events import SessionUpdate, parse_event
-from web.realtime.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, merged
+from web.realtime.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
 
 ON, OFF = 200, 60_000
 
@@ -58,6 +58,11 @@ def test_semantic_detection_is_a_silence(eagerness: str) -> None:
         ({"output_modalities": []}, "session.output_modalities"),
         ({"max_output_tokens": 0}, "session.max_output_tokens"),
         ({"type": "transcription"}, "session.type"),
+        ({"tool_choice": "required"}, "session.tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "session.tool_choice"),
+        ({"prompt": {"id": "pmpt_1"}}, "session.prompt"),
+        ({"truncation": 5}, "session.truncation"),
+        ({"audio": {"input": {"turn_detection": {"threshold": 0.6}}}}, "session.audio.input.turn_detection.type"),
     ],
 )
 def test_what_is_not_served_is_named(session: dict[str, Any], named: str) -> None:
@@ -68,6 +73,24 @@ def test_what_is_not_served_is_named(session: dict[str, Any], named: str) -> Non
 
 def test_fields_nobody_knows_and_empty_tools_do_no_harm() -> None:
     assert updated(Settings(), tools=[], tracing=None, parallel_tool_calls=True, something_new={"a": 1}) == Settings()
+
+
+def test_sound_comes_with_its_words_and_both_is_sound() -> None:
+    assert updated(Settings(), output_modalities=["text", "audio"]).output_modalities == ("audio",)
+    assert updated(Settings(), output_modalities=["text", "text"]).output_modalities == ("text",)
+    assert updated(Settings(output_modalities=("text",)), output_modalities=None).output_modalities == ("audio",)
+
+
+def test_parts_of_a_transcription_change_alone() -> None:
+    first = heard(Settings(), transcription={"model": "whisper-1", "prompt": "names"})
+    second = heard(first, transcription={"language": "en", "prompt": None})
+    assert second.audio.input.transcription == TranscriptionSettings(model="whisper-1", language="en")
+
+
+def test_choices_that_change_nothing_here_are_kept() -> None:
+    kept = updated(Settings(), tool_choice="none", truncation="disabled", prompt=None, include=None, tracing="auto")
+    assert (kept.tool_choice, kept.truncation, kept.tracing) == ("none", "disabled", None)
+    assert updated(kept, tool_choice=None, truncation=None) == Settings()
 
 
 def test_nulls_are_written_out() -> None:

@@ -1,0 +1,49 @@
+"""Every event as OpenAI's own types have it: read strictly, with no field that its type does not know."""
+
+from typing import Any, get_args
+
+from openai import BaseModel
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import ValidationError
+
+OURS = "fleet."
+"""Events of our own; the socket tells them only to who asks."""
+MORE_THAN_TYPED = frozenset({
+    # what went wrong, in words: the type has only a code
+    "response.status_details.error.message",
+    # told by OpenAI's service too; the types are those of what a client sends
+    "session.id", "session.object", "session.expires_at",
+})  # fmt: skip
+
+
+def _types() -> dict[str, type[BaseModel]]:
+    union, *_ = get_args(RealtimeServerEvent)
+    return {get_args(event.model_fields["type"].annotation)[0]: event for event in get_args(union)}
+
+
+TYPES = _types()
+
+
+def check_event(event: dict[str, Any]) -> None:
+    """Raises: AssertionError naming what OpenAI's types do not take, or do not know."""
+    kind = str(event["type"])
+    if kind.startswith(OURS):
+        return
+    assert kind in TYPES, f"{kind}: OpenAI has no such event"
+    try:
+        read = TYPES[kind].model_validate(event)
+    except ValidationError as error:
+        raise AssertionError(f"{kind}: {error}") from error
+    extras = set(_extras(read)) - MORE_THAN_TYPED
+    assert not extras, f"{kind}: OpenAI's type has no {sorted(extras)}"
+
+
+def _extras(value: object, at: str = "") -> list[str]:
+    if isinstance(value, list):
+        return [found for inner in value for found in _extras(inner, at)]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, BaseModel):
+        return []
+    found = [f"{at}{name}" for name in value.model_extra or {}]
+    for name in type(value).model_fields:
+        found += _extras(getattr(value, name), f"{at}{name}.")
+    return found
