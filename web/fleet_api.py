@@ -30,7 +30,7 @@ from web.connection import read_body
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE
 from web.ports import TelemetryPort
-from web.story import no_request, read_told, wav_of
+from web.story import no_request, quiet_logs, read_told, wav_of
 from web.trace import trace_of
 
 MAX_PAGE, MAX_LINES = 200, 1000
@@ -187,8 +187,9 @@ class FleetApi:
         told = await self._gateway.client.telemetry.story(request_id)
         if told is None:
             raise no_request(request_id)
+        trace = trace_of(told, self._gateway.graph, await quiet_logs(self._gateway, told))
         name = f'attachment; filename="{request_id}.json"'
-        return Response(msgspec.json.encode(trace_of(told)), media_type="application/json", headers={"content-disposition": name})
+        return Response(msgspec.json.encode(trace), media_type="application/json", headers={"content-disposition": name})
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
