@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fleet.core.errors import BadInput, NotFound
-from fleet.core.ids import RequestId
+from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.core.story import STATES, RequestFilter, RequestRow
 from fleet.core.telemetry import (
     LEVELS,
@@ -30,11 +30,12 @@ from web.connection import read_body
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE
 from web.ports import TelemetryPort
-from web.story import no_request, read_told, wav_of
+from web.story import no_request, quiet_logs, read_told, wav_of
 from web.trace import trace_of
 
 MAX_PAGE, MAX_LINES = 200, 1000
 MAX_JOB_BODY_BYTES = 64 * 1024
+MAX_EPOCH = 10**17
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,14 @@ class Ordered(msgspec.Struct, frozen=True, kw_only=True):
     order: str
 
 
+class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
+    """The task is granted anew; its request's story tells to whom."""
+
+    id: str
+    object: str = "fleet.task.redelivery"
+    stage: str
+
+
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str
@@ -128,6 +137,7 @@ class FleetApi:
             Route(f"{root}/requests/{{request_id}}/audio", self.audio),
             Route(f"{root}/requests/{{request_id}}/trace", self.trace),
             Route(f"{root}/requests/{{request_id}}/retry", self.retry, methods=["POST"]),
+            Route(f"{root}/requests/{{request_id}}/tasks/{{stage}}/redeliver", self.redeliver, methods=["POST"]),
             Route(f"{root}/workers", self.workers),
             Route(f"{root}/workers/{{worker_id}}/{{order}}", self.order_worker, methods=["POST"]),
             Route(f"{root}/queues", self.queues),
@@ -177,13 +187,21 @@ class FleetApi:
         told = await self._gateway.client.telemetry.story(request_id)
         if told is None:
             raise no_request(request_id)
+        trace = trace_of(told, self._gateway.graph, await quiet_logs(self._gateway, told))
         name = f'attachment; filename="{request_id}.json"'
-        return Response(msgspec.json.encode(trace_of(told)), media_type="application/json", headers={"content-disposition": name})
+        return Response(msgspec.json.encode(trace), media_type="application/json", headers={"content-disposition": name})
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
         again = await self._telemetry.retry(request_id)
         return _json(Retried(id=again, retry_of=request_id), 201)
+
+    async def redeliver(self, request: Request) -> Response:
+        """Take one stage's task back from whoever has it. `epoch`: only if it is still that at which the caller saw it."""
+        request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
+        epoch = Epoch(whole(request, "epoch", 0, MAX_EPOCH))
+        await self._telemetry.redeliver(request_id, stage, epoch)
+        return _json(Redelivered(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
         workers = [msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE) for view in await self._telemetry.workers()]
@@ -192,7 +210,9 @@ class FleetApi:
         return _json(WorkerStories(data=there, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
-        """`drain`: takes nothing new. `resume`: takes tasks again. `stop`: ends once what it has is done."""
+        """`drain`: takes nothing new. `resume`: takes tasks again. `stop`: ends once what it has is done.
+        `dump`: logs where its threads are.
+        """
         worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
         await self._telemetry.order_worker(worker, order)
         return _json(Ordered(id=worker, order=order))

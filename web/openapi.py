@@ -19,7 +19,20 @@ from fleet.core.telemetry import Job, Transfers
 from web.audio_schema import SpeechBody, TranscriptionForm
 from web.encoder import MEDIA_TYPES
 from web.errors import ErrorEnvelope
-from web.fleet_api import Deleted, JobBody, Jobs, Letters, LogList, Ordered, Queues, RequestList, Retried, Series, WorkerStories
+from web.fleet_api import (
+    Deleted,
+    JobBody,
+    Jobs,
+    Letters,
+    LogList,
+    Ordered,
+    Queues,
+    Redelivered,
+    RequestList,
+    Retried,
+    Series,
+    WorkerStories,
+)
 from web.fleet_routes import Aborted, Health, Readiness, VoiceList
 from web.gateway import Gateway
 from web.realtime.routes import SessionEnded, SessionList
@@ -102,11 +115,16 @@ OPERATIONS: tuple[Operation, ...] = (
         statuses=(201,),
     ),
     Operation(
+        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=Redelivered,
+        summary="Take a stage's task back from its worker, to be granted again",
+        query={"epoch": "refuse where the task has been granted again since this one was seen"},
+    ),
+    Operation(
         method="GET", path="/v1/fleet/workers", summary="Workers, those of the last minutes, and roles without one",
         answer=WorkerStories,
     ),
     Operation(
-        method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume or stop",
+        method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume, stop or dump",
         answer=Ordered,
     ),
     Operation(method="GET", path="/v1/fleet/queues", summary="What waits for each role, and who serves it", answer=Queues),

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fleet.core.chunk import Chunk
 from fleet.core.hand_off import HandOff
-from fleet.core.ids import EdgeName, RequestId
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.core.story import RequestFilter, RequestPage, Story
 from fleet.core.telemetry import (
@@ -191,6 +191,10 @@ class TelemetryPort(Protocol):
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
         """What is in force already is no conflict."""
+        ...
+
+    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+        """Take a task back from whoever has it, to be granted anew. `epoch`: at which it was seen; 0: whatever it is."""
         ...
 
     async def queues(self) -> Sequence[Queue]: ...

@@ -53,6 +53,12 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     return await asyncio.to_thread(encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav")
 
 
+async def quiet_logs(gateway: Gateway, story: Story) -> dict[str, Sequence[Chunk]]:
+    """Every edge's chunks but sound's, since those come with all of the sound."""
+    quiet = [edge.name for edge in story.edges if edge.name != gateway.edges.audio]
+    return {name: await gateway.client.telemetry.log_of(story.id, name) for name in quiet}
+
+
 def no_request(request: str) -> NotFound:
     return NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from fleet.core.story import EdgeStory, Story, TaskStory
+from fleet.graphs import Graph
+from web.walks import Logs, walks_of
 
 PROCESS = 1
 
@@ -31,9 +33,13 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     otherData: dict[str, str] = {}
 
 
-def trace_of(story: Story) -> Trace:
-    """Lanes in the order of the graph: the request itself, each stage, each edge, then who owned which keys and values."""
+def trace_of(story: Story, graph: Graph, logs: Logs) -> Trace:
+    """Lanes in the order of the graph: the request itself, each stage, each edge, the walks of stages, then who owned which keys
+    and values. `logs`: the chunks of edges, which say when walks began.
+    """
+    walks = {task.stage: found for task in story.tasks if (found := walks_of(story, task, graph, logs))}
     lanes = ["request", *(task.stage for task in story.tasks), *(f"edge {edge.name}" for edge in story.edges)]
+    lanes += [f"walks {stage}" for stage in walks]
     lanes += sorted({f"kv {span.stage}" for span in story.kv})
     number = {lane: place for place, lane in enumerate(lanes, start=1)}
     end = story.ended_us or story.now_us
@@ -44,6 +50,9 @@ def trace_of(story: Story) -> Trace:
         events += _task_spans(task, end, number[task.stage])
     for edge in story.edges:
         events += _edge_spans(edge, number[f"edge {edge.name}"])
+    for stage, spans in walks.items():
+        lane = number[f"walks {stage}"]
+        events += [_span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker}) for span in spans]
     for span in story.kv:
         events.append(_span(span.worker, span.from_us, span.to_us or end, number[f"kv {span.stage}"], {"how": span.how}))
     for mark in story.marks:

@@ -96,8 +96,8 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
         "p": labels.process,
     }  # fmt: skip
     rest = {"w": labels.worker, "s": labels.stage, "r": about, "e": getattr(record, "epoch", 0)}
-    trace = logging.Formatter().formatException(record.exc_info)[-MAX_TRACE_CHARS:] if record.exc_info else ""
-    return fields | {name: value for name, value in (*rest.items(), ("x", trace)) if value}
+    trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.stack_info or ""
+    return fields | {name: value for name, value in (*rest.items(), ("x", trace[-MAX_TRACE_CHARS:])) if value}
 
 
 @contextmanager

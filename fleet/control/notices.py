@@ -33,6 +33,15 @@ class EndNotice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenNotice:
+    """People took a task back: who has it at an epoch below this one lets go of it."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WalkNotice:
     """The conductor's word on a transition."""
 
@@ -80,7 +89,10 @@ class OrderNotice:
     order: WorkerOrder
 
 
-Notice = OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | WalkNotice
+Notice = (
+    OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | CreditNotice | EndNotice | TakenNotice
+    | WalkNotice
+)  # fmt: skip
 AnyNotice = GrantNotice | Notice
 
 
@@ -97,6 +109,8 @@ def parse_notice(fields: dict[str, bytes]) -> AnyNotice | None:
     request = RequestId(text(fields.get("r")))
     if kind == "g":
         return GrantNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
+    if kind == "y":
+        return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
     if kind == "a":
         return CreditNotice(request=request, edge=EdgeName(text(fields["e"])), consumed=int(fields["n"]))
     if kind == "x":

@@ -45,7 +45,7 @@ def sha(name: str) -> str:
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
-    "queues", "order", "heard", "tally", "hold_voice", "keep_voice", "end_voice",
+    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice",
 )  # fmt: skip
 
 
@@ -269,6 +269,11 @@ def order(worker: WorkerId, what: WorkerOrder) -> Call:
     return Call("order", (worker, what))
 
 
+def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """People's right: whoever may call the API. `epoch` 0: whoever has the task by now."""
+    return Call("redeliver", (request, stage, epoch))
+
+
 def heard(request: RequestId, played_samples: int, underruns: int) -> Call:
     return Call("heard", (request, played_samples, underruns))
 
@@ -300,5 +305,4 @@ def end_voice(session: str, epoch: int | None) -> Call:
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:
     return Call("lead", (candidate, held, lease_ms))
-
 

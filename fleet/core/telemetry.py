@@ -10,8 +10,8 @@ import msgspec
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 
-WorkerOrder = Literal["drain", "resume", "stop"]
-WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop")
+WorkerOrder = Literal["drain", "resume", "stop", "dump"]
+WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -63,7 +63,8 @@ class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
     has said so yet), left (by its own word), died (its process was seen to end), lapsed (its lease was over).
     `hop_p50_us`: how old chunks were when they reached it, since it joined; None before the first. `tasks`: what it holds.
     Units: `started_us`, `ended_us` as above; `lease_left_s` 0 once it has gone; `memory_bytes` of its process; pages of its KV
-    pool.
+    pool; `cpu_percent` of one core. A worker on a GPU (`gpu`: its name) says also what of its memory all processes use and this
+    one has reserved, and how busy it is, in percent; None where nobody can tell.
     """
 
     id: WorkerId
@@ -81,6 +82,12 @@ class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     memory_bytes: int = 0
+    cpu_percent: int = 0
+    gpu: str = ""
+    gpu_total_bytes: int = 0
+    gpu_used_bytes: int = 0
+    gpu_own_bytes: int = 0
+    gpu_percent: int | None = None
     pages_used: int = 0
     pages_total: int = 0
     pages_kept: int = 0
@@ -167,7 +174,9 @@ SERIES_KEPT_S = 15 * 60
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: of the exception."""
+    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: of the exception, or of
+    all threads of a worker that was asked for it.
+    """
 
     id: str
     at_us: int

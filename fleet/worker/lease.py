@@ -1,7 +1,8 @@
 """Keeping a worker's right to act: a thread that renews the lease while the engine loop moves. Knows no task.
 
 A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound: a pass may
-take longer than a lease. A long known operation (loading, compiling) announces a longer bound.
+take longer than a lease. A long known operation (loading, compiling) announces a longer bound. It tells where the threads are
+when it stops, and when people ask.
 """
 
 import logging
@@ -16,6 +17,7 @@ from fleet.config.schema import RENEWALS
 from fleet.control import scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import WorkerId
+from fleet.worker.stacks import log_stacks
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +51,13 @@ class Lease:
         self._stamp = time.monotonic()
 
     def _run(self) -> None:
+        stuck = False
         while not self._stop.wait(self._lease_s / RENEWALS):
-            if time.monotonic() - self._stamp > self._bound_s:
-                log.warning("the engine loop has not moved for %.1f s; the lease is left to lapse", self._bound_s)
-                continue
-            self._renew()
+            was_stuck, stuck = stuck, time.monotonic() - self._stamp > self._bound_s
+            if not stuck:
+                self._renew()
+            elif not was_stuck:
+                log_stacks(log, f"the engine loop has not moved for {self._bound_s:.1f} s; the lease is left to lapse")
 
     def _renew(self) -> None:
         try:
@@ -61,5 +65,7 @@ class Lease:
         except RedisError as error:
             log.warning("the lease could not be renewed: %s", error)
             return
-        if answer != "ok":
+        if answer == "dump":
+            log_stacks(log, f"the stacks of {self._worker}, as was asked")
+        elif answer != "ok":
             self.lost.set()

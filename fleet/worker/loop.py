@@ -24,6 +24,7 @@ from fleet.control.notices import (
     OrderNotice,
     PromotionNotice,
     RelocationNotice,
+    TakenNotice,
     WalkNotice,
 )
 from fleet.core.clock import now_us
@@ -95,7 +96,11 @@ class WorkerLoop:
         self._take_vitals()
 
     def obey(self, order: WorkerOrder) -> None:
-        """What people bid it: to take nothing new, to take tasks again, or to leave when it has done what it has."""
+        """What people bid it: to take nothing new, to take tasks again, or to leave when it has done what it has. What they ask
+        of it besides, its lease's thread answers: this one may be what hangs.
+        """
+        if order == "dump":
+            return
         log.info("worker %s is told to %s", self.worker, order)
         self.draining = order != "resume"
         self.standing_by = False
@@ -299,6 +304,8 @@ class WorkerLoop:
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
                     task.inbound[edge].assign(index, walk)
+            case TakenNotice():
+                self._let_go(notice)
             case OrderNotice(order=order):
                 self.obey(order)
             case PromotionNotice():
@@ -400,6 +407,14 @@ class WorkerLoop:
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)
+
+    def _let_go(self, taken: TakenNotice) -> None:
+        """People took a task back: it goes on from its log wherever it is granted next, here or elsewhere."""
+        task = self.tasks.get(taken.request)
+        if task is not None and task.stage == taken.stage and task.epoch < taken.epoch:
+            log.warning("request %s is taken back from %s", task.request, self.worker)
+            self.engine.abort(task.request)
+            self._finish(task)
 
     def _drop(self, request: RequestId, *, keep: bool = False) -> None:
         """Forget a request at once, whatever it was doing, and free all it held; but, to `keep`, not what its session had lent

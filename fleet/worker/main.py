@@ -24,6 +24,7 @@ from fleet.core.log_labels import Labels
 from fleet.core.telemetry import WorkerOrder
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
 from fleet.transfer.base import Transfer
+from fleet.worker.device import Gauge
 from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
 from fleet.worker.link import Link
@@ -105,6 +106,7 @@ class WorkerProcess:
         """`fingerprint` says which checkpoint the stage was built from; "" where it needs none."""
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device = fingerprint, device
+        self.gauge = Gauge(device)
         self.labels = labels or Labels("worker")
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
@@ -141,6 +143,7 @@ class WorkerProcess:
             self.loop.passing.close()
         self.last = worker
         from fleet.transfer.factory import open_transfer
+
         settings = self.config.transfer
         transfer = open_transfer(
             settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024
@@ -154,7 +157,7 @@ class WorkerProcess:
             self.loop = loop
             if in_force is not None:
                 run(client, scripts.order(worker, in_force))
-            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: loop.vitals)
+            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: {**loop.vitals, **self.gauge.read()})
             lease.start()
             log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
             try:

@@ -13,7 +13,7 @@ from fleet.core.errors import FleetError, GatewayStopping
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.core.story import AudioIn, EdgeStory, TaskStory
+from fleet.core.story import LIVE_STATES, AudioIn, EdgeStory, TaskStory
 from fleet.core.story import Story as Told
 from fleet.core.telemetry import WorkerStory
 from fleet.graphs import Graph
@@ -357,7 +357,8 @@ class FakeClient:
 
     async def live_count(self) -> int:
         self._reach()
-        return sum(1 for story in self.stories.values() if story.state == "running")
+        told = [*self.stories.values(), *self.telemetry.rows]
+        return sum(1 for one in told if one.state in LIVE_STATES)
 
     def _reach(self) -> None:
         if self.unreachable is not None:

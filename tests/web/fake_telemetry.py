@@ -9,7 +9,7 @@ import msgspec
 
 from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, Conflict, FleetError, NotFound
-from fleet.core.ids import EdgeName, RequestId, new_request_id
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, new_request_id
 from fleet.core.story import LIVE_STATES, STATES, Heard, Mark, RequestFilter, RequestPage, RequestRow, Story
 from fleet.core.telemetry import (
     LEVELS,
@@ -49,6 +49,7 @@ class FakeTelemetry:
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     retried: list[str] = field(default_factory=list[str])
+    redelivered: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     underruns: int = 0
     unreachable_of: Callable[[], FleetError | None] = lambda: None
     workers_of: Callable[[], list[WorkerStory]] = list[WorkerStory]
@@ -126,8 +127,24 @@ class FakeTelemetry:
         if order == "resume" and view.state == "leaving":
             raise Conflict(f"{worker} is leaving already", param="worker_id")
         self.orders.append((worker, order))
+        if order == "dump":
+            return
         state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]
         self.worker_list[place] = msgspec.structs.replace(view, state=state)
+
+    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+        self._reach()
+        story = await self.story(request)
+        if story is None:
+            raise NotFound(f"no request {request!r}", param="request_id")
+        task = next((task for task in story.tasks if task.stage == stage and stage != CLIENT), None)
+        if task is None:
+            raise NotFound(f"request {request} has no task of stage {stage!r}", param="stage")
+        if story.ended_us:
+            raise Conflict(f"request {request} has ended", param="request_id")
+        if epoch not in (0, task.epoch):
+            raise Conflict(f"stage {stage} of {request} has been granted again since it was seen", param="epoch")
+        self.redelivered.append((request, stage, epoch))
 
     async def queues(self) -> Sequence[Queue]:
         self._reach()

@@ -2,12 +2,13 @@
 
 import math
 
+import msgspec
 import numpy as np
 
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.events import TaskClaimed, WorkerLeft
 from fleet.core.hand_off import HandOff
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.request import Sampling
 from fleet.core.story import (
     AudioIn,
@@ -65,7 +66,9 @@ def busy(graph: Graph) -> FakeTelemetry:
     for number in range(NUM_REQUESTS - 10, NUM_REQUESTS):
         told = _story(number, start, graph)
         fake.stories[told.id] = told
-        fake.edge_logs[told.id, "text"] = [_chunk(told.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))]
+        ids = _chunk(told.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
+        made_us = told.edges[0].first_us
+        fake.edge_logs[told.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), made_us=made_us)]
         sine = (8000 * np.sin(np.arange(48_000) * 2 * math.pi * 440 / 24_000)).astype("<i2")
         fake.edge_logs[told.id, "audio"] = [_chunk(told.id, EdgeName("audio"), "pcm", "int16", sine)]
     fake.worker_list = _workers(stages, now, [row.id for row in fake.rows if row.state == "running"])
@@ -98,7 +101,7 @@ def busy(graph: Graph) -> FakeTelemetry:
 def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
     state, created = STATES[number % len(STATES)], start + number * 1_000_000
     took = 0 if state in ("running", "submitted") else 700_000 + number * 11_000
-    task_state = {"finished": "finished", "failed": "failed", "submitted": "pending"}.get(state, "running")
+    task_state = {"running": "running", "submitted": "pending", "finished": "finished"}.get(state, "aborted")
     return RequestRow(
         id=request_id(number, start),
         state=state,
@@ -109,7 +112,14 @@ def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
         code="engine_error" if state == "failed" else "",
         error=f"the engine failed the request: {HOSTILE}" if state == "failed" else "",
         session="5f0c" * 8 if number % 3 == 0 else "",
-        tasks=tuple(TaskBrief(stage=s, state=task_state, worker=worker_id(s) if state != "submitted" else "") for s in stages),
+        tasks=tuple(
+            TaskBrief(
+                stage=stage,
+                state="failed" if state == "failed" and place == min(1, len(stages) - 1) else task_state,
+                worker=worker_id(stage) if state != "submitted" else "",
+            )
+            for place, stage in enumerate(stages)
+        ),
         first_us={EdgeName("text"): created + 90_000} if state != "submitted" else {},
     )
 
@@ -118,7 +128,8 @@ def _story(number: int, start: int, graph: Graph) -> Story:
     row = _row(number, start, tuple(stage.name for stage in graph.stages))
     at, ended = row.created_us, row.ended_us
     stages = [task.stage for task in row.tasks]
-    tasks = tuple(_task(n, task, at, ended, row.state) for n, task in enumerate(row.tasks))
+    inputs = [next((edge.name for edge in graph.edges_to(task.stage)), EdgeName("")) for task in row.tasks]
+    tasks = tuple(_task(n, task, at, ended, row.state, inputs[n]) for n, task in enumerate(row.tasks))
     edges = tuple(
         EdgeStory(
             name=edge.name,
@@ -163,7 +174,7 @@ def _story(number: int, start: int, graph: Graph) -> Story:
     )
 
 
-def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str) -> TaskStory:
+def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: EdgeName) -> TaskStory:
     if state == "submitted":
         return TaskStory(stage=brief.stage, state=brief.state, role=brief.stage, owner="", walk="", epoch=Epoch(0))
     first = at + 60_000 * (number + 1)
@@ -177,7 +188,7 @@ def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str) -> Tas
         resumed_us=first + 10_300,
     )
     receipt = Receipt(
-        edge=EdgeName("text"),
+        edge=edge,
         worker=brief.worker,
         num_chunks=20,
         first_us=first,
@@ -249,12 +260,19 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
                 state=states[n % 3] if n >= len(stages) else "ready",
                 started_us=now - 3_600_000_000,
                 lease_left_s=0.9,
-                device="cpu",
+                device="cuda" if n == 1 else "cpu",
                 package="0.1.0",
                 checkpoint="a1b2c3d4e5f60718",
                 protocol="1",
                 running=n % 4,
                 capacity=16,
+                memory_bytes=(312 + 40 * n) << 20,
+                cpu_percent=35 + 9 * n,
+                gpu="NVIDIA H200" if n == 1 else "",
+                gpu_total_bytes=150 << 30 if n == 1 else 0,
+                gpu_used_bytes=97 << 30 if n == 1 else 0,
+                gpu_own_bytes=61 << 30 if n == 1 else 0,
+                gpu_percent=88 if n == 1 else None,
                 pages_used=300 + n,
                 pages_total=1024,
                 pages_kept=80,

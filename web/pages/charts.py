@@ -18,13 +18,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`now` is the last value measured, at `at_us`; `top` that of the upper edge. All are already words, with units."""
+    """`now` is the last value measured, at `at_us`; `note` says what the upper edge is. All are already words, with units."""
 
     key: str
     title: str
     now: str
     at_us: int
-    top: str
+    note: str
     words: str
     lines: tuple[Line, ...]
 

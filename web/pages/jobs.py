@@ -6,12 +6,16 @@ from fleet.core.telemetry import Job
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 
+MAX_ROWS = 100
 ENDED = ("finished", "failed", "stopped", "canceled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs(Frame):
+    """`jobs`: the newest; `num_more` are left out."""
+
     jobs: tuple[Job, ...] = ()
+    num_more: int = 0
     ended: tuple[str, ...] = ENDED
 
 
@@ -28,4 +32,4 @@ class JobsPage:
 
     async def read(self, query: Query) -> Jobs:
         jobs = await self._gateway.client.telemetry.jobs()
-        return Jobs(title="Jobs", stream=stream_path(self.key, {}), jobs=tuple(jobs))
+        return Jobs(title="Jobs", stream=stream_path(self.key, {}), jobs=tuple(jobs[:MAX_ROWS]), num_more=len(jobs[MAX_ROWS:]))

@@ -24,6 +24,7 @@ class StageBox:
     `oldest_s` is the longest wait among them.
 
     Units: `p50_ms`, `p95_ms` of a task, as measured last, at `at_us`; None where nothing was. `busy`: running tasks over time.
+    `burden`: the memory its workers take, and how busy what they compute on is, in words.
     """
 
     name: str
@@ -40,6 +41,7 @@ class StageBox:
     p95_ms: float | None
     at_us: int
     busy: str
+    burden: str
 
     @property
     def full(self) -> bool:
@@ -67,7 +69,7 @@ class OverviewPage:
         self._gateway = gateway
 
     def empty(self, query: Query) -> Overview:
-        return replace(self._built([], [], [], 0, ()), known=False, trouble="", remedy="")
+        return replace(self._built([], [], [], 0, (), known=False), known=False, trouble="", remedy="")
 
     async def read(self, query: Query) -> Overview:
         telemetry = self._gateway.client.telemetry
@@ -87,6 +89,8 @@ class OverviewPage:
         series: Sequence[SeriesPoint],
         live: int,
         failures: Sequence[RequestRow],
+        *,
+        known: bool = True,
     ) -> Overview:
         stages = self._stages(workers, queues, series)
         dead = [stage.name for stage in stages if not stage.up]
@@ -99,7 +103,7 @@ class OverviewPage:
             gateways=sum(1 for view in workers if not view.role and not view.gone),
             live=live,
             stages=stages,
-            charts=charts_of(series),
+            charts=charts_of(series, known),
             failures=tuple(failures),
         )
 
@@ -129,18 +133,32 @@ class OverviewPage:
                 p95_ms=last_of([point.task_p95_ms.get(name) for point in series], at_us)[0],
                 at_us=p50_at,
                 busy=path_of(busy, top_of(busy)),
+                burden=burden_of(serving),
             )
             boxes.append(box)
         return tuple(boxes)
+
+
+def burden_of(workers: Sequence[WorkerStory]) -> str:
+    """Of a stage's workers together; "" where none has told anything yet."""
+    on_gpu = [view for view in workers if view.gpu]
+    if on_gpu:
+        busy = [view.gpu_percent for view in on_gpu if view.gpu_percent is not None]
+        words = f"{units.size(sum(view.gpu_own_bytes for view in on_gpu))} on GPU"
+        return f"{words}, {max(busy)} % busy" if busy else words
+    taken = sum(view.memory_bytes for view in workers)
+    cores = sum(view.cpu_percent for view in workers) / 100
+    return f"{units.size(taken)}, {cores:.1f} cores" if taken else ""
 
 
 def _of_stage(counts: dict[str, int], stage: str) -> float:
     return sum(count for role, count in counts.items() if stage_of(role) == stage)
 
 
-def charts_of(series: Sequence[SeriesPoint]) -> tuple[Chart, ...]:
-    """The four lines an operator looks at first."""
-    return (
+def charts_of(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...]:
+    """The four lines an operator looks at first. `known`: the fleet could be read."""
+    dry = sum(point.underruns for point in series)
+    charts = (
         _chart(series, "rate", "Requests", units.rate, ("only", lambda point: point.submitted / SERIES_STEP_S)),
         _chart(
             series,
@@ -151,8 +169,17 @@ def charts_of(series: Sequence[SeriesPoint]) -> tuple[Chart, ...]:
             ("p95", lambda point: point.first_audio_p95_ms),
         ),
         _chart(series, "rtf", "Real-time factor, p95", units.ratio, ("only", lambda point: point.rtf_p95)),
-        _chart(series, "underruns", "Underruns", units.count, ("only", lambda point: float(point.underruns))),
+        replace(
+            _chart(series, "underruns", "Underruns", _in_a_step, ("only", lambda point: float(point.underruns))),
+            now=f"{units.count(dry)} in 15 min" if series else units.NOTHING,
+            at_us=0,
+        ),
     )
+    return charts if known else tuple(replace(chart, note="not known now") for chart in charts)
+
+
+def _in_a_step(value: float | None) -> str:
+    return f"{units.count(value)} in {SERIES_STEP_S} s"
 
 
 def _chart(
@@ -168,7 +195,7 @@ def _chart(
         title=title,
         now=now,
         at_us=max((at for _, at in lasts.values()), default=0),
-        top=unit(top) if top else "",
+        note=f"top {unit(top)}" if top else "nothing measured yet" if not any(at for _, at in lasts.values()) else "none",
         words=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
         lines=tuple(Line(kind=kind, path=path_of(measured, top)) for kind, measured in values.items()),
     )

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from fleet.core.telemetry import DeadLetterView, Queue
+from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
+
+MAX_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +17,13 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queues(Frame):
-    queues: tuple[QueueRow, ...] = ()
-    letters: tuple[DeadLetterView, ...] = ()
+    """`pending`: with the colours of their stages, those that wait longest first; it and `letters` hold some of all there are."""
 
-    @property
-    def num_pending(self) -> int:
-        return sum(len(row.view.pending) for row in self.queues)
+    queues: tuple[QueueRow, ...] = ()
+    pending: tuple[tuple[PendingGrant, int], ...] = ()
+    num_pending: int = 0
+    letters: tuple[DeadLetterView, ...] = ()
+    num_letters: int = 0
 
 
 class QueuesPage:
@@ -38,6 +41,8 @@ class QueuesPage:
     async def read(self, query: Query) -> Queues:
         telemetry = self._gateway.client.telemetry
         queues = await telemetry.queues()
+        letters = await telemetry.dead_letters()
+        waiting = sorted((grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s)
         unserved = [queue.role for queue in queues if queue.queue_depth and not queue.workers]
         return Queues(
             title="Queues",
@@ -45,5 +50,8 @@ class QueuesPage:
             trouble=f"Tasks wait for {', '.join(unserved)}, and no worker serves it. Start one:" if unserved else "",
             remedy=f"fleet worker {unserved[0]}" if unserved else "",
             queues=tuple(QueueRow(view=queue, colour=self._colours.get(queue.stage, -1)) for queue in queues),
-            letters=tuple(await telemetry.dead_letters()),
+            pending=tuple((grant, self._colours.get(grant.stage, -1)) for grant in waiting[:MAX_ROWS]),
+            num_pending=sum(max(queue.queue_depth, len(queue.pending)) for queue in queues),
+            letters=tuple(letters[:MAX_ROWS]),
+            num_letters=len(letters),
         )

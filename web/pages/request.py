@@ -4,16 +4,15 @@ Knows no stage by name.
 """
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import CLIENT, RequestId
 from fleet.core.story import LIVE_STATES, EdgeStory, Mark, TaskStory
 from fleet.core.telemetry import LogLine, LogQuery
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 from web.pages.waterfall import Waterfall, waterfall_of
-from web.story import Told, read_told
+from web.story import Told, quiet_logs, read_told
 
 NUM_LINES = 100
 
@@ -61,7 +60,7 @@ class RequestStoryPage:
     key = "request"
     active = "requests"
     template = "request.html"
-    live = ("trouble", "summary", "lanes", "words", "edges", "marks", "log")
+    live = ("trouble", "summary", "lanes", "words", "tasks", "edges", "marks", "log")
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -87,8 +86,8 @@ class RequestStoryPage:
             id=request,
             stream=stream_path(self.key, {"id": request}),
             told=told,
-            waterfall=waterfall_of(told, await self._ticks(told), self._colours),
-            tasks=told.tasks,
+            waterfall=waterfall_of(told, self._gateway.graph, await quiet_logs(self._gateway, told), self._colours),
+            tasks=tuple(task for task in told.tasks if task.stage != CLIENT),
             edges=told.edges,
             marks=told.marks,
             colours=self._colours,
@@ -96,12 +95,6 @@ class RequestStoryPage:
             curl=curl_of(told),
             lines=tuple(reversed(logged.lines)),
         )
-
-    async def _ticks(self, told: Told) -> dict[str, Sequence[int]]:
-        """When each chunk was made; sound's are left out, since they come with all of the sound."""
-        telemetry = self._gateway.client.telemetry
-        quiet = [edge.name for edge in told.edges if edge.name != self._gateway.edges.audio]
-        return {name: [chunk.made_us for chunk in await telemetry.log_of(told.id, name)] for name in quiet}
 
     @staticmethod
     def _sound(told: Told) -> Sound | None:

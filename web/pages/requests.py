@@ -39,7 +39,9 @@ class TaskCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Units: `took_ms` until the end, None while it runs; `first_ms` until the first sound, or else the first word."""
+    """Units: `took_ms` until the end, None while it runs; `first_ms` until the first sound, or else the first word,
+    None where there is none, or clocks disagree.
+    """
 
     id: str
     state: str
@@ -166,7 +168,7 @@ def row_of(row: RequestRow, colour_of: Mapping[str, int], gateway: Gateway) -> R
         kind=row.kind,
         created_us=row.created_us,
         took_ms=(row.ended_us - row.created_us) / 1000 if row.ended_us else None,
-        first_ms=(first_us - row.created_us) / 1000 if first_us else None,
+        first_ms=(first_us - row.created_us) / 1000 if first_us >= row.created_us else None,
         error=row.error,
         tasks=tuple(
             TaskCell(stage=task.stage, colour=colour_of.get(task.stage, 0), state=task.state, worker=task.worker)

@@ -8,11 +8,15 @@ from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 from web.realtime.story import SessionView
 
+MAX_ROWS = 100
 _decoder = msgspec.json.Decoder(SessionView)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sessions(Frame):
+    """`sessions`: the newest; `num_more` are left out."""
+
+    num_more: int = 0
     sessions: tuple[SessionView, ...] = ()
 
 
@@ -30,4 +34,5 @@ class SessionsPage:
     async def read(self, query: Query) -> Sessions:
         views = [_decoder.decode(raw) for raw in (await self._gateway.client.voices()).values()]
         newest = sorted(views, key=lambda view: -view.created_us)
-        return Sessions(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(newest))
+        shown, rest = newest[:MAX_ROWS], newest[MAX_ROWS:]
+        return Sessions(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(shown), num_more=len(rest))

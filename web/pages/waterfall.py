@@ -4,29 +4,37 @@ Units: coordinates are thousandths of the request's time, `*_us` microseconds si
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet.core.ids import CLIENT
 from fleet.core.story import EdgeStory, KvSpan, Mark, Receipt, Story, TaskStory
+from fleet.graphs import Graph
 from web.pages import units
+from web.pages.charts import top_of
+from web.walks import Logs, WalkSpan, walks_of
 
 SCALE = 1000
 MIN_WIDTH = 2.0
 """So narrow a span can still be seen, and pointed at."""
 MAX_TICKS = 300
-NUM_LABELS = 5
+NUM_LABELS, LAST_LABEL = 5, 930
+LABEL_WIDTH = 9.0
+"""Of a letter, on the lanes of a desk; a phone cuts what is too long for its span."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
 ENDS = ("finished", "failed", "lost", "handed_off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """`kind` chooses how it is drawn: wait, first, output, hop, pull, kv, whole. `detail` says all of it in words."""
+    """`kind` chooses how it is drawn: wait, first, output, walk, hop, pull, kv, whole. `detail` says all of it in words; `label`
+    stands on it where it is wide enough.
+    """
 
     x: float
     width: float
     kind: str
     detail: str
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +61,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """`labels` stand at equal distances from the beginning to the end."""
+    """`labels` are round times, and where they stand."""
 
     lanes: tuple[Lane, ...]
-    labels: tuple[str, ...]
+    labels: tuple[tuple[float, str], ...]
     num_spans: int
 
 
@@ -79,26 +87,46 @@ class Axis:
         return f"at {units.ms((us - self.start_us) / 1000)}"
 
 
-def waterfall_of(story: Story, ticks: Mapping[str, Sequence[int]], colour_of: Mapping[str, int]) -> Waterfall:
-    """`ticks`: by edge, when each chunk was made."""
+def waterfall_of(story: Story, graph: Graph, logs: Logs, colour_of: Mapping[str, int]) -> Waterfall:
+    """`logs`: the chunks of edges; one that is not given shows no ticks."""
+    ticks = {edge: [chunk.made_us for chunk in chunks] for edge, chunks in logs.items()}
     axis = Axis(story.created_us, max(story.ended_us or story.now_us, story.created_us + 1))
     lanes = [_request_lane(story, axis)]
     for task in (task for task in story.tasks if task.stage != CLIENT):
         lanes.append(_stage_lane(task, story, axis, colour_of.get(task.stage, -1)))
+        lanes += _walk_lane(walks_of(story, task, graph, logs), task.stage, axis, colour_of)
         if task.hand_off is not None:
             lanes.append(_hand_off_lane(task, axis, colour_of.get(task.stage, -1)))
         lanes += [_hop_lane(edge, story, ticks, axis, colour_of) for edge in story.edges if edge.source == task.stage]
         lanes += _kv_lane(task, story.kv, axis, colour_of)
-    total_ms = (axis.end_us - axis.start_us) / 1000
-    labels = tuple(_label(total_ms, number / (NUM_LABELS - 1)) for number in range(NUM_LABELS))
+    labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
     return Waterfall(lanes=tuple(lanes), labels=labels, num_spans=sum(len(lane.spans) for lane in lanes))
 
 
-def _label(total_ms: float, share: float) -> str:
-    """In one unit along the axis."""
-    if not share:
-        return "0"
-    return units.seconds(total_ms * share / 1000) if total_ms >= 2000 else units.ms(total_ms * share)
+def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
+    """Round times in one unit along the axis; the last leaves room for itself."""
+    step = top_of([total_ms / NUM_LABELS])
+    yield 0.0, "0"
+    for number in range(1, NUM_LABELS + 1):
+        at, x = number * step, round(SCALE * number * step / total_ms, 1)
+        if x <= LAST_LABEL:
+            yield x, f"{at / 1000:g} s" if total_ms >= 2000 else f"{at:g} ms"
+
+
+def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Mapping[str, int]) -> Iterator[Lane]:
+    if not spans:
+        return
+    took: dict[str, int] = {}
+    drawn: list[Span] = []
+    for span in spans:
+        took[span.walk] = took.get(span.walk, 0) + span.to_us - span.from_us
+        length = units.ms((span.to_us - span.from_us) / 1000)
+        detail = f"{stage} in {span.walk} for {length}, {span.worker}, {axis.at(span.from_us)}"
+        one = axis.span(span.from_us, span.to_us, "walk", detail)
+        drawn.append(replace(one, label=span.walk if one.width >= LABEL_WIDTH * len(span.walk) else ""))
+    note = ", ".join(f"{walk} {units.ms(us / 1000)}" for walk, us in took.items())
+    colour = colour_of.get(stage, -1)
+    yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", colour=colour, note=note, spans=tuple(drawn))
 
 
 def _request_lane(story: Story, axis: Axis) -> Lane:

@@ -1,5 +1,6 @@
 """Workers: who serves what, how full, how well; and one worker with what it holds and said. Knows no stage by name."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,10 +9,13 @@ from fleet.core.ids import stage_of
 from fleet.core.story import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
 from web.gateway import Gateway
-from web.pages.frame import Frame, Query, colours, stream_path
+from web.metrics import GATEWAY_ROLE
+from web.pages.frame import Frame, Query, address, colours, stream_path
 from web.pages.requests import Row, row_of
 
+PATH = "/workers"
 NUM_REQUESTS, NUM_LINES = 20, 50
+MAX_ROWS, MAX_GONE = 100, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +28,28 @@ class WorkerRow:
 
     @property
     def role(self) -> str:
-        return self.view.role or "gateway"
+        return self.view.role or GATEWAY_ROLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleChip:
+    """One role to choose, "" for all; `count` of its workers are there."""
+
+    role: str
+    colour: int
+    count: int
+    path: str
+    chosen: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers(Frame):
+    """`here`: at most `MAX_ROWS`, of `role` where one is chosen. `first`, `more`: addresses, "" where there is nothing."""
+
+    role: str
+    chips: tuple[RoleChip, ...]
+    first: str
+    more: str
     here: tuple[WorkerRow, ...]
     gone: tuple[WorkerRow, ...]
     missing: tuple[str, ...]
@@ -54,7 +75,9 @@ class _Reader:
 
 
 def orders_of(view: WorkerStory) -> tuple[str, ...]:
-    """What makes sense to tell it: nothing to a gateway, nor to one that has gone or is going."""
+    """What makes sense to tell it: nothing to a gateway, nor to one that has gone or is going; but where its threads are, any
+    worker that is there can be asked.
+    """
     if view.gone or not view.role or view.state in ("leaving", "late"):
         return ()
     return ("resume", "stop") if view.state == "draining" else ("drain", "stop")
@@ -63,25 +86,50 @@ def orders_of(view: WorkerStory) -> tuple[str, ...]:
 class WorkersPage(_Reader):
     key = active = "workers"
     template = "workers.html"
-    live = ("trouble", "workers", "gone")
+    live = ("trouble", "roles", "workers", "gone")
 
     def empty(self, query: Query) -> Workers:
-        return self._built([], [])
+        return self._built(query, [], [])
 
     async def read(self, query: Query) -> Workers:
         client = self._gateway.client
-        return self._built(await client.telemetry.workers(), await client.missing_roles())
+        return self._built(query, await client.telemetry.workers(), await client.missing_roles())
 
-    def _built(self, workers: Sequence[WorkerStory], missing: Sequence[str]) -> Workers:
-        rows = [self._row(view) for view in workers]
+    def _built(self, query: Query, workers: Sequence[WorkerStory], missing: Sequence[str]) -> Workers:
+        role, after = query.get("role", ""), query.get("after", "")
+        here = [view for view in workers if not view.gone]
+        fits = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
+        start = next((place + 1 for place, view in enumerate(fits) if view.id == after), 0)
+        shown = fits[start : start + MAX_ROWS]
         return Workers(
             title="Workers",
-            stream=stream_path(self.key, {}),
+            stream=stream_path(self.key, {"role": role, "after": after}),
+            role=role,
+            chips=self._chips(here, role),
+            first=address(PATH, {"role": role}) if start else "",
+            more=address(PATH, {"role": role, "after": shown[-1].id}) if shown and len(fits) > start + MAX_ROWS else "",
             trouble=f"No worker for {', '.join(missing)}. Start one:" if missing else "",
             remedy=f"fleet worker {missing[0]}" if missing else "",
-            here=tuple(row for row in rows if not row.view.gone),
-            gone=tuple(row for row in rows if row.view.gone),
+            here=tuple(self._row(view) for view in shown),
+            gone=tuple([self._row(view) for view in workers if view.gone][:MAX_GONE]),
             missing=tuple(missing),
+        )
+
+    def _chips(self, here: Sequence[WorkerStory], chosen: str) -> tuple[RoleChip, ...]:
+        counts = Counter(view.role or GATEWAY_ROLE for view in here)
+        every = RoleChip(role="", colour=-1, count=len(here), path=PATH, chosen=not chosen)
+        return (
+            every,
+            *(
+                RoleChip(
+                    role=role,
+                    colour=self._colours.get(stage_of(role), -1),
+                    count=count,
+                    path=address(PATH, {"role": role}),
+                    chosen=role == chosen,
+                )
+                for role, count in counts.items()
+            ),
         )
 
 

@@ -8,7 +8,10 @@
     if (seconds < 1) return "now";
     if (seconds < 60) return `${Math.floor(seconds)} s ago`;
     if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-    if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min ago`;
+    if (seconds < 86400) {
+      const minutes = Math.floor((seconds % 3600) / 60);
+      return `${Math.floor(seconds / 3600)} h ${minutes ? `${minutes} min ` : ""}ago`;
+    }
     return `${Math.floor(seconds / 86400)} d ago`;
   };
 

@@ -94,8 +94,9 @@ local function withdraw(tk, r, s)
     call('XDEL', P .. 'role:' .. old[1], old[2])
   end
 end
--- A worker died over the task, or (not `died`) left it: raise its epoch, count the deaths since it last appended, tell the conductor.
-local function lose(tk, r, s, died)
+-- A worker died over the task, or (not `died`) left it, or `how` says what: raise its epoch, count the deaths since it last appended,
+-- tell the conductor.
+local function lose(tk, r, s, died, how)
   local epoch, made = raise(tk), 0
   local fields = call('HGETALL', tk)
   for i = 1, #fields, 2 do
@@ -109,7 +110,7 @@ local function lose(tk, r, s, died)
   end
   local alone = died and before[3] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
-  mark(r, 'lost', s, epoch, call('HGET', tk, 'holder'), died and 'died' or 'left')
+  mark(r, 'lost', s, epoch, call('HGET', tk, 'holder'), how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end

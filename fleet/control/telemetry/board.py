@@ -27,7 +27,7 @@ from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import Conflict, NotFound, RedisUnreachable
 from fleet.core.events import decode_event
-from fleet.core.ids import EdgeName, RequestId, WorkerId, new_request_id
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, WorkerId, new_request_id
 from fleet.core.pulls import KV
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.story import RequestFilter, RequestPage, Story
@@ -137,6 +137,23 @@ class Telemetry:
                 raise Conflict(f"{worker} is gone; start another with `fleet worker`", param="worker_id")
             case _:
                 raise NotFound(f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are", param="worker_id")
+
+    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+        known = stage != CLIENT
+        answer = text(await _ask(run_async(self._redis, scripts.redeliver(request, stage, epoch)))) if known else "no_task"
+        match answer:
+            case "ok":
+                log.info("request %s, stage %s is taken back, to be granted again", request, stage)
+            case "unknown":
+                raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+            case "no_task":
+                raise NotFound(f"request {request} has no task of stage {stage[:80]!r} with a worker", param="stage")
+            case "ended":
+                raise Conflict(f"request {request} has ended; send it again with POST .../retry", param="request_id")
+            case "stale":
+                raise Conflict(f"stage {stage} of {request} has been granted again since it was seen; look again", param="epoch")
+            case state:
+                raise Conflict(f"stage {stage} of {request} is {state}: no worker has it to be taken from", param="stage")
 
     async def queues(self) -> Sequence[Queue]:
         roles = await _ask(read_roles(self._redis, [role.name for role in self._config.roles()]))

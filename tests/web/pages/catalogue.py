@@ -6,32 +6,47 @@ import msgspec
 
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.ids import EdgeName
+from fleet.core.story import EdgeStory, Story
+from fleet.graphs import Graph
 from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeHeldVoice
 from tests.web.plausible import busy
 from web.realtime.story import SessionView
 
 LIVE_PAGES = ("overview", "requests", "workers", "queues", "transfers", "sessions", "jobs", "logs")
-NUM_TICKS = 40
+NUM_TICKS, NUM_PREFILL = 40, 6
 
 
 def fill(gateway: Gateway) -> None:
     """Give the gateway's fake a busy fleet, with two people talking."""
     telemetry = busy(gateway.config.graph_declaration())
     for story in telemetry.stories.values():
-        for edge in story.edges:
-            if not edge.medium and edge.first_us:
-                step_us = max((edge.last_us - edge.first_us) // NUM_TICKS, 1)
-                telemetry.edge_logs[story.id, edge.name] = [
-                    Chunk(request=story.id, edge=EdgeName(edge.name), index=n, epoch=story.tasks[0].epoch,
-                          made_us=edge.first_us + n * step_us)
-                    for n in range(NUM_TICKS)
-                ]  # fmt: skip
+        for told in story.edges:
+            if not told.medium and told.first_us:
+                telemetry.edge_logs[story.id, told.name] = chunks(story, told, gateway.config.graph_declaration())
     gateway.client.tell(telemetry)
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
         gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+
+
+def chunks(story: Story, told: EdgeStory, graph: Graph) -> list[Chunk]:
+    """As a producer marks them: some made in each of its walks, a boundary where its consumer comes into another."""
+    edge, walks = graph.edge(told.name), graph.stage(told.source).walks
+    step_us = max((told.last_us - told.first_us) // NUM_TICKS, 1)
+    made: list[Chunk] = []
+    known = None
+    for number in range(NUM_TICKS):
+        place = min(number // NUM_PREFILL, len(walks) - 1)
+        ordinal = number - NUM_PREFILL * place
+        walk = edge.consumer_walk(walks[place], ordinal)
+        made.append(
+            Chunk(request=story.id, edge=told.name, index=number, epoch=story.tasks[0].epoch, producer_walk=walks[place],
+                  ordinal=ordinal, boundary=walk != known, walk=walk if walk != known else None,
+                  made_us=told.first_us + number * step_us)
+        )  # fmt: skip
+        known = walk
+    return made
 
 
 def session(number: int, state: str, request: str) -> SessionView:

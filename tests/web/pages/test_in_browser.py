@@ -1,78 +1,20 @@
 """The console's pages in a real browser: they change as the fleet does, go on after a cut, and can be worked without a mouse."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Dialog, Page, Request, expect
 
-from fleet.core.events import WorkerLeft
-from fleet.core.ids import RequestId, WorkerId
-from fleet.core.telemetry import FeedEntry, LogLine
+from fleet.core.ids import RequestId
+from fleet.core.telemetry import LogLine
 from tests.support import wait_until
-from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_telemetry import FakeTelemetry, now_us
+from tests.web.pages.browsing import complaints_of, stir, watched
 from tests.web.pages.catalogue import fill, paths
 from tests.web.plausible import HOSTILE, request_id
-
-ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-PATIENCE_MS = 20_000
-expect.set_options(timeout=PATIENCE_MS)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=ARGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser, gateway: Gateway) -> Iterator[Callable[[str], Page]]:
-    """Opens a page over a busy fleet. Whatever the browser complains of (a blocked script, an exception) fails the test."""
-    fill(gateway)
-    page = watched(browser)
-
-    def go(path: str) -> Page:
-        page.goto(gateway.url + path)
-        expect(page.locator("#link")).to_have_text("live")
-        return page
-
-    yield go
-    page.close()
-    assert not complaints_of(page), complaints_of(page)
-
-
-_complaints: dict[int, list[str]] = {}
-
-
-def watched(browser: Browser) -> Page:
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.set_default_timeout(PATIENCE_MS)
-    found = _complaints.setdefault(id(page), [])
-
-    def on_console(message: ConsoleMessage) -> None:
-        # a refused order is the browser's error too; what it says to the visitor is asserted where it is expected
-        if message.type == "error" and "status of 409" not in message.text:
-            found.append(message.text)
-
-    page.on("console", on_console)
-    page.on("pageerror", lambda error: found.append(str(error)))
-    return page
-
-
-def complaints_of(page: Page) -> list[str]:
-    return _complaints[id(page)]
-
-
-def stir(telemetry: FakeTelemetry) -> str:
-    """Something happened; the event's id."""
-    entry = FeedEntry(id=f"{now_us() // 1000}-1", event=WorkerLeft(worker=WorkerId("w"), how="died"))
-    telemetry.say(entry)
-    return entry.id
 
 
 def test_the_pages_follow_a_killed_worker(open_page: Callable[[str], Page], gateway: Gateway) -> None:

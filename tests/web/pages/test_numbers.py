@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
+from fleet.core.chunk import Chunk
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.story import EdgeStory, Mark, Story, TaskStory
 from fleet.graphs import get_graph
 from tests.web.plausible import busy
@@ -68,8 +69,15 @@ def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
     told: list[Mark], created_us: int, length_us: int, ticks: list[int]
 ) -> None:
     story = story_of(tuple(told), created_us, created_us + length_us)
-    drawn = waterfall_of(story, {"text": ticks}, {"thinker": 0})
-    assert [lane.key for lane in drawn.lanes] == ["request", "stage-thinker", "hop-text", "stage-talker"]
+    walks = ("prefill", "decode")
+    chunks = [
+        Chunk(request=story.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), made_us=at, producer_walk=Walk(walks[at % 2]))
+        for n, at in enumerate(ticks)
+    ]
+    drawn = waterfall_of(story, get_graph("qwen3_omni"), {"text": chunks}, {"thinker": 0})
+    lanes = [lane.key for lane in drawn.lanes if lane.kind != "walk"]
+    assert lanes == ["request", "stage-thinker", "hop-text", "stage-talker"]
+    assert all(0 <= x <= SCALE for x, _ in drawn.labels) and drawn.labels[0] == (0.0, "0") and len(drawn.labels) >= 3
     for lane in drawn.lanes:
         assert all(0 <= span.x and span.x + span.width <= SCALE + 0.2 and span.width > 0 for span in lane.spans)
         assert all(0 <= point.x <= SCALE for point in lane.points) and len(lane.points) <= 400
@@ -94,7 +102,7 @@ def story_of(told: tuple[Mark, ...], created_us: int, now_us: int) -> Story:
 def test_a_story_with_a_lost_worker_shows_both_owners() -> None:
     graph = get_graph("qwen3_omni")
     story = next(story for story in busy(graph).stories.values() if story.state == "finished")
-    lanes = {lane.key: lane for lane in waterfall_of(story, {}, colours(graph)).lanes}
+    lanes = {lane.key: lane for lane in waterfall_of(story, graph, {}, colours(graph)).lanes}
     stage = lanes[f"stage-{graph.stages[0].name}"]
     assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]
     assert [point.kind for point in stage.points] == ["lost"]

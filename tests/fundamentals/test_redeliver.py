@@ -1,0 +1,106 @@
+"""A task that people take back is granted anew, whoever had it, and only if it is still what they saw; nobody died over it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from fleet.control import keys, scripts
+from fleet.control.connect import text
+from fleet.core.errors import Conflict, NotFound
+from fleet.core.events import TaskLost
+from fleet.core.ids import CLIENT, Epoch, RequestId, StageName
+from tests.fundamentals.control_plane import KEEP, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.harness import answer, collected, fake_spec, gateway, thread_fleet
+from tests.support import stream_entries
+
+
+def take_back(control: Control, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE) -> str:
+    return control.run(scripts.redeliver(request, stage, Epoch(epoch)))
+
+
+def notices(control: Control) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in stream_entries(control.client, keys.inbox(WORKER)) if fields[b"k"] == b"y"]
+
+
+def test_a_running_task_is_taken_from_its_owner_who_is_told(control: Control) -> None:
+    epoch = control.own()
+    assert control.append(epoch) == "ok"
+    assert take_back(control, epoch) == "ok"
+    assert control.append(epoch, 1) == "stale", "the old owner writes no more"
+    task = control.task()
+    assert (task["state"], task["owner"], task.get("deaths", "0")) == ("lost", "", "0")
+    assert control.client.scard(keys.worker_tasks(WORKER)) == 0
+    (notice,) = notices(control)
+    assert int(notice[b"e"]) == control.epoch() > epoch
+    (lost,) = control.told(TaskLost)
+    assert isinstance(lost, TaskLost) and lost.deaths == 0 and not lost.alone
+    again = control.own()
+    assert control.append(again, 1) == "ok"
+
+
+def test_a_task_that_waits_leaves_the_queue(control: Control) -> None:
+    assert control.grant(control.epoch()) == "ok"
+    old = control.epoch()
+    assert take_back(control, old) == "ok"
+    assert control.client.xlen(keys.role(ROLE)) == 0 and control.claim(old) == "stale" and notices(control) == []
+
+
+def test_only_what_was_seen_is_taken_back(control: Control) -> None:
+    assert take_back(control) == "pending", "nobody has it"
+    old = control.own()
+    control.kill()
+    assert take_back(control, old) == "stale"
+    assert take_back(control) == "lost"
+    control.register(WORKER)
+    epoch = control.own()
+    assert control.append(epoch, finish=True) == "ok"
+    assert take_back(control, epoch) == "finished"
+    assert take_back(control, stage=StageName("none")) == "no_task"
+    control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "the client left", KEEP))
+    assert take_back(control) == "ended"
+    assert take_back(control, request=RequestId("req-2")) == "unknown"
+    assert control.client.exists(keys.request(RequestId("req-2"))) == 0
+    assert not any("taken back" in text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
+
+
+async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: str) -> None:
+    """Each stage is taken back once while it runs; with one worker a role, it is also the one that gets it again."""
+    with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
+        async with gateway(fleet) as client:
+            plain = fake_spec(fleet, num_tokens=60)
+            expected = await answer(client, plain)
+            spec = fake_spec(fleet, num_tokens=60)
+            stream = await client.submit(spec, None)
+            begun = await anext(aiter(stream))
+            for stage in (stage.name for stage in fleet.config.graph_declaration().stages):
+                story = await client.telemetry.story(spec.id)
+                assert story is not None
+                seen = next(task for task in story.tasks if task.stage == stage)
+                if seen.state == "running":
+                    await client.telemetry.redeliver(spec.id, stage, seen.epoch)
+                    with pytest.raises(Conflict, match=r"granted again|no worker has it"):
+                        await client.telemetry.redeliver(spec.id, stage, seen.epoch)
+            rest = await asyncio.wait_for(collected(stream, spec), 60)
+            tensor = next(iter(begun.tensors.values()))
+            assert tensor.data is not None
+            first = np.frombuffer(tensor.data, tensor.dtype)
+            heard = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
+            assert all(np.array_equal(heard[edge], expected[edge]) for edge in spec.outputs)
+            story = await client.telemetry.story(spec.id)
+            assert story is not None and "taken back" in {mark.detail for mark in story.marks}
+            assert all(task.deaths == 0 for task in story.tasks)
+
+
+async def test_what_cannot_be_taken_back_says_why(redis_url: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet)
+            stage = fleet.config.graph_declaration().stages[0].name
+            with pytest.raises(NotFound, match="no request"):
+                await client.telemetry.redeliver(spec.id, stage, Epoch(0))
+            await answer(client, spec)
+            with pytest.raises(NotFound, match="no task"):
+                await client.telemetry.redeliver(spec.id, StageName(CLIENT), Epoch(0))
+            with pytest.raises(Conflict, match="ended|finished"):
+                await client.telemetry.redeliver(spec.id, stage, Epoch(0))

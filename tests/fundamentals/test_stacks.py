@@ -1,0 +1,85 @@
+"""Where a worker's threads are: told when people ask, and when its loop stands still; by another thread than what hangs."""
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from fleet.control import keys, scripts
+from fleet.control.connect import connect, run
+from fleet.control.log_stream import shipping
+from fleet.core.ids import WorkerId
+from fleet.core.log_labels import Labels
+from fleet.worker import lease as leases
+from fleet.worker.lease import Lease
+from tests.fundamentals.control_plane import WORKER, Control
+from tests.support import stream_entries, wait_until
+
+HANGS = "where_the_loop_hangs"
+
+
+def test_a_dump_is_asked_for_once_and_whoever_renews_is_told(control: Control) -> None:
+    renew = scripts.renew(WORKER, 60_000_000, {"running": 0})
+    assert control.run(renew) == "ok"
+    assert [control.run(scripts.order(WORKER, "dump")) for _ in range(2)] == ["ok", "ok"]
+    assert [control.run(renew), control.run(renew)] == ["dump", "ok"]
+    control.run(scripts.order(WORKER, "stop"))
+    assert control.run(scripts.order(WORKER, "dump")) == "ok", "one that leaves, and does not go, is asked too"
+    assert control.client.hget(keys.worker(WORKER), "leaving") == b"1"
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    client = connect(redis_url)
+    run(client, scripts.register(WorkerId(WORKER), "lm", 60_000_000, {"kind": "test"}))
+    yield client
+    client.close()
+
+
+def traces(client: redis.Redis) -> list[str]:
+    return [fields[b"x"].decode() for _, fields in stream_entries(client, keys.LOGS) if b"x" in fields]
+
+
+@pytest.fixture
+def hanging() -> Iterator[None]:
+    """A thread of this process that stands in a function with a name."""
+    going = threading.Event()
+
+    def where_the_loop_hangs() -> None:
+        going.wait(60)
+
+    thread = threading.Thread(target=where_the_loop_hangs, daemon=True)
+    thread.start()
+    yield
+    going.set()
+    thread.join(timeout=10)
+
+
+def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
+    lease = Lease(client, WORKER, 0.3, dict)
+    with shipping(redis_url, Labels("worker", WORKER)):
+        lease.start()
+        run(client, scripts.order(WORKER, "dump"))
+        found = wait_until(lambda: traces(client), "the stacks")
+        lease.stop()
+    assert found is not None and HANGS in found[0] and "MainThread" in found[0]
+    assert not lease.lost.is_set()
+
+
+def test_a_loop_that_stands_still_is_told_of_once(
+    client: redis.Redis, redis_url: str, hanging: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "STUCK_S", 0.2)
+    lease = Lease(client, WORKER, 0.1, dict)
+    lease.progress()
+    with shipping(redis_url, Labels("worker", WORKER)), caplog.at_level(logging.WARNING):
+        lease.start()
+        found = wait_until(lambda: traces(client), "the stacks")
+        lease.progress()
+        deadline = client.zscore(keys.WORKERS, WORKER)
+        wait_until(lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again")
+        wait_until(lambda: len(traces(client)) == 2, "the second time")
+        lease.stop()
+    assert found is not None and len(found) == 1 and HANGS in found[0]
