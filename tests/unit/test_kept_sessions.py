@@ -1,4 +1,4 @@
-"""For how long a worker keeps what a conversation's turn left: from the end of the last turn, or the beginning of one cut short."""
+"""How long a worker keeps what a turn left: from the end of the last turn, or the beginning of one that was cut short."""
 
 from types import SimpleNamespace
 from typing import cast
