@@ -1,4 +1,4 @@
-"""For how long a worker keeps what a conversation's turn left: from the end of the last turn, or the beginning of one cut short."""
+"""For how long a worker keeps what a conversation's turn left: from its end, or from the beginning of one cut short."""
 
 from types import SimpleNamespace
 from typing import cast
