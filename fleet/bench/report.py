@@ -16,7 +16,7 @@ from fleet.bench.reference import Result
 from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
 from fleet.bench.stats import Ratio, Summary, summarise
-from fleet.bench.tables import NONE, number, table_of, titled
+from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voice_report import voice_table, voices_tables
@@ -162,7 +162,7 @@ def _serving_table(serving: Serving, baseline: Result | None) -> Group:
     for name, *numbers in _rate_rows(serving, baseline):
         if any(number is not None for number in numbers):
             known = numbers if baseline else numbers[:-1]
-            table.add_row(name, *(cell for number in known for cell in (number(number), "")))
+            table.add_row(name, *(cell for number in known for cell in (figure(number), "")))
     phases = f"{len(single.traces)} requests alone, then {len(many.traces)}, {many.concurrency} at once"
     return titled(f"{serving.model} at {serving.url}: {phases}", table)
 
@@ -206,7 +206,7 @@ def _per_second(baseline: Result | None) -> float | None:
 
 
 def _cells(summary: Summary | None, scale: float) -> tuple[str, str]:
-    return (NONE, NONE) if summary is None else (number(summary.p50 * scale), number(summary.p95 * scale))
+    return (NONE, NONE) if summary is None else (figure(summary.p50 * scale), figure(summary.p95 * scale))
 
 
 def _show_agreement(name: str, agreement: Agreement, console: Console) -> None:
@@ -230,8 +230,8 @@ def _twin_table(twin: Result) -> Group:
         table.add_row("first audio, ms", *_cells(first, MS))
     table.add_row("the whole answer, ms", *_cells(summarise([answer.seconds for answer in twin.answers]), MS))
     if first is not None:
-        table.add_row("audio made, s/s", number(twin.throughput), "")
-    table.add_row("others, cores", number(twin.others_cores), "")
+        table.add_row("audio made, s/s", figure(twin.throughput), "")
+    table.add_row("others, cores", figure(twin.others_cores), "")
     return titled(f"the same stages in one process ({_ran_on(twin)})", table)
 
 
@@ -254,11 +254,11 @@ def _transfer_table(transfer: TransferResult) -> Group:
 def _hand_off_table(stage: StageHandOffs) -> Group:
     table = table_of("ms", "p50", "p95", "most")
     for name, part in stage.parts_ms.items():
-        table.add_row(name, *_cells(part, 1.0), number(part.high if part else None))
+        table.add_row(name, *_cells(part, 1.0), figure(part.high if part else None))
     table.add_section()
     whole = stage.whole_ms
-    table.add_row("last step to first step", *_cells(whole, 1.0), number(whole.high if whole else None))
-    table.add_row("the very first of all", number(stage.first_ms), "", "")
+    table.add_row("last step to first step", *_cells(whole, 1.0), figure(whole.high if whole else None))
+    table.add_row("the very first of all", figure(stage.first_ms), "", "")
     again = f", {stage.num_recomputed} computed again" if stage.num_recomputed else ""
     return titled(f"{len(stage.hand_offs)} hand-offs of {stage.stage} from prefill to decode{again}", table)
 
@@ -268,7 +268,7 @@ def _pages_table(pages: PageReads) -> Group:
     rows = (("block by block", pages.blocks), ("one plain read", pages.plain), ("a copy, checked", pages.copied))
     for name, summary in rows:
         speed = pages.num_bytes / summary.p50 / 1000 if summary else None
-        table.add_row(name, *_cells(summary, 1.0), number(speed))
+        table.add_row(name, *_cells(summary, 1.0), figure(speed))
     return titled(f"{pages.num_bytes} bytes of keys and values, {pages.num_blocks} blocks, between two processes", table)
 
 
@@ -281,9 +281,9 @@ def _interference_table(found: Interference) -> Group:
         ("a long prompt's first text", [side.long_s for side in sides]),
     ):
         for side, summary in zip(sides, of, strict=True):
-            table.add_row(f"{name}, {side.name}", *_cells(summary, MS), number(summary.high * MS if summary else None))
+            table.add_row(f"{name}, {side.name}", *_cells(summary, MS), figure(summary.high * MS if summary else None))
         table.add_section()
-    table.add_row("p95 of gaps while they come, split / together", "", number(found.ratio), "")
+    table.add_row("p95 of gaps while they come, split / together", "", figure(found.ratio), "")
     workers = "; ".join(
         f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}" for side in sides
     )
@@ -297,9 +297,9 @@ def _scale_table(scale: ScaleResult) -> Group:
     for name, *cells in _window_rows(windows):
         table.add_row(name, *cells)
     table.add_section()
-    table.add_row("CPU per chunk, us", *(number(window.cost_us) for window in windows))
+    table.add_row("CPU per chunk, us", *(figure(window.cost_us) for window in windows))
     for process in windows[-1].cpu_s:
-        table.add_row(f"  {process}", *(number(window.cost_of_us(process)) for window in windows))
+        table.add_row(f"  {process}", *(figure(window.cost_of_us(process)) for window in windows))
     table.add_section()
     table.add_row("answers whole", *(f"{phase.whole} of {phase.streams}" for phase in scale.phases))
     pace = f"each of {scale.num_edges} edges {scale.num_edges} rows a chunk" if scale.num_edges > 1 else "a chunk a row"
@@ -309,15 +309,15 @@ def _scale_table(scale: ScaleResult) -> Group:
 
 def _window_rows(windows: Sequence[Window]) -> Iterator[list[str]]:
     """The name of a row and its cells, a window each."""
-    yield ["chunks, 1/s", *(number(window.chunks_per_s) for window in windows)]
+    yield ["chunks, 1/s", *(figure(window.chunks_per_s) for window in windows)]
     for name, hops in (
         ("between workers", [window.between_workers for window in windows]),
         ("worker to gateway", [window.to_gateway for window in windows]),
     ):
-        yield [f"{name}, p50 ms", *(number(ages.p50_us / 1e3 if ages else None) for ages in hops)]
-        yield [f"{name}, p99 ms", *(number(ages.p99_us / 1e3 if ages else None) for ages in hops)]
-    yield ["the load itself, cores", *(number(window.generator_cores) for window in windows)]
-    yield ["others, cores", *(number(window.others_cores) for window in windows)]
+        yield [f"{name}, p50 ms", *(figure(ages.p50_us / 1e3 if ages else None) for ages in hops)]
+        yield [f"{name}, p99 ms", *(figure(ages.p99_us / 1e3 if ages else None) for ages in hops)]
+    yield ["the load itself, cores", *(figure(window.generator_cores) for window in windows)]
+    yield ["others, cores", *(figure(window.others_cores) for window in windows)]
 
 
 def _join_table(joined: Joined) -> Group:
@@ -335,5 +335,5 @@ def _ratio_table(ratios: tuple[Ratio, ...]) -> Group:
         sign = "<=" if ratio.at_most else ">="
         verdict = "[green]met[/]" if ratio.met else "[red]missed[/]"
         unit = "" if ratio.unit == "x" else f" {ratio.unit}"
-        table.add_row(ratio.name, f"{number(ratio.value)}{unit}", f"{sign} {ratio.target:g}{unit}", verdict)
+        table.add_row(ratio.name, f"{figure(ratio.value)}{unit}", f"{sign} {ratio.target:g}{unit}", verdict)
     return titled("targets", table)

@@ -20,7 +20,7 @@ def table_of(*columns: str) -> Table:
     return table
 
 
-def number(value: float | None) -> str:
+def figure(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

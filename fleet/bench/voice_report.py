@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Group
 from rich.text import Text
 
-from fleet.bench.tables import NONE, number, table_of, titled
+from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voices_result import Beyond, VoicesResult, spread
 
@@ -16,7 +16,7 @@ def voice_table(voice: VoiceResult) -> Group:
     rows = [("voice to voice", voice.whole_ms), (f"less {voice.silence_ms} of silence", voice.ours_ms)]
     for name, summary in [*rows, *((f"  {name}", voice.part_ms(name)) for name in voice.names)]:
         if summary:
-            table.add_row(name, *(number(value) for value in (summary.p50, summary.p95, summary.high)))
+            table.add_row(name, *(figure(value) for value in (summary.p50, summary.p95, summary.high)))
     return titled(f"{len(voice.turns)} spoken turns of one session with {voice.model}", table)
 
 
@@ -32,11 +32,11 @@ def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
         told = spread(samples)
         if told is not None:
             summary, p99 = told
-            table.add_row(name, *(number(value) for value in (summary.p50, summary.p95, p99, summary.high)))
+            table.add_row(name, *(figure(value) for value in (summary.p50, summary.p95, p99, summary.high)))
     table.add_section()
-    table.add_row("underruns", number(voices.underruns))
+    table.add_row("underruns", figure(voices.underruns))
     for fault in dict.fromkeys(voices.faults):
-        table.add_row(f"ended early: {fault[:60]}", number(voices.faults.count(fault)))
+        table.add_row(f"ended early: {fault[:60]}", figure(voices.faults.count(fault)))
     yield titled(f"{sessions}; {len(turns)} answers of the {voices.engine} engine", table)
     if voices.beyond is not None:
         yield Text(_told(voices.beyond))
@@ -51,5 +51,5 @@ def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
 
 def _told(beyond: Beyond) -> str:
     place = "was told no place" if beyond.position is None else f"was told place {beyond.position}"
-    when = "was let in too early" if beyond.early else f"was let in {number(beyond.let_in_ms)} ms after somebody left"
+    when = "was let in too early" if beyond.early else f"was let in {figure(beyond.let_in_ms)} ms after somebody left"
     return f"one too many {place}, {when}, and was {'answered' if beyond.answered else 'not answered'}"

@@ -154,7 +154,7 @@ class Caller:
     async def _take_turn(self, number: int) -> None:
         self._over.clear()
         self._said.clear()
-        self._first_s, self._playback = None, None
+        self._hush()
         self._to_say.extend(self._frames.questions[number % len(self._frames.questions)])
         await self._said.wait()
         await asyncio.wait_for(self._over.wait(), PATIENCE_S)
@@ -168,6 +168,10 @@ class Caller:
                 answer_s=playback.num_samples / PCM_RATE_HZ, late_ms=tuple(round(late * 1e3, 1) for late in playback.late_s),
             )
         )  # fmt: skip
+
+    def _hush(self) -> None:
+        """Nothing has been heard of the next answer yet."""
+        self._first_s, self._playback = None, None
 
     def _settings(self) -> str:
         """As our page has them on the console's socket, where what the user says is written down too."""

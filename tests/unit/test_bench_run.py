@@ -106,7 +106,8 @@ def gateway() -> Iterator[FakeGateway]:
 
 @pytest.mark.parametrize(
     "words",
-    [["--url", "http://x", "--up"], ["--frames", "1"], ["--max-tokens", "one"], ["--requests", "0"], ["--baseline", "x"]],
+    [["--url", "http://x", "--up"], ["--frames", "1"], ["--max-tokens", "one"], ["--requests", "0"], ["--baseline", "x"],
+     ["--engine", "fake"], ["--engine", "fake", "--sessions", "2", "--url", "http://x"], ["--sessions", "0"]],
 )
 def test_a_usage_mistake_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
@@ -124,6 +125,12 @@ def test_hop_and_transfer_alone_need_no_fleet() -> None:
     assert parse([]).serving
     assert parse(["--hop", "--up"]).serving
     assert not parse(["--hop", "--transfer"]).serving
+
+
+def test_many_sessions_are_a_measure_of_voice() -> None:
+    many = parse(["--sessions", "50", "--engine", "fake"])
+    assert many.voice and many.up and many.sessions == 50 and not many.serving
+    assert parse(["--voice"]).sessions == 1
 
 
 @pytest.mark.parametrize(
