@@ -83,6 +83,26 @@ def test_a_worker_takes_orders(gateway: Gateway, fleet: FakeTelemetry) -> None:
     assert [view["state"] for view in gateway.http.get("/v1/fleet/workers").json()["gone"]] == ["died"]
 
 
+def test_a_worker_is_asked_where_its_threads_are(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    worker = fleet.worker_list[0]
+    assert gateway.http.post(f"/v1/fleet/workers/{worker.id}/dump").json()["order"] == "dump"
+    assert fleet.orders == [(worker.id, "dump")] and fleet.worker_list[0].state == worker.state
+    assert refusal(gateway, "POST", "/v1/fleet/workers/nobody/dump") == (404, "not_found", "worker_id")
+
+
+def test_a_task_is_taken_back_only_as_it_was_seen(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    story = next(story for story in fleet.stories.values() if story.state == "running")
+    task = story.tasks[0]
+    path = f"/v1/fleet/requests/{story.id}/tasks/{task.stage}/redeliver"
+    answer = gateway.http.post(path, params={"epoch": task.epoch})
+    assert answer.json() == {"id": story.id, "object": "fleet.task.redelivery", "stage": task.stage}
+    assert fleet.redelivered == [(story.id, task.stage, task.epoch)]
+    assert refusal(gateway, "POST", f"{path}?epoch={task.epoch - 1}") == (409, "conflict", "epoch")
+    assert refusal(gateway, "POST", f"{path}?epoch=x")[2] == "epoch"
+    assert refusal(gateway, "POST", f"/v1/fleet/requests/{story.id}/tasks/nothing/redeliver") == (404, "not_found", "stage")
+    assert refusal(gateway, "POST", f"/v1/fleet/requests/req-0/tasks/{task.stage}/redeliver") == (404, "not_found", "request_id")
+
+
 def test_queues_transfers_and_series_are_told(gateway: Gateway, fleet: FakeTelemetry) -> None:
     queues = gateway.http.get("/v1/fleet/queues").json()["data"]
     assert [queue["role"] for queue in queues] == ["thinker", "talker", "code2wav"] and queues[0]["pending"][0]["age_s"] == 1.7

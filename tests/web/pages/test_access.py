@@ -46,6 +46,7 @@ CONTRAST = """() => {
   }
   return poor;
 }"""  # noqa: E501
+# a player has stops of its own, which the browser draws and does not tell
 FOCUSED = """() => {
   const here = document.activeElement;
   if (!here || here === document.body) return null;
@@ -55,8 +56,8 @@ FOCUSED = """() => {
   const style = getComputedStyle(here);
   return {
     what: `${here.tagName} ${here.id} ${here.getAttribute("aria-label") ?? here.textContent.trim().slice(0, 30)}`,
-    ring: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
-    onwards: !before || Boolean(before.compareDocumentPosition(here) & Node.DOCUMENT_POSITION_FOLLOWING),
+    ring: here instanceof HTMLAudioElement || style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
+    onwards: !before || before === here || Boolean(before.compareDocumentPosition(here) & Node.DOCUMENT_POSITION_FOLLOWING),
     seen: here.checkVisibility() && here.getBoundingClientRect().width > 0,
   };
 }"""
