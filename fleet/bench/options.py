@@ -26,6 +26,8 @@ What is measured
                come
   --voice      spoken questions over the Realtime WebSocket, as a microphone sends them: from the last voiced sample to the
                first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files
+  --barge-in   the same voice speaks into --requests answers: from its first voiced sample to the end of the answer, to all
+               stages idle, and to their memory free again
   --hand-off and --interference start fleets of their own. A deployment that splits nothing is split wherever it can be;
   the checkpoint is a tiny random one unless one is named.
 
@@ -74,6 +76,7 @@ class Options:
     interference: bool
     prompt_tokens: int
     voice: bool
+    barge_in: bool
     wavs: tuple[Path, ...]
     json: Path | None
     png: Path | None
@@ -86,9 +89,9 @@ def parse(args: list[str]) -> Options:
     given = parser.parse_args(args)
     if given.url and given.up:
         parser.error("--url measures a fleet that runs, --up starts one: give one of them")
-    voice = given.voice or bool(given.wav)
-    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or voice
-    alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not voice))
+    voice = given.voice or (bool(given.wav) and not given.barge_in)
+    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or voice or given.barge_in
+    alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not (voice or given.barge_in)))
     return Options(
         serving=not alone,
         url=given.url,
@@ -114,6 +117,7 @@ def parse(args: list[str]) -> Options:
         interference=given.interference,
         prompt_tokens=given.prompt_tokens,
         voice=voice,
+        barge_in=given.barge_in,
         wavs=tuple(given.wav),
         json=given.json,
         png=given.png,
@@ -154,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--interference", action="store_true", help="long prompts beside running answers, together and split")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of such a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="time spoken turns over the Realtime WebSocket, --requests of them")
+    also.add_argument("--barge-in", action="store_true", help="time interruptions of answers over the Realtime WebSocket")
     also.add_argument("--wav", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable")
     out = parser.add_argument_group("the report")
     out.add_argument("--json", type=Path, metavar="FILE", help="every number, and what it was measured on")

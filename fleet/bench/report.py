@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet.bench.agreement import Agreement
+from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
@@ -43,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
     voice: VoiceResult | None = None
+    barge_in: BargeInResult | None = None
     ratios: tuple[Ratio, ...] = ()
 
     @property
@@ -126,6 +128,8 @@ def show(report: Report, console: Console) -> None:
         console.print(_interference_table(report.interference))
     if report.voice:
         console.print(_voice_table(report.voice))
+    if report.barge_in:
+        console.print(_barge_in_table(report.barge_in))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
     if (busiest := _busiest(report)) > NOISY_CORES:
@@ -142,7 +146,7 @@ def _busiest(report: Report) -> float:
     sides = (report.interference.together, report.interference.split) if report.interference else ()
     scale = report.scale
     windows = (*(phase.window for phase in scale.phases), scale.joined.alone, scale.joined.together) if scale else ()
-    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, *sides)
+    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, report.barge_in, *sides)
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 
@@ -267,6 +271,16 @@ def _voice_table(voice: VoiceResult) -> Group:
         if summary:
             table.add_row(name, *(_number(value) for value in (summary.p50, summary.p95, summary.high)))
     return _titled(f"{len(voice.turns)} spoken turns of one session with {voice.model}", table)
+
+
+def _barge_in_table(result: BargeInResult) -> Group:
+    table = _table("ms from the first voiced sample", "p50", "p95", "most")
+    for name, part in (
+        ("heard", "heard_ms"), ("answer cancelled", "cancelled_ms"), ("all stages idle", "idle_ms"), ("memory free", "memory_ms")
+    ):  # fmt: skip
+        if summary := result.summary(part):
+            table.add_row(name, *(_number(value) for value in (summary.p50, summary.p95, summary.high)))
+    return _titled(f"{len(result.turns)} interrupted answers of {result.model}", table)
 
 
 def _transfer_table(transfer: TransferResult) -> Group:

@@ -400,6 +400,7 @@ class WorkerLoop:
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)
+        self._note_idle()
 
     def _drop(self, request: RequestId, *, keep: bool = False) -> None:
         """Forget a request at once, whatever it was doing, and free all it held; but, to `keep`, not what its session had lent
@@ -417,6 +418,12 @@ class WorkerLoop:
         if task is not None:
             self.passing.forget(task)
         self.lingering.discard(request)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Whoever waits for all stages to be idle need not wait for the slow poll."""
+        if not self.tasks:
+            self._take_vitals()
 
 
 def _ignore(_reply: Reply) -> None:
