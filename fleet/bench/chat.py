@@ -76,11 +76,25 @@ class _Models(msgspec.Struct, frozen=True):
 
 class _Worker(msgspec.Struct, frozen=True):
     role: str
+    running: int = 0
+    pages_used: int = 0
+    pages_kept: int = 0
+    slots_used: int = 0
 
 
 class _Workers(msgspec.Struct, frozen=True):
     data: tuple[_Worker, ...]
     missing_roles: tuple[str, ...]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests take of all workers together: tasks, pages of keys and values, slots of the arenas for tensors on their way.
+    Not what is kept of a conversation between its turns.
+    """
+
+    tasks: int
+    pages: int
+    slots: int
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -157,6 +171,15 @@ class ChatApi:
         if workers.missing_roles:
             raise BenchError(f"the fleet at {self.url} is not ready: no worker for {', '.join(workers.missing_roles)}")
         return frozenset(worker.role for worker in workers.data if worker.role)
+
+    def held(self) -> Held:
+        """As the workers say; each tells it several times in the time of its lease."""
+        workers = _decoded(self._get("/v1/fleet/workers"), _Workers, self.url).data
+        return Held(
+            tasks=sum(worker.running for worker in workers),
+            pages=sum(worker.pages_used - worker.pages_kept for worker in workers),
+            slots=sum(worker.slots_used for worker in workers),
+        )
 
     def hand_offs(self, request: str) -> dict[StageName, HandOff]:
         """How each stage's task of a request went from one worker to another, where it did and that was told."""

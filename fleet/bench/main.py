@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from fleet.bench.agreement import compare
+from fleet.bench.barge_in import measure_barge_in
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
 from fleet.bench.errors import BenchError
@@ -30,7 +31,16 @@ from fleet.bench.reference import Result, Work, run_aside
 from fleet.bench.report import Report, show, write_json
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
-from fleet.bench.targets import against_baseline, against_twin, of_hand_offs, of_hops, of_scale, of_voice, of_voices
+from fleet.bench.targets import (
+    against_baseline,
+    against_twin,
+    of_barge_in,
+    of_hand_offs,
+    of_hops,
+    of_scale,
+    of_voice,
+    of_voices,
+)  # fmt: skip
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
 from fleet.bench.voices import Plan, fake_overrides, limited, measure_voices, recorded_question
@@ -114,7 +124,7 @@ def _measure(options: Options, args: list[str]) -> Report:
             report = replace(report, hand_offs=hand_offs, ratios=(*report.ratios, *of_hand_offs(hand_offs)))
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
-        if options.voice:
+        if options.voice or options.barge_in:
             measure = _measure_voice if options.sessions == 1 else _measure_voices
             report = measure(report, options, progress)
         if options.serving:
@@ -142,10 +152,18 @@ def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
         done = progress.steps("questions, spoken by the fleet", 1)
         questions = given or spoken_questions(api, api.model(), options.requests)
         done()
-        neighbours = Neighbours()
-        voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
-        voice = replace(voice, others_cores=neighbours.cores() if options.up else None)
-    return replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
+        if options.voice:
+            neighbours = Neighbours()
+            voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
+            voice = replace(voice, others_cores=neighbours.cores() if options.up else None)
+            report = replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
+        if options.barge_in:
+            neighbours = Neighbours()
+            count = options.requests
+            barge_in = measure_barge_in(api, questions[0], count, progress.steps("interruptions", count + 1))
+            barge_in = replace(barge_in, others_cores=neighbours.cores() if options.up else None)
+            report = replace(report, barge_in=barge_in, ratios=(*report.ratios, *of_barge_in(barge_in)))
+    return report
 
 
 def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:

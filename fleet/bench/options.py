@@ -29,6 +29,9 @@ What is measured
                With --sessions N so many people talk at once, over both sockets, each playing what comes at its own pace:
                whether anybody's sound ran dry, how late it came, what CPU each process took; where the fleet is started
                for it, one more comes, is told its place in line, and let in when somebody leaves
+               first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files
+  --barge-in   the same voice speaks into --requests answers: from its first voiced sample to the end of the answer, to all
+               stages idle, and to their memory free again
   --hand-off and --interference start fleets of their own. A deployment that splits nothing is split wherever it can be;
   the checkpoint is a tiny random one unless one is named.
 
@@ -81,6 +84,7 @@ class Options:
     voice: bool
     sessions: int
     engine: str | None
+    barge_in: bool
     wavs: tuple[Path, ...]
     json: Path | None
     png: Path | None
@@ -93,11 +97,14 @@ def parse(args: list[str]) -> Options:
     given = parser.parse_args(args)
     if given.url and given.up:
         parser.error("--url measures a fleet that runs, --up starts one: give one of them")
-    voice = given.voice or bool(given.wav or given.sessions or given.engine)
+    voice = given.voice or bool(given.sessions or given.engine) or (bool(given.wav) and not given.barge_in)
     if given.engine and (given.url or not given.sessions):
         parser.error("--engine fake starts a fleet for --sessions N: give that, and no --url")
-    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or voice
-    alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not voice))
+    if given.sessions and given.barge_in:
+        parser.error("--barge-in measures one voice: give --sessions in a run of its own")
+    spoken = voice or given.barge_in
+    apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or spoken
+    alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not spoken))
     return Options(
         serving=not alone,
         url=given.url,
@@ -125,6 +132,7 @@ def parse(args: list[str]) -> Options:
         voice=voice,
         sessions=given.sessions or 1,
         engine=given.engine,
+        barge_in=given.barge_in,
         wavs=tuple(given.wav),
         json=given.json,
         png=given.png,
@@ -165,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     also.add_argument("--interference", action="store_true", help="long prompts beside running answers, together and split")
     also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of such a long prompt (4000)")
     also.add_argument("--voice", action="store_true", help="time spoken turns over the Realtime WebSocket, --requests of them")
+    also.add_argument("--barge-in", action="store_true", help="time interruptions of answers over the Realtime WebSocket")
     also.add_argument("--wav", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable")
     also.add_argument("--sessions", type=_positive, metavar="N", help="of --voice at once, each of --requests turns (1)")
     also.add_argument("--engine", choices=["fake"], help="of a fleet started for --sessions: it computes nothing")

@@ -7,6 +7,7 @@ import msgspec
 from rich.console import Console, Group
 
 from fleet.bench.agreement import Agreement
+from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
@@ -19,7 +20,7 @@ from fleet.bench.stats import Ratio, Summary, summarise
 from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
-from fleet.bench.voice_report import voice_table, voices_tables
+from fleet.bench.voice_report import barge_in_table, voice_table, voices_tables
 from fleet.bench.voices_result import VoicesResult
 
 MS = 1e3
@@ -44,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     interference: Interference | None = None
     voice: VoiceResult | None = None
     voices: VoicesResult | None = None
+    barge_in: BargeInResult | None = None
     ratios: tuple[Ratio, ...] = ()
 
     @property
@@ -129,6 +131,8 @@ def show(report: Report, console: Console) -> None:
         console.print(voice_table(report.voice))
     if report.voices:
         console.print(*voices_tables(report.voices))
+    if report.barge_in:
+        console.print(barge_in_table(report.barge_in))
     if report.ratios:
         console.print(_ratio_table(report.ratios))
     if (busiest := _busiest(report)) > NOISY_CORES:
@@ -145,7 +149,8 @@ def _busiest(report: Report) -> float:
     sides = (report.interference.together, report.interference.split) if report.interference else ()
     scale = report.scale
     windows = (*(phase.window for phase in scale.phases), scale.joined.alone, scale.joined.together) if scale else ()
-    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, report.voice, report.voices, *sides)
+    spoken = (report.voice, report.voices, report.barge_in)
+    measured = (*phases, *windows, report.baseline, report.twin, report.hand_offs, *spoken, *sides)
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 

@@ -1,5 +1,6 @@
 """What a fleet is held to, as ratios that hold on any machine. Pure."""
 
+from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
 from fleet.bench.reference import Result
@@ -22,6 +23,7 @@ JOIN_RATIO = 1.5
 HAND_OFF_P50_MS = 5.0
 PAGES_RATIO = 0.5
 VOICE_OURS_P50_MS = 400.0
+BARGE_IN_P50_MS, FREED_P50_MS = 250.0, 300.0
 
 
 def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
@@ -91,6 +93,16 @@ def of_voices(voices: VoicesResult) -> list[Ratio]:
         queued = beyond.position == 1 and not beyond.early and beyond.let_in_ms is not None and beyond.answered
         ratios.append(Ratio(name="one too many waits, and is let in", value=float(queued), target=1, at_most=False))
     return ratios
+
+
+def of_barge_in(result: BargeInResult) -> list[Ratio]:
+    """From the first voiced sample: the answer's end, and its memory free."""
+    held = (
+        ("barge-in to cancelled, p50", "cancelled_ms", BARGE_IN_P50_MS),
+        ("cancelled to memory free, p50", "freed_ms", FREED_P50_MS),
+    )
+    found = [(name, result.summary(part), target) for name, part, target in held]
+    return [Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms") for name, part, target in found if part]
 
 
 def of_scale(scale: ScaleResult) -> list[Ratio]:

@@ -1,10 +1,11 @@
-"""The tables of voice: one session's turns, and many sessions at once. Measures nothing."""
+"""The tables of voice: one session's turns, its interruptions, and many sessions at once. Measures nothing."""
 
 from collections.abc import Iterator
 
 from rich.console import Group
 from rich.text import Text
 
+from fleet.bench.barge_in import BargeInResult
 from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voices_result import Beyond, VoicesResult, spread
@@ -18,6 +19,16 @@ def voice_table(voice: VoiceResult) -> Group:
         if summary:
             table.add_row(name, *(figure(value) for value in (summary.p50, summary.p95, summary.high)))
     return titled(f"{len(voice.turns)} spoken turns of one session with {voice.model}", table)
+
+
+def barge_in_table(result: BargeInResult) -> Group:
+    table = table_of("ms from the first voiced sample", "p50", "p95", "most")
+    for name, part in (
+        ("heard", "heard_ms"), ("answer cancelled", "cancelled_ms"), ("all stages idle", "idle_ms"), ("memory free", "memory_ms")
+    ):  # fmt: skip
+        if summary := result.summary(part):
+            table.add_row(name, *(figure(value) for value in (summary.p50, summary.p95, summary.high)))
+    return titled(f"{len(result.turns)} interrupted answers of {result.model}", table)
 
 
 def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:

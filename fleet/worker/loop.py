@@ -407,6 +407,7 @@ class WorkerLoop:
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)
+        self._note_idle()
 
     def _let_go(self, taken: TakenNotice) -> None:
         """People took a task back: it goes on from its log wherever it is granted next, here or elsewhere."""
@@ -432,6 +433,12 @@ class WorkerLoop:
         if task is not None:
             self.passing.forget(task)
         self.lingering.discard(request)
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        """Whoever waits for all stages to be idle need not wait for the slow poll."""
+        if not self.tasks:
+            self._take_vitals()
 
 
 def _ignore(_reply: Reply) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import soxr
 
 from fleet.core.errors import BadInput, NotFound
-from web.realtime.heard import words_heard
+from web.realtime.heard import Span, speech_heard, words_heard
 from web.realtime.server_events import ItemBody, ItemPart, PartBody, SpokenInput
 from web.realtime.settings import OUTPUT_RATE_HZ
 from web.realtime.turns import RATE_HZ
@@ -29,14 +29,15 @@ ROOT = "root"
 
 
 class Said(msgspec.Struct, kw_only=True):
-    """An assistant's speech. Units: samples at 24 kHz. `whole`: what the sound of `text` would be; `sent` of it left for the
-    client, `heard` of it was played before something cut it.
+    """An assistant's speech. Units: samples at 24 kHz. `sent` of its sound left for the client, `heard` of it was played before
+    something cut it; nothing is said in `silent`. `whole`: what the speech of `text` would be without silence.
     """
 
     text: str
     whole: int
     sent: int
     heard: int
+    silent: list[Span] = []
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -164,7 +165,8 @@ class Conversation:
         for part in item.parts:
             if part.said is not None:
                 part.said.heard = heard
-                part.text = words_heard(part.said.text, heard, part.said.whole)
+                speech = speech_heard(heard, part.said.silent, part.said.whole)
+                part.text = words_heard(part.said.text, speech, part.said.whole)
         self.version += 1
 
     def note_transcript(self, item_id: str, content_index: int, text: str) -> bool:

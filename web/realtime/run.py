@@ -10,12 +10,14 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 from fleet.core.errors import FleetError
 from web.answer import BYTES_PER_SAMPLE
 from web.errors import type_of
 from web.realtime import server_events as say
 from web.realtime.conversation import Conversation, Item, Part, Said
-from web.realtime.heard import SpeakingRate
+from web.realtime.heard import Span, SpeakingRate, silences, speech_until
 from web.realtime.making import Making
 from web.realtime.playhead import Playhead
 from web.realtime.settings import OUTPUT_RATE_HZ
@@ -296,23 +298,25 @@ class Run:
             self._out.tell(say.ItemDone(previous_item_id=previous, item=body))
             self._conversation.version += 1
         if self.making.whole and self.plan.spoken and not self.plan.skip_samples:
-            self._rate.learn(self.plan.voice, text, self.made / OUTPUT_RATE_HZ)
+            self._rate.learn(self.plan.voice, text, speech_until(self.made, self._silences()) / OUTPUT_RATE_HZ)
 
     def _note_said(self, heard: int) -> int:
         """What it would all be, so that words are counted by the share that was heard. Returns how much that is: less than given
         where the client said so while it was told.
         """
         assert self.item is not None
-        text = self.text[: self.sent_chars]
-        whole = self.made
+        text, silent = self.text[: self.sent_chars], self._silences()
+        whole = speech_until(self.made, silent)
         if not self.making.whole:
             # Its words run ahead of its sound: how long all of it would have been is not known any more.
-            made_s = self.made / OUTPUT_RATE_HZ
-            whole_s = self._rate.whole_s(self.plan.voice, text, made_s, text_whole=True)
-            whole = int(whole_s * OUTPUT_RATE_HZ)
+            whole = int(self._rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ, text_whole=True) * OUTPUT_RATE_HZ)
         heard = heard if self._limit is None else min(heard, self._limit)
-        self.item.parts[0].said = Said(text=text, whole=whole, sent=self.playhead.sent, heard=heard)
+        self.item.parts[0].said = Said(text=text, whole=whole, sent=self.playhead.sent, heard=heard, silent=silent)
         return heard
+
+    def _silences(self) -> list[Span]:
+        start = self.plan.skip_samples * BYTES_PER_SAMPLE
+        return silences(np.frombuffer(bytes(self.making.pcm[start:]), "<i2"))
 
     def _item_body(self, item: Item) -> say.ItemBody:
         return self._conversation.body(item)

@@ -1,6 +1,6 @@
 """Headless Chromium with a fake microphone on the Voice page, and what tests do with it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,12 +70,12 @@ class Browsers:
 
 
 @contextmanager
-def visiting(browser: Browser, url: str, **options: object) -> Iterator[Page]:
-    """The open Voice page. Whatever the browser complains of (a blocked script, an exception) fails the test."""
+def visiting(browser: Browser, url: str, expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
+    """The open Voice page. Whatever else the browser complains of than `expected` (a blocked script, an exception) fails the test."""
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
-        if message.type == "error" and "WebSocket connection" not in message.text:
+        if message.type == "error" and not any(words in message.text for words in ("WebSocket connection", *expected)):
             complaints.append(message.text)
 
     context: BrowserContext = browser.new_context(**options)  # pyright: ignore[reportArgumentType]

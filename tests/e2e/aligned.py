@@ -1,0 +1,27 @@
+"""When each word of Pocket's speech ends, by the teacher's speech of the same text: who judges a transcript needs the truth.
+
+Knows no server.
+"""
+
+import numpy as np
+
+from fleet.pocket.judge.align import align
+from fleet.pocket.judge.listen import extent
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.shape import VOICES
+from fleet.pocket.speech.analysis import HOP_S, NUM_MELS, analyse
+from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from tests.web.voice.probe import Pcm
+
+
+def word_ends(text: str, voice: str, pcm: Pcm) -> list[int]:
+    """For each word of `text` the sample behind its last. Both utterances are compared without the silence around them."""
+    (teacher,) = speak_all([(text, VOICES[voice])])
+    samples = pcm.astype(np.float32) / 32768
+    ours, theirs = extent(samples), extent(teacher.samples)
+    said = analyse(samples[ours]).features[:, :NUM_MELS]
+    taught = analyse(teacher.samples[theirs]).features[:, :NUM_MELS]
+    pairs = align(said - said.mean(0), taught - taught.mean(0))
+    ends_s = np.array([*teacher.word_starts_s[1:], theirs.stop / SAMPLE_RATE_HZ]) - theirs.start / SAMPLE_RATE_HZ
+    places = np.minimum(np.searchsorted(pairs[:, 1], ends_s / HOP_S), len(pairs) - 1)
+    return [ours.start + int(round(pairs[place, 0] * HOP_S * SAMPLE_RATE_HZ)) for place in places]

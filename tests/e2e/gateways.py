@@ -1,0 +1,98 @@
+"""A second gateway of a running fleet, and one address that leads to whichever gateway is alive."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleet.control.server import free_port
+from tests.support import Running, start_cli, wait_until
+
+
+@contextmanager
+def another_gateway(folder: Path) -> Iterator[tuple[Running, int]]:
+    """Of the fleet that `fleet up` started in `folder`; its port."""
+    port = free_port()
+    env = {"FLEET_CONFIG": str(folder / ".fleet" / "resolved.yaml")}
+    with start_cli("web", "--set", f"web.port={port}", cwd=folder, env=env) as running:
+        running.wait_for(r"fleet web: console", timeout_s=60)
+        yield running, port
+
+
+class Switch:
+    """Forwards bytes between its own port and that of one gateway; connections that follow may be led to another."""
+
+    def __init__(self, target: int) -> None:
+        self._home = self._target = target
+        self.port = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._done = asyncio.Event()
+
+    @staticmethod
+    @contextmanager
+    def to(target: int) -> "Iterator[Switch]":
+        switch = Switch(target)
+        thread = threading.Thread(target=switch._run, daemon=True)
+        thread.start()
+        wait_until(lambda: switch.port, "the switch to listen")
+        yield switch
+        switch._loop.call_soon_threadsafe(switch._done.set)
+        thread.join(timeout=10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def leading_to(self, target: int) -> Iterator[None]:
+        self._target = target
+        yield
+        self.lead_home()
+
+    def lead_home(self) -> None:
+        self._target = self._home
+
+    def cut(self) -> None:
+        """Every connection breaks, as a network does it: nobody says goodbye."""
+        self._loop.call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        await self._done.wait()
+        server.close()
+        self._abort()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, onwards = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        await asyncio.gather(self._pass(reader, onwards), self._pass(there, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            self._writers.discard(writer)
+            writer.close()

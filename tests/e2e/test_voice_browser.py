@@ -1,0 +1,287 @@
+"""The Voice page in Chromium before a real fleet: a question asked aloud, an interruption, a connection lost, a worker killed."""
+
+import json
+import os
+import signal
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import numpy as np
+import pytest
+import soxr
+from playwright.sync_api import Page, expect
+
+from tests.e2e.aligned import word_ends
+from tests.e2e.gateways import Switch, another_gateway
+from tests.support import start_cli, wait_until
+from tests.web.realtime import spoken
+from tests.web.voice import probe
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
+from tests.web.voice.probe import Pcm
+
+RATE_HZ = 24_000
+OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
+LONG = "count to twenty"
+"""Answered with eleven seconds of speech, at this voice's pace."""
+COUNT, VOICE = "count from one to thirty", "ethan"
+"""Answered with five."""
+STAGE = "talker"
+LEAD_IN_S = 1.0
+LIVE_PAGE_CUT = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "htmx:sse:error", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+"""What the browser says where a stream that it follows is cut, as some of these tests do."""
+LONGEST_BARGE_IN_MS = 3000
+"""What is promised is 250 ms, on a machine with nothing else to do: `python -m tests.e2e.barge_in` measures it."""
+SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "network", "buffer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """`switch` leads to the gateway of `fleet up`, unless a test has it lead elsewhere."""
+
+    folder: Path
+    url: str
+    switch: Switch
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(self.url + path, timeout=30)
+        answer.raise_for_status()
+        return answer.json()
+
+    def sound(self, request: str) -> Pcm:
+        """All of an answer's, once more from the log."""
+        told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
+        assert told.status_code == 200, told.text
+        return np.frombuffer(told.content[44:], "<i2")
+
+    def story(self, answer: dict[str, Any]) -> dict[str, Any]:
+        return self.get(f"/v1/fleet/requests/{answer['requestId']}")
+
+    def said(self, question: str, voice: str) -> tuple[str, Pcm]:
+        """The whole answer to a typed question, and its sound."""
+        messages = [{"role": "user", "content": question}]
+        spoken = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "pcm16"}}
+        body = {"model": "pocket", "messages": messages, **spoken}
+        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60).json()
+        audio = answer["choices"][0]["message"]["audio"]
+        return audio["transcript"].strip(), np.frombuffer(b64decode(audio["data"]), "<i2")
+
+    def worker(self, role: str) -> dict[str, Any]:
+        return next(worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role)
+
+    def running(self) -> int:
+        return sum(worker["running"] for worker in self.get("/v1/fleet/workers")["data"])
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with start_cli("up", *OPTIONS, cwd=folder) as running:
+        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
+        with Switch.to(int(url.rpartition(":")[2])) as switch:
+            yield Fleet(folder=folder, url=url, switch=switch)
+
+
+@pytest.fixture(scope="module")
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
+    with Browsers.started(tmp_path_factory.mktemp("sounds")) as browsers:
+        yield browsers
+
+
+def silence(seconds: float) -> Pcm:
+    return np.zeros(int(seconds * MIC_RATE_HZ), np.int16)
+
+
+@cache
+def speech(text: str) -> Pcm:
+    """At the microphone's rate."""
+    said = np.frombuffer(spoken.speech(text), "<i2").astype(np.float32)
+    return np.clip(soxr.resample(said, spoken.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
+
+
+def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]:
+    """A visitor who says the question `LEAD_IN_S` after opening the microphone, once."""
+    sound = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
+    return visiting(browsers.hearing("question", sound), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
+
+
+def answers(page: Page) -> list[dict[str, Any]]:
+    """The page's, oldest first."""
+    wanted = "({ responseId, requestId, serial, text, kept, received, played, cut, done, underruns, itemId })"
+    return cast("list[dict[str, Any]]", js(page, f"[...fleetVoice.talk.answers.values()].map({wanted} => {wanted})"))
+
+
+def ready(page: Page) -> None:
+    expect(page.locator("#state")).to_have_text("Ready")
+    probe.prepare(page)
+
+
+def heard_out(page: Page) -> None:
+    """The last answer was heard to its end."""
+    wait_js(page, "fleetVoice.talk.current?.done && !fleetVoice.player.playing && !fleetVoice.talk.current.live")
+
+
+def assert_heard_whole(page: Page, fleet: Fleet, answer: dict[str, Any]) -> None:
+    """Sample for sample what the stages made, through whatever happened on the way; and every word of it."""
+    whole = fleet.sound(answer["requestId"])
+    assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "it is silence"
+    probe.assert_played(probe.carried(page, "player"), whole, probe.runs_of(probe.heard(page), answer["serial"]))
+    assert answer["text"].strip() == fleet.story(answer)["answer"].strip()
+
+
+def test_a_spoken_question_is_answered_aloud(browsers: Browsers, fleet: Fleet) -> None:
+    with microphone(browsers, fleet) as page:
+        ready(page)
+        page.locator("#talk-button").click()
+        expect(page.locator("#state")).to_have_text("Listening")
+        expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
+        expect(page.locator(".turn.user .words")).to_have_text(QUESTION)
+        latency = page.locator(".turn.assistant .latency")
+        expect(latency).to_be_visible()
+        heard_out(page)
+        expect(page.locator("#state")).to_have_text("Listening")
+        label = latency.get_attribute("aria-label") or ""
+        shown = tuple(part.rpartition(" ms")[0].rpartition(" ")[0] for part in label.partition(": ")[2].split(", "))
+        assert label.startswith("Voice to voice") and shown == SPLIT, label
+        (answer,) = answers(page)
+        assert_heard_whole(page, fleet, answer)
+        page.locator(".turn.assistant .open-request").click()
+        expect(page.locator("h1")).to_have_text(answer["requestId"])
+        expect(page.locator("#words")).to_contain_text(ANSWER)
+
+
+def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(browsers: Browsers, fleet: Fleet) -> None:
+    with microphone(browsers, fleet) as page:
+        ready(page)
+        page.locator("#choices summary").click()
+        page.locator("#voice").select_option(VOICE)
+        page.locator("#choices summary").click()
+        ask(page, LONG)
+        wait_js(page, "fleetVoice.player.playing")
+        js(page, NOTE_STATES)
+        page.locator("#talk-button").click()
+        probe.watch_mic(page)
+        expect(page.locator(".turn.assistant.cut-off .notes")).to_contain_text("interrupted")
+        expect(page.locator(".turn.assistant .words").nth(1)).to_have_text(ANSWER)
+        heard_out(page)
+        cut, answer = answers(page)
+        states = cast("list[str]", js(page, "states"))
+        assert states.index("Interrupted") < states.index("Hearing you") < len(states) - 1, states
+        took_ms = probe.barge_in_ms(page)
+        assert 0 < took_ms < LONGEST_BARGE_IN_MS
+        assert cut["cut"] and cut["played"] < cut["received"]
+        order = [one.kind for one in probe.heard(page) if one.serial == cut["serial"]]
+        assert order[-1] == "flushed", "nothing of it is heard any more"
+    wait_until(lambda: fleet.running() == 0, "every stage to be idle")
+    assert fleet.story(cut)["state"] in ("aborted", "finished")
+    # what the model was told of the answer that was cut, beside what was really heard of it
+    told = json.loads(fleet.story(answer)["body"])["messages"]
+    assert [(one["role"], one["content"]) for one in told[:-1]] == [("user", LONG), ("assistant", cut["kept"])]
+    assert cut["text"].startswith(cut["kept"])
+    text, whole = fleet.said(LONG, VOICE)
+    assert text.startswith(cut["text"].strip())
+    heard = sum(1 for end in word_ends(text, VOICE, whole) if end <= cut["played"])
+    assert heard - 2 <= len(cut["kept"].split()) <= heard, (cut, heard)
+
+
+NOTE_STATES = """
+() => {
+  const element = document.getElementById("state");
+  window.states = [element.textContent];
+  new MutationObserver(() => states.push(element.textContent)).observe(element, { childList: true, characterData: true, subtree: true });
+}
+"""
+
+
+def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, fleet: Fleet) -> None:
+    with microphone(browsers, fleet) as page:
+        ready(page)
+        page.locator("#choices summary").click()
+        page.locator("#walkie").check()
+        page.locator("#choices summary").click()
+        page.locator("#talk-button").focus()
+        page.keyboard.press("Space")
+        expect(page.locator("#state")).to_have_text("Hold to talk")
+        page.keyboard.down("Space")
+        expect(page.locator("#state")).to_have_text("Hearing you")
+        spoken_ms = 1000 * (LEAD_IN_S + len(speech(QUESTION)) / MIC_RATE_HZ)
+        wait_js(page, f"fleetVoice.talk.speech.sent.ms > {spoken_ms + 200}")
+        assert not answers(page), "nobody but the speaker ends the turn"
+        page.keyboard.up("Space")
+        expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
+        expect(page.locator(".turn.user .words")).to_have_text(QUESTION)
+        heard_out(page)
+        (answer,) = answers(page)
+        assert_heard_whole(page, fleet, answer)
+
+
+def test_an_answer_goes_on_where_it_was_when_the_connection_is_cut(browsers: Browsers, fleet: Fleet) -> None:
+    with microphone(browsers, fleet) as page:
+        ready(page)
+        ask(page, COUNT)
+        wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
+        (before,) = answers(page)
+        fleet.switch.cut()
+        heard_out(page)
+        (answer,) = answers(page)
+        assert before["received"] < answer["received"], "it was cut in the middle"
+        assert_heard_whole(page, fleet, answer)
+        expect(page.locator(".reason")).to_have_count(0)
+
+
+def test_an_answer_goes_on_at_another_gateway_when_its_own_is_killed(browsers: Browsers, fleet: Fleet) -> None:
+    with another_gateway(fleet.folder) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
+        ready(page)
+        ask(page, COUNT)
+        wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
+        (before,) = answers(page)
+        fleet.switch.lead_home()
+        gateway.stop(signal.SIGKILL)
+        heard_out(page)
+        (answer,) = answers(page)
+        assert before["received"] < answer["received"], "it was killed in the middle"
+        assert_heard_whole(page, fleet, answer)
+        expect(page.locator(".turn.assistant .words")).to_have_text(answer["text"].strip())
+        # the conversation is the same one
+        ask(page, "what is your name")
+        expect(page.locator(".turn.assistant .words").nth(1)).to_contain_text("pocket")
+        heard_out(page)
+        assert fleet.story(answers(page)[1])["prompt"].startswith(f"{COUNT} {answer['text'].strip()}")
+
+
+def test_the_console_shows_a_worker_die_and_come_back(browsers: Browsers, fleet: Fleet) -> None:
+    with microphone(browsers, fleet) as talk:
+        ready(talk)
+        overview, workers, request = (talk.context.new_page() for _ in range(3))
+        overview.goto(f"{fleet.switch.url}/overview")
+        workers.goto(f"{fleet.switch.url}/workers")
+        node, gone = overview.locator(f"#node-{STAGE}"), workers.locator("#gone")
+        expect(node).to_contain_text("1/1 up")
+        victim = fleet.worker(STAGE)
+        for page in (overview, workers):
+            expect(page.locator("#link")).to_have_text("live")
+        ask(talk, LONG)
+        wait_js(talk, "fleetVoice.talk.current?.audible && fleetVoice.talk.current.requestId")
+        os.kill(victim["pid"], signal.SIGKILL)
+        (answer,) = answers(talk)
+        request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")
+        for page in (overview, workers, request):
+            js(page, "window.opened = 1")
+        expect(gone).to_contain_text(str(victim["pid"]))
+        expect(gone.locator(".state-died").first).to_be_visible()
+        expect(node).to_contain_text("no worker")
+        expect(node).to_contain_text("1/1 up")
+        heard_out(talk)
+        expect(request.locator("#summary")).to_contain_text("finished")
+        successor = fleet.worker(STAGE)
+        expect(workers.locator("#workers")).to_contain_text(str(successor["pid"]))
+        for worker in (victim, successor):
+            expect(request.locator("#history")).to_contain_text(worker["id"])
+        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], "no page was loaded again"
+        assert_heard_whole(talk, fleet, answers(talk)[0])
