@@ -69,17 +69,11 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
             console.print(_shown(seen))
         else:
             with Live(_shown(seen), console=console, refresh_per_second=4) as live:
-                while not _interrupted():
+                while True:
                     await asyncio.sleep(REFRESH_S)
                     live.update(_shown(await _look(client)))
     finally:
         await client.stop()
-
-
-def _interrupted() -> bool:
-    """A cancellation that meets a call's own time-out can be swallowed inside the Redis client."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -226,7 +226,9 @@ def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path
 def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
-    process = subprocess.Popen([sys.executable, "-m", "fleet.cli", "status"], cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would whatever it starts.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "fleet.cli", "status"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
     seen = bytearray()
 
     def shown_twice() -> bool:
