@@ -4,7 +4,8 @@ Source: silero-vad 6.2.3 (MIT), `silero_vad.onnx` and the `OnnxWrapper` beside i
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import cast
@@ -71,13 +72,13 @@ class Together:
     that, and of many each waits a little, so that the model costs a third.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._waiting: list[tuple[Vad, Samples, asyncio.Future[float]]] = []
         self._judged_s = 0.0
 
     async def probability(self, vad: Vad, frame: Samples) -> float:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
+        now_s = self._clock()
         due_s = self._judged_s + GATHER_S - now_s
         vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000
         if vad.paced_s - now_s > AHEAD_S:
@@ -85,6 +86,7 @@ class Together:
         if due_s <= 0 and not self._waiting:
             self._judged_s = now_s
             return judge([vad], [frame])[0]
+        loop = asyncio.get_running_loop()
         told: asyncio.Future[float] = loop.create_future()
         self._waiting.append((vad, frame, told))
         if len(self._waiting) == 1:
@@ -93,7 +95,7 @@ class Together:
 
     def _judge(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._judged_s = asyncio.get_running_loop().time()
+        self._judged_s = self._clock()
         probabilities = judge([vad for vad, _, _ in waiting], [frame for _, frame, _ in waiting])
         for (_, _, told), probability in zip(waiting, probabilities, strict=True):
             if not told.done():

@@ -64,7 +64,8 @@ def test_streams_judged_together_are_judged_as_alone() -> None:
 
 
 async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nobody() -> None:
-    together, streams, frame = Together(), [Vad() for _ in range(8)], np.zeros(512, np.float32)
+    """On a clock that stands still."""
+    together, streams, frame = Together(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
     assert np.allclose(others, first, atol=1e-6)
