@@ -22,7 +22,6 @@ from tests.web.voice.double import Double
 from web.app import create_app
 from web.serve import Server, uvicorn_config
 
-
 LAN_NAME = "fleet.test"
 
 
