@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 
 import numpy as np
-import pytest
 
 from tests.support import REPO
 from tests.web.realtime.spoken import blocks, silence, speech
@@ -73,14 +72,17 @@ async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nob
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
     assert np.allclose(others, first, atol=1e-6)
     assert all(vad.state.base is streams[1].state.base for vad in streams[1:]), "one call of the model for all"
-    recording = Vad()
+    recording, crowd = Vad(), [Vad() for _ in range(3)]
     for number in range(40):
-        asked = together.probability(recording, frame)
+        asked = asyncio.ensure_future(together.probability(recording, frame, behind=number % 2 == 0))
         if number < 8:
             await asked
         else:
-            with pytest.raises(StopIteration):
-                asked.send(None)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert asked.done(), "judged as soon as the loop has turned, without any time passing"
+    await asyncio.gather(*(together.probability(vad, frame, behind=True) for vad in crowd))
+    assert crowd[0].state.base is crowd[2].state.base, "those who are behind are judged together too"
 
 
 def test_noise_and_a_tone_are_no_speech() -> None:
