@@ -37,6 +37,7 @@ def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
     table = table_of("ms", "p50", "p95", "p99", "most")
     for name, samples in (
         (f"voice to voice, less {voices.silence_ms} of silence", voices.ours_ms),
+        *((f"  {name}", samples) for name, samples in voices.parts_ms.items()),
         ("sound came after its moment (below 0: before)", voices.late_ms),
         ("the driver's own microphones late", voices.mic_late_ms),
     ):

@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Headers
 from fleet.bench.errors import BenchError
 from fleet.bench.playback import Playback
-from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Question
+from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Part, Question
 from fleet.bench.voices_result import Talk, Turn
 
 PROGRAM_BLOCK_MS = 40
@@ -49,6 +49,7 @@ class _Event(msgspec.Struct, frozen=True):
     type: str
     delta: str = ""
     position: int | None = None
+    parts: tuple[Part, ...] = ()
     response: _Response | None = None
     error: _Problem | None = None
 
@@ -103,6 +104,7 @@ class Caller:
         self._said_s = 0.0
         self._first_s: float | None = None
         self._playback: Playback | None = None
+        self._parts: tuple[Part, ...] = ()
         self._response = ""
         self._status = ""
         self._told_s = 0.0
@@ -164,14 +166,14 @@ class Caller:
         await asyncio.sleep(max(0.0, playback.ends_s - time.perf_counter()))
         self._turns.append(
             Turn(
-                voice_to_voice_ms=round((self._first_s - self._said_s) * 1e3, 1), underruns=playback.underruns,
+                voice_to_voice_ms=round((self._first_s - self._said_s) * 1e3, 1), parts=self._parts, underruns=playback.underruns,
                 answer_s=playback.num_samples / PCM_RATE_HZ, late_ms=tuple(round(late * 1e3, 1) for late in playback.late_s),
             )
         )  # fmt: skip
 
     def _hush(self) -> None:
         """Nothing has been heard of the next answer yet."""
-        self._first_s, self._playback = None, None
+        self._first_s, self._playback, self._parts = None, None, ()
 
     def _settings(self) -> str:
         """As our page has them on the console's socket, where what the user says is written down too."""
@@ -235,6 +237,8 @@ class Caller:
                 self.opened.set()
             case "session.updated":
                 self._updated.set()
+            case "fleet.timing":
+                self._parts = event.parts
             case "fleet.queue":
                 self.position = self.position or event.position
                 self.waiting.set()

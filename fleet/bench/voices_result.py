@@ -3,15 +3,18 @@
 import msgspec
 
 from fleet.bench.stats import Summary, percentile, summarise
+from fleet.bench.voice import Part
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer as its listener had it. Units: ms, and seconds of sound.
 
-    `late_ms`: of each piece of sound but the first, how long after the moment to play it; below 0 it was early.
+    `late_ms`: of each piece of sound but the first, how long after the moment to play it; below 0 it was early. `parts`: as the
+    fleet tells them, of its own share of the wait.
     """
 
     voice_to_voice_ms: float
+    parts: tuple[Part, ...]
     underruns: int
     answer_s: float
     late_ms: tuple[float, ...]
@@ -75,6 +78,13 @@ class VoicesResult(msgspec.Struct, frozen=True, kw_only=True):
     def ours_ms(self) -> list[float]:
         """From voice to voice without the silence that was waited for."""
         return [turn.voice_to_voice_ms - self.silence_ms for turn in self.turns]
+
+    @property
+    def parts_ms(self) -> dict[str, list[float]]:
+        told: dict[str, list[float]] = {}
+        for part in (part for turn in self.turns for part in turn.parts):
+            told.setdefault(part.name, []).append(part.ms)
+        return told
 
 
 def spread(samples: list[float]) -> tuple[Summary, float] | None:

@@ -94,15 +94,13 @@ class Listener:
         return told
 
     async def _judge_frames(self) -> bool:
-        """Live sound is judged with that of others. What comes at once waits for nobody, or it would frame by frame."""
+        """Together with that of others: see `vad.Together`."""
         told = False
         while (frame := self.ear.next_frame()) is not None:
             if frame.still:
                 probability = 0.0
-            elif self.ear.is_behind:
-                (probability,) = vad.judge([self.ear.vad], [frame.samples])
             else:
-                probability = await self._together.probability(self.ear.vad, frame.samples)
+                probability = await self._together.probability(self.ear.vad, frame.samples, behind=self.ear.is_behind)
             for event in self.ear.judged(frame, probability):
                 self._on_turn(event)
                 told = True

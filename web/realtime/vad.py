@@ -4,7 +4,8 @@ Source: silero-vad 6.2.3 (MIT), `silero_vad.onnx` and the `OnnxWrapper` beside i
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
 from typing import cast
@@ -67,33 +68,36 @@ def judge(vads: Sequence[Vad], frames: Sequence[Samples]) -> list[float]:
 
 
 class Together:
-    """Judges the live streams of one event loop, calling the model once each `GATHER_S` at most: a single stream never waits for
-    that, and of many each waits a little, so that the model costs a third.
+    """Judges the streams of one event loop, all that wait in one call of the model, once each `GATHER_S`: a single live stream
+    never waits for that, and of many each waits a little, so that the model costs a third. A recording is judged as fast as the
+    loop turns, still together with whoever else is there: a gateway that fell behind must not pay more for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._waiting: list[tuple[Vad, Samples, asyncio.Future[float]]] = []
         self._judged_s = 0.0
+        self._due: asyncio.Handle | None = None
 
-    async def probability(self, vad: Vad, frame: Samples) -> float:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        due_s = self._judged_s + GATHER_S - now_s
+    async def probability(self, vad: Vad, frame: Samples, *, behind: bool = False) -> float:
+        """`behind`: more of the stream is there already."""
+        loop, now_s = asyncio.get_running_loop(), self._clock()
         vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000
-        if vad.paced_s - now_s > AHEAD_S:
-            return judge([vad], [frame])[0]
-        if due_s <= 0 and not self._waiting:
-            self._judged_s = now_s
-            return judge([vad], [frame])[0]
+        wait_s = self._judged_s + GATHER_S - now_s
+        if behind or vad.paced_s - now_s > AHEAD_S:
+            wait_s = 0.0
         told: asyncio.Future[float] = loop.create_future()
         self._waiting.append((vad, frame, told))
-        if len(self._waiting) == 1:
-            loop.call_later(due_s, self._judge)
+        if self._due is not None and wait_s <= 0:
+            self._due.cancel()
+            self._due = None
+        if self._due is None:
+            self._due = loop.call_later(wait_s, self._judge) if wait_s > 0 else loop.call_soon(self._judge)
         return await told
 
     def _judge(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._judged_s = asyncio.get_running_loop().time()
+        waiting, self._waiting, self._due = self._waiting, [], None
+        self._judged_s = self._clock()
         probabilities = judge([vad for vad, _, _ in waiting], [frame for _, frame, _ in waiting])
         for (_, _, told), probability in zip(waiting, probabilities, strict=True):
             if not told.done():

@@ -22,6 +22,8 @@ from tests.web.voice.double import Double
 from web.app import create_app
 from web.serve import Server, uvicorn_config
 
+LAN_NAME = "fleet.test"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
@@ -31,10 +33,12 @@ class Site:
 
 @contextmanager
 def serve_double(loaded: Loaded) -> Iterator[Site]:
-    """The real pages; the voice socket is the double's."""
+    """The real pages, also under a name that is no loopback's; the voice socket is the double's."""
     double = Double()
+    web = loaded.config.web.model_copy(update={"allowed_hosts": (LAN_NAME,)})
+    config = loaded.config.model_copy(update={"web": web})
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
-    inner = create_app(loaded.config, FakeClient(loaded.config.graph_declaration(), tokenizer), loaded.frontend, None)
+    inner = create_app(config, FakeClient(loaded.config.graph_declaration(), tokenizer), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", double.endpoint), Mount("/", inner)])
     app.state.closing, app.state.part = inner.state.closing, inner.state.part
     with socket.socket() as listener:

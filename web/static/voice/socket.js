@@ -76,16 +76,21 @@ export class Socket extends EventTarget {
     for (const block of this.held.splice(0)) this.socket.send(block);
   }
 
+  /** A connection that is closing takes nothing any more, and says so only later. */
+  get takes() {
+    return this.ready && this.socket.readyState === WebSocket.OPEN;
+  }
+
   /** @param {object} event @returns {boolean} false without a session to take it */
   send(event) {
-    if (!this.ready) return false;
+    if (!this.takes) return false;
     this.socket.send(JSON.stringify(event));
     return true;
   }
 
   /** @param {ArrayBuffer} block PCM16 at the declared rate */
   sendSound(block) {
-    if (this.ready) {
+    if (this.takes) {
       this.socket.send(block);
       return;
     }
