@@ -18,8 +18,8 @@ MIN_WIDTH = 2.0
 """So narrow a span can still be seen, and pointed at."""
 MAX_TICKS = 300
 NUM_LABELS, LAST_LABEL = 5, 930
-LABEL_WIDTH = 9.0
-"""Of a letter, on the lanes of a desk; a phone cuts what is too long for its span."""
+LABEL_WIDTH = 18.0
+"""Of a letter, on the lanes of a phone; a desk has room for more."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
 ENDS = ("finished", "failed", "lost", "handed_off")
 

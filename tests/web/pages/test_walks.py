@@ -68,7 +68,7 @@ async def test_a_real_request_has_its_walks(redis_url: str, source: str) -> None
             await answer(client, spec)
             story = await client.telemetry.story(spec.id)
             assert story is not None
-            logs = {edge.name: await client.telemetry.log_of(spec.id, edge.name) for edge in story.edges}
+            logs = {str(edge.name): await client.telemetry.log_of(spec.id, edge.name) for edge in story.edges}
     found = {task.stage: [span.walk for span in walks_of(story, task, GRAPH, logs)] for task in story.tasks}
     assert found[THINKER] == ["prefill", "decode"] and found[TALKER][-1] == "decode"
     assert found[TALKER] == [walk for walk in ALL_WALKS if walk in found[TALKER]], "in their order, each once"
