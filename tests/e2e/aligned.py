@@ -17,7 +17,7 @@ from tests.web.voice.probe import Pcm
 def word_ends(text: str, voice: str, pcm: Pcm) -> list[int]:
     """For each word of `text` the sample behind its last. Both utterances are compared without the silence around them."""
     (teacher,) = speak_all([(text, VOICES[voice])])
-    samples = pcm.astype(np.float32) / 32768
+    samples = pcm.astype(np.float32) / np.float32(32768)
     ours, theirs = extent(samples), extent(teacher.samples)
     said = analyse(samples[ours]).features[:, :NUM_MELS]
     taught = analyse(teacher.samples[theirs]).features[:, :NUM_MELS]

@@ -3,123 +3,52 @@
 import json
 import os
 import signal
-from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
-import httpx
 import numpy as np
 import pytest
-import soxr
 from playwright.sync_api import Page, expect
 
 from tests.e2e.aligned import word_ends
-from tests.e2e.gateways import Switch, another_gateway
-from tests.support import start_cli, wait_until
-from tests.web.realtime import spoken
+from tests.e2e.gateways import another_gateway
+from tests.e2e.talking import (
+    ANSWER,
+    LEAD_IN_S,
+    LONG,
+    QUESTION,
+    Fleet,
+    answers,
+    interrupt,
+    microphone,
+    ready,
+    speech,
+    talking_fleet,
+)
+from tests.support import wait_until
 from tests.web.voice import probe
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
-from tests.web.voice.probe import Pcm
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, wait_js
 
 RATE_HZ = 24_000
-OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
-QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
-LONG = "count to twenty"
-"""Answered with eleven seconds of speech, at this voice's pace."""
-COUNT, VOICE = "count from one to thirty", "ethan"
-"""Answered with five."""
+COUNT = "count from one to thirty"
+"""Answered with five seconds of speech."""
+VOICE = "ethan"
 STAGE = "talker"
-LEAD_IN_S = 1.0
-LIVE_PAGE_CUT = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "htmx:sse:error", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
-"""What the browser says where a stream that it follows is cut, as some of these tests do."""
 LONGEST_BARGE_IN_MS = 3000
 """What is promised is 250 ms, on a machine with nothing else to do: `python -m tests.e2e.barge_in` measures it."""
 SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "network", "buffer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """`switch` leads to the gateway of `fleet up`, unless a test has it lead elsewhere."""
-
-    folder: Path
-    url: str
-    switch: Switch
-
-    def get(self, path: str) -> Any:
-        answer = httpx.get(self.url + path, timeout=30)
-        answer.raise_for_status()
-        return answer.json()
-
-    def sound(self, request: str) -> Pcm:
-        """All of an answer's, once more from the log."""
-        told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
-        assert told.status_code == 200, told.text
-        return np.frombuffer(told.content[44:], "<i2")
-
-    def story(self, answer: dict[str, Any]) -> dict[str, Any]:
-        return self.get(f"/v1/fleet/requests/{answer['requestId']}")
-
-    def said(self, question: str, voice: str) -> tuple[str, Pcm]:
-        """The whole answer to a typed question, and its sound."""
-        messages = [{"role": "user", "content": question}]
-        spoken = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "pcm16"}}
-        body = {"model": "pocket", "messages": messages, **spoken}
-        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60).json()
-        audio = answer["choices"][0]["message"]["audio"]
-        return audio["transcript"].strip(), np.frombuffer(b64decode(audio["data"]), "<i2")
-
-    def worker(self, role: str) -> dict[str, Any]:
-        return next(worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role)
-
-    def running(self) -> int:
-        return sum(worker["running"] for worker in self.get("/v1/fleet/workers")["data"])
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    with start_cli("up", *OPTIONS, cwd=folder) as running:
-        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
-        with Switch.to(int(url.rpartition(":")[2])) as switch:
-            yield Fleet(folder=folder, url=url, switch=switch)
+    with talking_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="module")
 def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     with Browsers.started(tmp_path_factory.mktemp("sounds")) as browsers:
         yield browsers
-
-
-def silence(seconds: float) -> Pcm:
-    return np.zeros(int(seconds * MIC_RATE_HZ), np.int16)
-
-
-@cache
-def speech(text: str) -> Pcm:
-    """At the microphone's rate."""
-    said = np.frombuffer(spoken.speech(text), "<i2").astype(np.float32)
-    return np.clip(soxr.resample(said, spoken.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
-
-
-def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]:
-    """A visitor who says the question `LEAD_IN_S` after opening the microphone, once."""
-    sound = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    return visiting(browsers.hearing("question", sound), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
-
-
-def answers(page: Page) -> list[dict[str, Any]]:
-    """The page's, oldest first."""
-    wanted = "({ responseId, requestId, serial, text, kept, received, played, cut, done, underruns, itemId })"
-    return cast("list[dict[str, Any]]", js(page, f"[...fleetVoice.talk.answers.values()].map({wanted} => {wanted})"))
-
-
-def ready(page: Page) -> None:
-    expect(page.locator("#state")).to_have_text("Ready")
-    probe.prepare(page)
 
 
 def heard_out(page: Page) -> None:
@@ -162,12 +91,8 @@ def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(br
         page.locator("#choices summary").click()
         page.locator("#voice").select_option(VOICE)
         page.locator("#choices summary").click()
-        ask(page, LONG)
-        wait_js(page, "fleetVoice.player.playing")
         js(page, NOTE_STATES)
-        page.locator("#talk-button").click()
-        probe.watch_mic(page)
-        expect(page.locator(".turn.assistant.cut-off .notes")).to_contain_text("interrupted")
+        interrupt(page)
         expect(page.locator(".turn.assistant .words").nth(1)).to_have_text(ANSWER)
         heard_out(page)
         cut, answer = answers(page)
@@ -194,7 +119,8 @@ NOTE_STATES = """
 () => {
   const element = document.getElementById("state");
   window.states = [element.textContent];
-  new MutationObserver(() => states.push(element.textContent)).observe(element, { childList: true, characterData: true, subtree: true });
+  const observer = new MutationObserver(() => states.push(element.textContent));
+  observer.observe(element, { childList: true, characterData: true, subtree: true });
 }
 """
 

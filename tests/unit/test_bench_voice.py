@@ -14,10 +14,11 @@ import pytest
 import soundfile
 from websockets.sync.server import ServerConnection, serve
 
-from fleet.bench.chat import ChatApi
+from fleet.bench.barge_in import BargeIn, BargeInResult, measure_barge_in
+from fleet.bench.chat import ChatApi, Held
 from fleet.bench.errors import BenchError
 from fleet.bench.options import parse
-from fleet.bench.targets import of_voice
+from fleet.bench.targets import of_barge_in, of_voice
 from fleet.bench.voice import SILENCE_MS, Part, Question, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
@@ -148,3 +149,68 @@ def test_it_needs_a_fleet_and_measures_nothing_else_unless_asked() -> None:
     assert not parse(["--voice", "--up"]).serving and parse(["--voice", "--up", "--twin"]).serving
     given = parse(["--wav", "a.wav", "--wav", "b.wav"])
     assert given.voice and given.wavs == (Path("a.wav"), Path("b.wav"))
+
+
+class Talker:
+    """A session that answers at once, until it hears a voice."""
+
+    def __init__(self, status: str = "cancelled") -> None:
+        self.status = status
+        self.held = Held(tasks=0, pages=2, slots=0)
+        self.detection: dict[str, Any] = {}
+
+    def take(self, socket: ServerConnection) -> None:
+        for raw in socket:
+            event = json.loads(raw)
+            if event["type"] == "session.update":
+                self.detection = event["session"]["audio"]["input"]["turn_detection"]
+                socket.send(json.dumps({"type": "session.updated"}))
+            elif event["type"] == "response.create":
+                self.held = Held(tasks=3, pages=40, slots=4)
+                socket.send(json.dumps({"type": "response.output_audio.delta", "delta": SOUND}))
+            elif event["type"] == "input_audio_buffer.append" and self.held.tasks and any(b64decode(event["audio"])):
+                socket.send(json.dumps({"type": "input_audio_buffer.speech_started"}))
+                socket.send(json.dumps({"type": "response.done", "response": {"status": self.status}}))
+                self.held = Held(tasks=0, pages=2, slots=0)
+
+
+class Watched(Api):
+    talker: Talker
+
+    def held(self) -> Held:
+        return self.talker.held
+
+
+@contextmanager
+def talking(talker: Talker) -> Iterator[Watched]:
+    with serve(talker.take, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        api = Watched(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
+        api.talker = talker
+        yield api
+        server.shutdown()
+        thread.join()
+
+
+def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_free() -> None:
+    talker, breath = Talker(), np.full(9600, 90, "<i2")
+    with talking(talker) as api:
+        result = measure_barge_in(api, Question(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
+    assert talker.detection["create_response"] is False, "who interrupts is not answered"
+    assert len(result.turns) == 2
+    for turn in result.turns:
+        assert 0 < turn.heard_ms <= turn.cancelled_ms <= turn.memory_ms and turn.idle_ms <= turn.memory_ms
+
+
+def test_an_answer_that_ends_by_itself_was_not_interrupted() -> None:
+    with talking(Talker("completed")) as api, pytest.raises(BenchError, match="was over before it was interrupted"):
+        measure_barge_in(api, Question(name="q", samples=TONE), 1, lambda: None)
+
+
+def test_interruptions_have_targets_and_need_a_fleet_alone() -> None:
+    turns = tuple(BargeIn(heard_ms=90, cancelled_ms=at_ms, idle_ms=200, memory_ms=at_ms + 400) for at_ms in (100.0, 120.0, 900.0))
+    cancelled, freed = of_barge_in(BargeInResult(model="m", turns=turns))
+    assert (cancelled.value, cancelled.met, freed.value, freed.met) == (120, True, 400, False)
+    assert parse(["--barge-in", "--up"]).barge_in and not parse(["--barge-in", "--up"]).serving
+    assert not parse(["--barge-in", "--wav", "a.wav"]).voice

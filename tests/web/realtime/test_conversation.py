@@ -46,11 +46,11 @@ def test_items_have_their_place() -> None:
 def test_a_cut_keeps_what_was_heard_and_a_later_one_cuts_further() -> None:
     talk = Conversation(10, 60)
     talk.add(spoken("a", "one two three four five", 5.0))
-    talk.truncate("a", 0, 3_000)
+    talk.truncate("a", 0, 3_250)
     assert talk.items[0].parts[0].text == "one two three"
-    talk.truncate("a", 0, 1_000)
+    talk.truncate("a", 0, 1_250)
     assert talk.items[0].parts[0].text == "one"
-    talk.truncate("a", 0, 4_000)
+    talk.truncate("a", 0, 4_250)
     assert talk.items[0].parts[0].text == "one", "what was taken does not come back"
     talk.truncate("a", 0, 0)
     assert talk.messages("") == []

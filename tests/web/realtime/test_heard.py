@@ -1,9 +1,14 @@
 """How far a listener is, and which words that is."""
 
+from collections import Counter
+
+import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from web.realtime.heard import SpeakingRate, words_heard
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.teacher import Voice
+from web.realtime.heard import SpeakingRate, silences, speech_heard, speech_until, words_heard
 from web.realtime.playhead import Playhead
 
 RATE_HZ = 24_000
@@ -80,3 +85,44 @@ def test_a_rate_that_was_learnt_is_taken_for_what_is_not_made_yet(char_s: float,
     rate.learn("v", "x" * 100, 100 * char_s)
     whole_s = rate.whole_s("v", text, share * char_s * len(text), text_whole=True)
     assert char_s * len(text) <= whole_s <= 1.06 * char_s * len(text)
+
+
+@given(st.lists(st.tuples(st.integers(10, 40), st.integers(10, 40)), min_size=1, max_size=8), st.floats(0, 1))
+def test_silence_is_no_speech(spans: list[tuple[int, int]], share: float) -> None:
+    """Of speech and silence in turn, each some hops of 10 ms long."""
+    loud, quiet = np.tile(np.array([9000, -9000], np.int16), 120), np.zeros(240, np.int16)
+    pcm = np.concatenate([np.concatenate([np.tile(loud, spoken), np.tile(quiet, silent)]) for spoken, silent in spans])
+    silent = silences(pcm)
+    played = int(share * len(pcm))
+    assert speech_until(played, silent) == int(np.count_nonzero(pcm[:played]))
+    whole = speech_until(len(pcm), silent)
+    assert speech_heard(len(pcm), silent, whole) == whole and speech_heard(played, silent, whole) <= speech_until(played, silent)
+
+
+def test_all_that_is_silent_says_nothing() -> None:
+    assert speech_until(4800, silences(np.zeros(4800, np.int16))) == 0 and silences(np.zeros(0, np.int16)) == []
+
+
+SENTENCES = (
+    "The green boat is near the bridge. It has two sails, one of them torn, and nobody has seen its owner since the storm.",
+    "Yes, of course. Take the second street on the left, walk past the old church, and you will see the station in front of you.",
+    "I am not sure that I understand what you mean, but let me try: you want to know whether it rains tomorrow.",
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen",
+)
+
+
+def test_of_aligned_speech_no_more_is_kept_than_was_heard_and_at_most_two_words_less() -> None:
+    """Stopped at any moment; the teacher knows when each word begins. By the share of all the sound a third would be too much."""
+    voices = (Voice(), Voice(name="en-us+f3", rate_wpm=180), Voice(name="en-gb-x-rp", rate_wpm=120))
+    off: Counter[int] = Counter()
+    for speech, text in zip(speak_all([(t, v) for v in voices for t in SENTENCES]), SENTENCES * len(voices), strict=True):
+        pcm = (speech.samples * 32767).astype(np.int16)
+        silent = silences(pcm)
+        whole = speech_until(len(pcm), silent)
+        ends = [start * 24_000 for start in speech.word_starts_s[1:]] + [len(pcm)]
+        for played in range(0, len(pcm), 480):
+            kept = len(words_heard(text, speech_heard(played, silent, whole), whole).split())
+            off[kept - sum(1 for end in ends if end <= played)] += 1
+    num = off.total()
+    assert sum(count for words, count in off.items() if words > 0) < 0.01 * num, off
+    assert sum(count for words, count in off.items() if words < -2) < 0.02 * num and min(off) >= -3 and max(off) <= 1, off

@@ -71,7 +71,7 @@ class Browsers:
 
 @contextmanager
 def visiting(browser: Browser, url: str, expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
-    """The open Voice page. Whatever else the browser complains of than `expected` (a blocked script, an exception) fails the test."""
+    """The open Voice page. What the browser complains of (a blocked script, an exception), if not `expected`, fails the test."""
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:

@@ -1,0 +1,33 @@
+"""How fast a speaker silences an answer, in Chromium before a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
+
+From the first voiced sample that entered the microphone's worklet to the last one of the answer that left the loudspeaker, by the
+browser's own clocks. Numbers from a busy machine mean little.
+"""
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.e2e.talking import interrupt, microphone, ready, talking_fleet
+from tests.web.voice import probe
+from tests.web.voice.browsers import Browsers
+
+TIMES = 10
+
+
+def main(times: int) -> None:
+    took_ms: list[float] = []
+    with tempfile.TemporaryDirectory() as name, talking_fleet(Path(name)) as fleet, Browsers.started(Path(name)) as browsers:
+        for number in range(times + 1):
+            with microphone(browsers, fleet) as page:
+                ready(page)
+                interrupt(page)
+                if number:
+                    took_ms.append(probe.barge_in_ms(page))
+                    print(f"{took_ms[-1]:.0f} ms", flush=True)
+    print(f"{times} interruptions: median {statistics.median(took_ms):.0f} ms, most {max(took_ms):.0f} ms")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else TIMES)
