@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_spoken_question_is_answered_and_interrupted(browsers: Browsers, gatew
 @pytest.mark.parametrize("size", [(1440, 900), (390, 844)])
 def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, size: tuple[int, int], tmp_path: Path) -> None:
     width, height = size
-    options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
     with visiting(browsers.hearing("nothing", None), gateway.url, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         ask(page, "How do the stages work together, and what does each of them send to the next?")

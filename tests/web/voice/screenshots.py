@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from playwright.sync_api import Page, expect
@@ -83,7 +84,7 @@ def main(folder: Path) -> None:
     with _place() as (browsers, site):
         for state, (width, height), scheme in product(STATES, SIZES, SCHEMES):
             site.double.reset()
-            options = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+            options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
             with visiting(browsers.hearing("question", sound), site.url, **options) as page:
                 expect(page.locator("#state")).to_have_text("Ready")
                 state(page, site)
