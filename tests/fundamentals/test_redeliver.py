@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.control import keys, scripts
+from fleet.control.client import FleetClient
 from fleet.control.connect import text
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.events import TaskLost
@@ -64,6 +65,17 @@ def test_only_what_was_seen_is_taken_back(control: Control) -> None:
     assert not any("taken back" in text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
 
 
+async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
+    """The second time, with what was seen before the first, is refused."""
+    story = await client.telemetry.story(request)
+    assert story is not None
+    seen = next(task for task in story.tasks if task.stage == stage)
+    if seen.state == "running":
+        await client.telemetry.redeliver(request, stage, seen.epoch)
+        with pytest.raises(Conflict, match=r"granted again|no worker has it"):
+            await client.telemetry.redeliver(request, stage, seen.epoch)
+
+
 async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: str) -> None:
     """Each stage is taken back once while it runs; with one worker a role, it is also the one that gets it again."""
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
@@ -73,14 +85,8 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             spec = fake_spec(fleet, num_tokens=60)
             stream = await client.submit(spec, None)
             begun = await anext(aiter(stream))
-            for stage in (stage.name for stage in fleet.config.graph_declaration().stages):
-                story = await client.telemetry.story(spec.id)
-                assert story is not None
-                seen = next(task for task in story.tasks if task.stage == stage)
-                if seen.state == "running":
-                    await client.telemetry.redeliver(spec.id, stage, seen.epoch)
-                    with pytest.raises(Conflict, match=r"granted again|no worker has it"):
-                        await client.telemetry.redeliver(spec.id, stage, seen.epoch)
+            for stage in fleet.config.graph_declaration().stages:
+                await take_back_twice(client, spec.id, stage.name)
             rest = await asyncio.wait_for(collected(stream, spec), 60)
             tensor = next(iter(begun.tensors.values()))
             assert tensor.data is not None
