@@ -65,8 +65,8 @@ def test_only_what_was_seen_is_taken_back(control: Control) -> None:
     assert not any("taken back" in text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
 
 
-async def take_back_once(client: FleetClient, request: RequestId, stage: StageName) -> None:
-    """If it runs; a second click that saw the same owner takes nothing from the next one."""
+async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
+    """The second time, with what was seen before the first, is refused."""
     story = await client.telemetry.story(request)
     assert story is not None
     seen = next(task for task in story.tasks if task.stage == stage)
@@ -85,8 +85,8 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             spec = fake_spec(fleet, num_tokens=60)
             stream = await client.submit(spec, None)
             begun = await anext(aiter(stream))
-            for stage in (stage.name for stage in fleet.config.graph_declaration().stages):
-                await take_back_once(client, spec.id, stage)
+            for stage in fleet.config.graph_declaration().stages:
+                await take_back_twice(client, spec.id, stage.name)
             rest = await asyncio.wait_for(collected(stream, spec), 60)
             tensor = next(iter(begun.tensors.values()))
             assert tensor.data is not None
