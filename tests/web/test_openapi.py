@@ -7,6 +7,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from starlette.routing import Route
+from tokenizers import Tokenizer
 
 from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeClient, Script
@@ -19,7 +20,9 @@ MODEL = "omni"
 
 
 def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
-    app = create_app(loaded.config, cast(FakeClient, None), loaded.frontend, None)
+    tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
+    client = FakeClient(loaded.config.graph_declaration(), tokenizer)
+    app = create_app(loaded.config, client, loaded.frontend, None)
     routes = [route for route in app.routes if isinstance(route, Route)]
     served = {
         (method, route.path.replace(":path", ""))
