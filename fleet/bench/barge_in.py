@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from fleet.bench.chat import ChatApi, Held
@@ -137,12 +137,8 @@ class _Session:
             self.send({"type": "input_audio_buffer.append", "audio": b64encode(pcm[start : start + BLOCK_BYTES]).decode()})
         return began_s
 
-    def forget(self) -> None:
-        with self._more:
-            self._told.clear()
-
     def when(self, kind: str) -> tuple[float, _Event]:
-        """The first event of this kind since `forget`, and when it came. Raises: BenchError."""
+        """The first event of this kind of the session, and when it came. Raises: BenchError."""
         with self._more:
             self._more.wait_for(lambda: self._first(kind) or self._first("error") or not self._thread.is_alive(), PATIENCE_S)
             if (problem := self._first("error")) is not None:
@@ -162,6 +158,8 @@ class _Session:
                 with self._more:
                     self._told.append(told)
                     self._more.notify_all()
+        except ConnectionClosed:
+            return  # whoever waits for an event sees that this thread is over
         finally:
             with self._more:
                 self._more.notify_all()

@@ -174,9 +174,10 @@ def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
     return found // 2
 
 
-def barge_in_ms(page: Page) -> float:
-    """From the first voiced sample that entered the microphone's worklet over an answer, to the last one of that answer that
-    was audible. Units: ms of the page's clock.
+def quiet_at_ms(page: Page) -> tuple[float, float]:
+    """When the answer that was interrupted was first heard, and when its last sample was; it is silent from then on.
+
+    Units: ms of the page's clock.
     """
     flushed = next(one for one in heard(page) if one.kind == "flushed" and one.serial)
     player = carried(page, "player")
@@ -184,8 +185,15 @@ def barge_in_ms(page: Page) -> float:
     end = round(flushed.time * 24_000)
     sound = player.from_frame(round(begun.time * 24_000), end)
     last = end - len(sound) + int(np.flatnonzero(sound)[-1]) + 1
-    after = player.from_frame(end, end + 2400)
-    assert not after.any(), "sound after the answer was silenced"
+    assert not player.from_frame(end, end + 2400).any(), "sound after the answer was silenced"
     # The place of the two clocks to each other is that of the moment: a context whose machine is busy falls behind.
-    quiet_ms = flushed.at - (end - last) / 24
-    return quiet_ms - first_voiced(carried(page, "mic"), page, begun.at)
+    return begun.at, flushed.at - (end - last) / 24
+
+
+def barge_in_ms(page: Page) -> float:
+    """From the first voiced sample that entered the microphone's worklet over an answer, to the last one of it that was audible.
+
+    Means nothing where the machine was so busy that the probe came to the microphone after the voice.
+    """
+    begun_ms, quiet_ms = quiet_at_ms(page)
+    return quiet_ms - first_voiced(carried(page, "mic"), page, begun_ms)
