@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -183,6 +184,16 @@ class FakeClient:
         self.telemetry.unreachable_of = lambda: self.unreachable
         self.telemetry.story_of = self._told
         self.telemetry.workers_of = self._worker_stories
+        self.telemetry.on_retry = self._send_again
+
+    def _send_again(self, request: RequestId, again: RequestId) -> None:
+        """What of it has a stream here can be resumed."""
+        found = next(((spec, blob) for spec, blob in self.submitted if spec.id == request), None)
+        if found is not None:
+            spec = msgspec.structs.replace(found[0], id=again, retry_of=request)
+            self.submitted.append((spec, found[1]))
+            self.stories[again] = self._story(spec)
+            self.streams[again] = FakeStream(self, spec, self._chunks(spec), self.stories[again])
 
     def _told(self, request: RequestId) -> Told | None:
         """What has become of a request that was submitted here."""

@@ -54,6 +54,7 @@ class FakeTelemetry:
     unreachable_of: Callable[[], FleetError | None] = lambda: None
     workers_of: Callable[[], list[WorkerStory]] = list[WorkerStory]
     story_of: Callable[[RequestId], Story | None] = lambda _request: None
+    on_retry: Callable[[RequestId, RequestId], None] = lambda _request, _again: None
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -105,6 +106,7 @@ class FakeTelemetry:
             raise NotFound(f"no request {request!r}", param="request_id")
         self.retried.append(request)
         again = new_request_id()
+        self.on_retry(request, again)
         mark = Mark(at_us=now_us(), what="submitted")
         self.stories[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(mark,))
         self.rows.append(

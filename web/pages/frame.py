@@ -16,13 +16,15 @@ Query = Mapping[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """`stream`: the address of the page's own stream. `trouble` is what the visitor must know first, `remedy` the command that
-    mends it; both empty when all is well. `status` is HTTP's.
+    mends it; both empty when all is well. `known`: the fleet could be read, now or before; else what is empty says nothing.
+    `status` is HTTP's.
     """
 
     title: str
     stream: str
     trouble: str = ""
     remedy: str = ""
+    known: bool = True
     status: int = 200
 
 

@@ -95,7 +95,7 @@ class LivePages:
         try:
             return await page.read(query)
         except FleetError as error:
-            shown = last or page.empty(query)
+            shown = last or dataclasses.replace(page.empty(query), known=False)
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
 
     def _block(self, page: LivePage, name: str, frame: Frame) -> str:

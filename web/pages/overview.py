@@ -50,9 +50,6 @@ class StageBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview(Frame):
-    """`known`: the fleet could be read; else its numbers say nothing."""
-
-    known: bool = True
     gateways: int
     live: int
     stages: tuple[StageBox, ...]
@@ -69,7 +66,7 @@ class OverviewPage:
         self._gateway = gateway
 
     def empty(self, query: Query) -> Overview:
-        return replace(self._built([], [], [], 0, (), known=False), known=False, trouble="", remedy="")
+        return replace(self._built([], [], [], 0, (), known=False), trouble="", remedy="")
 
     async def read(self, query: Query) -> Overview:
         telemetry = self._gateway.client.telemetry

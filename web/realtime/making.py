@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
@@ -57,17 +58,21 @@ class Making:
 
     def take_over(self) -> None:
         """Go on with a request that another gateway asked for: it is told again from its beginning."""
-        self._task = asyncio.create_task(self._guarded(self._read_again))
+        self._task = asyncio.create_task(self._guarded(lambda: self._read_again(Position())))
 
     def make_rest(self, of: "Making") -> None:
-        """What the other had made is had; the same is asked for again, and told from there."""
+        """What the other had made is had; the same is asked for again, and told from there.
+
+        One that was taken over has no body here: its request is sent again as it is written down.
+        """
         self.text, self.pcm, self.voice = of.text, bytearray(of.pcm), of.voice
         if of.whole:
             self.ended = self.whole = True
             self.finish_reason, self._answer = of.finish_reason, of._answer
             return
         position = Position(len(of.text), len(of.pcm))
-        self._task = asyncio.create_task(self._guarded(lambda: self._make(position)))
+        make = self._make if self.body is not None else partial(self._send_again, of.request_id)
+        self._task = asyncio.create_task(self._guarded(lambda: make(position)))
 
     def stop(self) -> asyncio.Task[None] | None:
         """The request ends everywhere, unless it has; nothing more is told."""
@@ -110,13 +115,17 @@ class Making:
                     raise
                 self.body = shorter
 
-    async def _read_again(self) -> None:
+    async def _send_again(self, of: RequestId, had: Position) -> None:
+        self.request_id = await self._gateway.client.telemetry.retry(of)
+        await self._read_again(had)
+
+    async def _read_again(self, had: Position) -> None:
         answer = await self._gateway.resume(self.request_id)
         if answer is None:
             raise FleetError("the answer under way is not known any more")
         self.voice = answer.spec.params.get("voice")
         async with answer:
-            await self._collect(answer, Position())
+            await self._collect(answer, had)
 
     async def _collect(self, answer: Answer, had: Position) -> None:
         self._answer = answer

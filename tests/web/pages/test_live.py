@@ -63,7 +63,7 @@ def test_a_page_is_sent_whole_and_then_what_changed(gateway: Gateway) -> None:
         entry = left(gateway, 1)
         gateway.client.telemetry.say(entry)
         message = following()
-        assert set(message.targets) == {"workers", "gone"} and f'id="g-{first.id}"' in message.data
+        assert set(message.targets) == {"roles", "workers", "gone"} and f'id="g-{first.id}"' in message.data
         assert message.id == entry.id, "the id of the stream is the event's"
 
 

@@ -1,5 +1,6 @@
 """Every page, over a busy fleet, an empty one, and with Redis away: well-formed, small, and nobody's text is its markup."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -58,6 +59,7 @@ def test_redis_away_is_told_on_every_page(gateway: Gateway, name: str) -> None:
     path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
     page = page_of(gateway, path, status=503)
     assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
+    assert not re.search(r'class="empty"[^>]*>(?!Not known now)', page), "nothing is said of what cannot be read"
 
 
 @pytest.mark.parametrize("path", ["/requests/req-0", "/workers/nobody"])

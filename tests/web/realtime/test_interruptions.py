@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tests.support import wait_until
-from tests.web.conftest import Gateway
+from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.page import Page, opened
 from tests.web.realtime.spoken import blocks, silence, speech
@@ -55,6 +55,24 @@ async def test_a_false_alarm_ends_nothing(gateway: Gateway) -> None:
     whole = sine(4 * RATE_HZ).tobytes()
     assert bytes(page.sound[second["id"]]) == whole[2 * heard :], "it goes on where the listener was, to the sample"
     assert gateway.client.submitted[0][0].sampling == gateway.client.submitted[-1][0].sampling, "the same seed"
+
+
+async def test_a_false_alarm_ends_nothing_of_an_answer_that_another_gateway_began(loaded: Loaded) -> None:
+    with serving(loaded) as first, serving(loaded, client=first.client) as second:
+        async with opened(first) as page:
+            response = await answering(page, first)
+            await page.until_sound(response["id"], RATE_HZ)
+            wait_until(lambda: page.session in first.client.held, "the session to be written")
+            had = len(page.sound[response["id"]]) // 2
+            async with opened(second, session=page.session, response=response["id"], samples=had) as again:
+                await again.until_sound(response["id"], FRAME_SAMPLES)
+                await speak(again, silence(100) + cough() + silence(700))
+                assert (await again.until("response.done"))["response"]["status"] == "cancelled"
+                rest = (await again.until("response.created"))["response"]
+                assert (await again.until("response.done"))["response"]["status"] == "completed"
+            await page.socket.wait_closed()
+    whole, sound = sine(4 * RATE_HZ).tobytes(), bytes(again.sound[rest["id"]])
+    assert sound and whole.endswith(sound), "it goes on where the listener was, to the sample"
 
 
 async def test_after_a_false_alarm_nothing_is_lost_of_what_was_said(gateway: Gateway) -> None:
