@@ -160,7 +160,7 @@ def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, si
             edge = f"(({{ right }}) => right)(document.querySelector('{part}').getBoundingClientRect())"
             assert number(page, edge) <= width, part
         assert number(page, "document.documentElement.scrollWidth") <= width
-        tall = "[...document.querySelectorAll('.turn .words')].filter((words) => words.scrollHeight > words.clientHeight + 1).length"
+        tall = "[...document.querySelectorAll('.turn .words')].filter((one) => one.scrollHeight > one.clientHeight + 1).length"
         assert number(page, tall) == 0, "words stand in what follows them"
         for button in ("#send", "#talk-button", "#choices summary"):
             box = page.locator(button).bounding_box()
