@@ -110,11 +110,13 @@ class Row:
 
 TABLE: tuple[Row, ...] = (
     Row(pattern="workers", redis_type="zset", life="forever", owner="register", meaning="incarnation -> lease deadline, us"),
-    Row(pattern="worker:{id}", redis_type="hash", life="lease", owner="register", meaning="role, host, pid, metadata"),
+    Row(pattern="worker:{id}", redis_type="hash", life="lease", owner="register",
+        meaning="role, host, pid, metadata, how busy it is, what people bid it"),
     Row(pattern="worker:{id}:tasks", redis_type="set", life="lease", owner="claim",
         meaning="request|stage it owns, or that is put to it"),
     Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
-    Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append", meaning="chunks, credit, ends, walks"),
+    Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append",
+        meaning="chunks, credit, ends, walks, orders, tasks taken back"),
     Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),
     Row(pattern="req:{r}", redis_type="hash", life="retention", owner="submit", meaning="request, state, error"),
     Row(pattern="req:{r}:blob", redis_type="string", life="retention", owner="submit",
