@@ -48,7 +48,7 @@ class Sessions:
         call = scripts.retain(
             task.request, task.stage, task.epoch, self._worker, session, kept=kept, spared=task.spared, keep_s=self._keep_s
         )
-        self._posts.append((call, partial(self._settle, session)))
+        self._posts.append((call, partial(self._settle, session, again=self.keeps(session))))
         self._until.pop(session, None)
         if kept:
             self._until[session] = self._clock() + self._keep_s
@@ -59,9 +59,12 @@ class Sessions:
         for session in there[: max(0, len(there) - self._most)]:
             self._give_up(session)
 
-    def _settle(self, session: str, reply: Reply) -> None:
-        """Nobody would come for what is not known to be here."""
-        if text(reply) != "ok":
+    def _settle(self, session: str, reply: Reply, *, again: bool) -> None:
+        """Nobody would come for what is not known to be here; `again`: an earlier turn said that it is, so that one which was
+        aborted before it could say so gives back what it began with, like any that is cut short.
+        """
+        answer = text(reply)
+        if answer != "ok" and not (again and answer == "ended"):
             self._give_up(session)
 
     def posts(self) -> list[Post]:

@@ -336,7 +336,7 @@ def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Contro
     assert 0 < control.client.pttl(keys.session("talk")) <= 60_000
     assert control.task()["spared"] == "2"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
-    assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["stale", "ended"]
+    assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["ended", "ended"]
 
 
 def test_every_script_that_writes_is_tried_here() -> None:

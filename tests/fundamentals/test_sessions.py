@@ -179,9 +179,9 @@ def test_a_request_that_ends_before_its_claim_frees_the_slot(bench: Bench) -> No
     assert bench.claim(second, KEEPER) == "ended"
 
 
-def turn(fleet: ThreadFleet, number: int, *, session: str = TALK) -> RequestSpec:
+def turn(fleet: ThreadFleet, number: int, *, session: str = TALK, num_tokens: int = 12) -> RequestSpec:
     """Each turn's prompt begins with the last one's."""
-    return replace(fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=12, seed=number), session=session)
+    return replace(fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number), session=session)
 
 
 def two_workers(url: str, *overrides: str) -> Iterator[ThreadFleet]:
@@ -278,9 +278,11 @@ async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: Thr
     assert worker == keeper and spared >= 10
 
 
+@pytest.mark.parametrize("fleet", [in_step(GRAPH)], indirect=True)
 async def test_an_aborted_first_turn_leaves_nothing(fleet: ThreadFleet) -> None:
+    """Nobody listens, so it is at work until it is aborted."""
     async with gateway(fleet) as client:
-        first = await client.submit(turn(fleet, 0), None)
+        first = await client.submit(turn(fleet, 0, num_tokens=2000), None)
         wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be taken")
         await first.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
@@ -398,5 +400,5 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         spec = turn(fleet, 1)
         call = scripts.retain(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
         assert loop.engine.kept(TALK)
-        loop.sessions._settle(TALK, run(fleet.clients[0], call))  # pyright: ignore[reportPrivateUsage]
+        loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.kept(TALK)

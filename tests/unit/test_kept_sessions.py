@@ -39,11 +39,18 @@ def a_turn(name: str) -> EngineRequest:
 def after_one_turn() -> tuple[Sessions, Clock]:
     clock = Clock()
     sessions = Sessions(cast(Engine, Kept()), WorkerId("w"), keep_s=KEEP_S, most=4, clock=clock)
-    first = SimpleNamespace(
-        spec=SimpleNamespace(session=TALK), request=RequestId("first"), stage=StageName("lm"), epoch=Epoch(1), spared=0
-    )
-    sessions.ended(cast(Task, first))
+    told(sessions, "first", b"ok")
     return sessions, clock
+
+
+def told(sessions: Sessions, request: str, reply: bytes) -> None:
+    """A turn comes to its end in the engine; Redis answers what is told of it."""
+    task = SimpleNamespace(
+        spec=SimpleNamespace(session=TALK), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), spared=0
+    )
+    sessions.ended(cast(Task, task))
+    [(_, settle)] = sessions.posts()
+    settle(reply)
 
 
 def test_without_a_turn_it_is_given_up_in_time() -> None:
@@ -74,3 +81,19 @@ def test_a_turn_of_another_conversation_changes_nothing() -> None:
     clock.now_s = KEEP_S + 1
     sessions.expire()
     assert not sessions.keeps(TALK)
+
+
+def test_a_first_turn_that_was_aborted_as_it_ended_leaves_nothing() -> None:
+    """Its request is no longer live when the worker tells of what it keeps, so nobody will ever ask for it."""
+    sessions = Sessions(cast(Engine, Kept()), WorkerId("w"), keep_s=KEEP_S, most=4)
+    told(sessions, "first", b"ended")
+    assert not sessions.keeps(TALK)
+
+
+def test_a_turn_that_was_aborted_as_it_ended_gives_back_what_it_began_with() -> None:
+    """An earlier turn said where it is: the next one is put here."""
+    sessions, _ = after_one_turn()
+    told(sessions, "second", b"ended")
+    assert sessions.keeps(TALK)
+    told(sessions, "third", b"stale")
+    assert not sessions.keeps(TALK), "another worker has the turn, and says so itself"
