@@ -18,8 +18,8 @@ SLICE_S = 0.5
 """Of what comes at once, so much is judged before others of the process have their turn."""
 STILL = 52
 """Of 32768, 56 dB below the loudest: what browsers and headsets make of silence is below it, no voice at a microphone is."""
-STILL_FRAMES = 16
-"""Half a second, after which the model remembers nothing of use."""
+STILL_S = 0.5
+"""After so much of it the model remembers nothing of use."""
 KEPT_MS = 1000
 """Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
 
@@ -40,7 +40,8 @@ class Frame:
 class Ear:
     """Units: positions count samples at 16 kHz since the session's first.
 
-    Invariant: `kept` are the last samples, up to `position`.
+    Fifty microphones are mostly silent: long stillness, before any speech, is neither resampled nor judged, and is kept as zeros.
+    Invariants: `kept` are the last samples, up to `position`; all of them after `_still_from`, where there is one, are zeros.
     """
 
     def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
@@ -48,7 +49,8 @@ class Ear:
         self._kept = bytearray()
         self._odd = b""
         self.vad = Vad()
-        self._num_still = 0
+        self._quiet_s = 0.0
+        self._still_from: int | None = None
         self._judged = 0
         self.set_rate(rate_hz)
         self.detector: TurnDetector | None = None
@@ -56,6 +58,7 @@ class Ear:
 
     def set_rate(self, rate_hz: int) -> None:
         self.rate_hz = rate_hz
+        self._came, self._came_at = 0, self.position
         self._resampler = None if rate_hz == RATE_HZ else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
 
     def listen(self, rules: TurnRules | None) -> None:
@@ -87,9 +90,29 @@ class Ear:
 
     def hear(self, piece: bytes) -> None:
         samples = np.frombuffer(piece, "<i2")
-        heard = samples if self._resampler is None else self._resampler.resample_chunk(samples)
-        self._kept += heard.astype("<i2", copy=False).tobytes()
-        self.position += len(heard)
+        self._came += len(samples)
+        if self._is_still(samples):
+            # The resampler is always a little behind: what it owes of the sound before is made up for in zeros.
+            heard = bytes(2 * max(0, self._came_at + self._came * RATE_HZ // self.rate_hz - self.position))
+        elif self._resampler is None:
+            heard = piece
+        else:
+            heard = self._resampler.resample_chunk(samples).astype("<i2", copy=False).tobytes()
+        self._kept += heard
+        self.position += len(heard) // 2
+
+    def _is_still(self, samples: Pcm) -> bool:
+        """Whether it has been so quiet for so long, before any speech, that nobody need look at it."""
+        quiet = int(np.maximum.reduce(samples)) < STILL and int(np.minimum.reduce(samples)) > -STILL
+        self._quiet_s = self._quiet_s + len(samples) / self.rate_hz if quiet else 0.0
+        if self._quiet_s < STILL_S or self.detector is None or self.detector.speaking:
+            self._still_from = None
+        elif self._still_from is None:
+            self._still_from = self.position
+            self.vad.reset()
+            if self._resampler is not None:
+                self._resampler.clear()
+        return self._still_from is not None
 
     def next_frame(self) -> Frame | None:
         """What the detector is to judge next, if it is all there."""
@@ -97,18 +120,11 @@ class Ear:
             self._judged = self.position
         if self.position - self._judged < FRAME_SAMPLES:
             return None
+        still = self._still_from is not None and self._judged >= self._still_from
         start = 2 * (self._judged - self._first)
         pcm = np.frombuffer(bytes(self._kept[start : start + 2 * FRAME_SAMPLES]), "<i2")
         self._judged += FRAME_SAMPLES
-        return Frame(pcm=pcm, end=self._judged, still=self._is_still(pcm))
-
-    def _is_still(self, pcm: Pcm) -> bool:
-        """Whether it has been so quiet for so long, before any speech, that the model need not be asked."""
-        quiet = int(pcm.max()) < STILL and int(pcm.min()) > -STILL
-        self._num_still = self._num_still + 1 if quiet else 0
-        if self._num_still == STILL_FRAMES:
-            self.vad.reset()
-        return self._num_still >= STILL_FRAMES and self.detector is not None and not self.detector.speaking
+        return Frame(pcm=pcm, end=self._judged, still=still)
 
     @property
     def is_behind(self) -> bool:
