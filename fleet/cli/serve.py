@@ -76,6 +76,7 @@ def worker(
     if kept:
         raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment))
     _await_redis(deployment)
+    os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     fake = deployment.config.engine == "fake"
     checkpoint = None if fake else resolve_checkpoint(deployment.config)
     # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.

@@ -189,7 +189,11 @@ class TransferConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one made on first start."""
+    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one made on first start.
+
+    `worker_nice`: what workers add to their niceness. A machine's cores may all be at work on answers, and still whoever speaks is
+    heard at once: Redis, conductors, gateways, and a browser on the same machine, need little and go first.
+    """
 
     graph: Text = DEFAULT_GRAPH
     checkpoint: Text = "auto"
@@ -201,6 +205,7 @@ class FleetConfig(Strict):
     transition_source: Literal["producer", "conductor"] = "producer"
     retention_s: Annotated[int, BeforeValidator(Whole(1, 31_536_000))] = 600
     data_dir: Folder = Path(".fleet")
+    worker_nice: Annotated[int, BeforeValidator(Whole(0, 19))] = 5
     stages: dict[str, StageConfig] = {}
     edges: dict[str, EdgeConfig] = {}
     limits: Limits = Limits()
