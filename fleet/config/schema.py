@@ -191,8 +191,8 @@ class TransferConfig(Strict):
 class FleetConfig(Strict):
     """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one made on first start.
 
-    `worker_nice`: what workers add to their niceness. A machine's cores may all be at work on answers, and still whoever speaks is
-    heard at once: Redis, conductors, gateways, and a browser on the same machine, need little and go first.
+    `worker_nice`: what workers add to their niceness. A machine's cores may all be at work on answers, and still whoever speaks
+    is heard at once: Redis, conductors, gateways, and a browser on the same machine, need little and go first.
     """
 
     graph: Text = DEFAULT_GRAPH
