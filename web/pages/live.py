@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, NotFound
 from web.connection import send_stream, until_disconnect
 from web.gateway import Gateway
 from web.pages.feed import Feed
@@ -95,7 +95,7 @@ class LivePages:
         try:
             return await page.read(query)
         except FleetError as error:
-            shown = last or dataclasses.replace(page.empty(query), known=False)
+            shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
 
     def _block(self, page: LivePage, name: str, frame: Frame) -> str:

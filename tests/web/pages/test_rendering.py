@@ -60,6 +60,7 @@ def test_redis_away_is_told_on_every_page(gateway: Gateway, name: str) -> None:
     page = page_of(gateway, path, status=503)
     assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
     assert not re.search(r'class="empty"[^>]*>(?!Not known now)', page), "nothing is said of what cannot be read"
+    assert 'class="num">0<' not in page, "no count either"
 
 
 @pytest.mark.parametrize("path", ["/requests/req-0", "/workers/nobody"])
@@ -102,6 +103,12 @@ def test_arrows_lead_to_the_neighbours(busy_gateway: Gateway) -> None:
         assert answer.status_code == 303 and answer.headers["location"] == f"/requests/{there}"
     for end, way in ((ids[0], "newer"), (ids[-1], "older"), ("req-unknown", "newer")):
         assert busy_gateway.http.get(f"/requests/{end}/{way}").headers["location"] == "/requests"
+
+
+def test_a_request_that_never_was_is_known_not_to_be(busy_gateway: Gateway) -> None:
+    answer = busy_gateway.http.get("/requests/req-unknown")
+    assert answer.status_code == 404 and "Not known now" not in answer.text
+    assert "it never was, or its retention time is over" in answer.text
 
 
 def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) -> None:
