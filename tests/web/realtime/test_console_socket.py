@@ -118,7 +118,8 @@ async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
                 assert item["content"][0]["transcript"] == script.text
                 await again.ask("and then?")
                 await again.until("response.done", **{})
-            await page.socket.wait_closed()
+            async for _ in page.socket:  # what else was on its way: a close that is never read is no close
+                pass
         whole = bytes(page.sound[response][: 2 * had]) + bytes(again.sound[response])
         assert whole == sine(4 * RATE_HZ).tobytes()
         spec, _ = first.client.submitted[-1]
