@@ -67,8 +67,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     version: int = WIRE_VERSION
 
 
-Location = dict[str, TensorRef]
-"""Where each remote tensor of one chunk lies now, by tensor name."""
+Location = dict[str, TensorRef | bytes]
+"""Where each remote tensor of one chunk lies now, by tensor name; its bytes themselves, if it found no room when made again."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Chunk)

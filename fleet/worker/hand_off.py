@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.core.chunk import Location
+from fleet.core.chunk import Location, TensorRef
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
@@ -76,7 +76,10 @@ class Offers:
                 wire = self._transfer.publish(_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
             except TransferError:
                 return None
-            location, data = ({KV: wire.ref}, b"") if wire.ref is not None else ({}, wire.data or b"")
+            if wire.ref is not None:
+                location[KV] = wire.ref
+            else:
+                data = wire.data or b""
         self._until[request] = time.monotonic() + self._lease_s
         return Offer(num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data)
 
@@ -157,6 +160,7 @@ class Adoption:
     def _poll_copy(self) -> KVBlocks | None:
         if self._pull is None:
             ref = self._offer.location[KV]
+            assert isinstance(ref, TensorRef), "blocks without room are not offered"
             self._pull = self._transfer.pull(ref, self._peer(ref.agent), self._deadline_s)
         data = self._pull.poll()
         return self._made(data) if data is not None else None

@@ -5,7 +5,7 @@ A new owner makes again what the log holds: those rows are not released a second
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,11 +39,12 @@ class Draft:
 class Logged:
     """What the log of an edge holds: the rows of each chunk and the walk it was made in, and whether the last one is final.
 
-    `consumed`: chunks taken.
+    `elsewhere`: the chunks with tensors whose bytes are not in the log. `consumed`: chunks taken.
     """
 
     rows: Sequence[int] = ()
     walks: Sequence[Walk] = ()
+    elsewhere: Set[int] = frozenset()
     final: bool = False
     consumed: int = 0
 
@@ -107,7 +108,7 @@ class OutboundEdge:
         self.ended = False
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
-        self._logged_walks = logged.walks
+        self._logged_walks, self._elsewhere = logged.walks, logged.elsewhere
         self._skipped: frozenset[Walk] = frozenset()
         self._ordinals: dict[Walk, int] = {}
         self._last_walk: Walk | None = None
@@ -168,7 +169,7 @@ class OutboundEdge:
         while replay.rows and replay.rows[0] == 0:  # an empty final chunk
             replay.rows.popleft()
         remote = {name: array for name, array in arrays.items() if name in self.edge.remote}
-        if not remote:
+        if not remote or index not in self._elsewhere:
             return []
         return [
             Draft(index=index, arrays=remote, producer_walk=Walk(""), ordinal=0, boundary=False, walk=None, final=False,

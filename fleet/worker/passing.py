@@ -139,6 +139,7 @@ class Passing:
                 if isinstance(gift.blocks, KVPages):
                     self._engine.take_back(gift.blocks)
                 continue
+            assert not task.unsent, "what was made here goes before the hand-off, or nobody would make it"
             posts += [(call, _ignore) for call in told_of(task, self._worker)]
             offer = self.offers.publish(task.request, gift.blocks)
             call = scripts.hand_off(

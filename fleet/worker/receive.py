@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.core.chunk import Location, WireTensor
+from fleet.core.chunk import Location, TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
 from fleet.core.pulls import PullTally
@@ -112,7 +112,8 @@ class Receiver:
         state = self._pulling.get(key)
         if state is None:
             began_s = time.monotonic()
-            state = self._pulling[key] = _Pulling(self._begin(location), {}, began_s)
+            here = {name: place for name, place in location.items() if isinstance(place, bytes)}
+            state = self._pulling[key] = _Pulling(self._begin(location), here, began_s)
         for name, pull in list(state.pulls.items()):
             data = pull.poll()
             if data is not None:
@@ -143,15 +144,14 @@ class Receiver:
             return False
         if key in self._pulling:
             self._cancel(self._pulling.pop(key))
-        for ref in location.values():
+        for ref in _refs(location).values():
             self._metadata.pop(ref.agent, None)
         self._failing[key] = _Failing(since, now + RETRY_S)
         return True
 
     def _begin(self, location: Location) -> dict[str, Pull]:
-        return {
-            name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in location.items()
-        }
+        refs = _refs(location)
+        return {name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in refs.items()}
 
     def peer(self, worker: WorkerId) -> bytes:
         """What is needed to read from a worker. Raises: TransferError if it is gone."""
@@ -188,6 +188,10 @@ class Receiver:
     def _cancel(self, pulling: _Pulling) -> None:
         for pull in pulling.pulls.values():
             pull.cancel()
+
+
+def _refs(location: Location) -> dict[str, TensorRef]:
+    return {name: place for name, place in location.items() if isinstance(place, TensorRef)}
 
 
 def _ready(edge: InboundEdge) -> bool:

@@ -39,31 +39,19 @@ class Sender:
         for task in tasks:
             if not task.unsent:
                 continue
-            again = [(edge, draft) for edge, draft in task.unsent if draft.again]
-            new = [(edge, draft) for edge, draft in task.unsent if not draft.again]
-            moved = [self._relocation(task, edge, draft) for edge, draft in again]
-            relocations += [relocation for relocation in moved if relocation is not None and relocation.location]
-            without_room = [entry for entry, relocation in zip(again, moved, strict=True) if relocation is None]
-            # Nobody can go on without them, and the task must not end before they have found room.
-            task.unsent = [*without_room, *new] if without_room else []
-            appends += [] if without_room else self._appends(task, new)
+            relocations += [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.again]
+            appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.again])
+            task.unsent = []
         return appends, relocations
 
-    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation | None:
-        """None if the arena has no room now; without a location if the tensors ride in the logged header."""
+    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
         location: Location = {}
         for name, array in draft.arrays.items():
             dtype = edge.edge.tensors.get(name, str(array.dtype))
             data = np.ascontiguousarray(array, dtype=dtype).tobytes()
-            if len(data) <= INLINE_BYTES:
-                continue
-            try:
-                wire = self._transfer.publish(task.request, dtype, array.shape, data)
-            except TransferError:
-                return None
-            self._published.add(task.request)
-            if wire.ref is not None:
-                location[name] = wire.ref
+            if len(data) > INLINE_BYTES:  # else it is in the logged header
+                inline = WireTensor(dtype=dtype, shape=array.shape, data=data)
+                location[name] = self._publish(task.request, inline, data).ref or data
         return Relocation(
             request=task.request,
             stage=task.stage,

@@ -139,6 +139,7 @@ def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
     logged = Logged(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
         walks=[chunk.producer_walk or Walk("") for chunk in chunks],
+        elsewhere={chunk.index for chunk in chunks if any(tensor.data is None for tensor in chunk.tensors.values())},
         final=bool(chunks) and chunks[-1].final,
         consumed=logs.consumed.get(edge.name, 0),
     )

@@ -11,7 +11,8 @@ from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerStory, WorkerTransfer
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from fleet.worker import send
-from tests.harness import answer, fake_spec, gateway, thread_fleet
+from tests import harness
+from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
 from tests.support import REPO, await_until
 
 
@@ -52,6 +53,30 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
     assert counted[remote.name].num_bytes == told.remote_bytes and counted[remote.name].num_failed == 0
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"
     assert any(mark.what == "handed_off" for mark in story.marks) and any(span.how == "taken over" for span in story.kv)
+
+
+@pytest.mark.parametrize("config", ["colocated", "thinker_pd", "both_pd"])
+async def test_what_is_made_again_goes_on_where_no_arena_has_room(
+    redis_url: str, pulled: EdgeName, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody dies, and with them all tensors: who makes them again has no room for one, and the answer is the same."""
+    graph = GRAPHS[DEFAULT_GRAPH]
+    with thread_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet))
+            spec = fake_spec(fleet)
+
+            def strike(edge: EdgeName, index: int) -> None:
+                if (edge, index) != (graph.edges[0].name, 6):
+                    return
+                dying = list(fleet.loops)
+                monkeypatch.setattr(harness, "ARENA_BYTES", 64)
+                for role in fleet.config.roles():
+                    fleet.add_worker(role.name)
+                for loop in dying:
+                    fleet.kill(loop)
+
+            assert_same(await heard(client, spec, None, strike), expected)
 
 
 def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
