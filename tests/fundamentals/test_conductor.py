@@ -1,6 +1,7 @@
 """The conductor decides purely: every order of facts leads to the same end, and told twice they change nothing."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -147,6 +148,18 @@ def test_a_grant_that_waits_for_a_deserted_role_fails_its_request() -> None:
     assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[0].message
     claimed, _ = play([submitted(), *life_of(stage, 5)[:2]])
     assert step(claimed, deserted)[1] == ()
+
+
+def test_who_starts_the_worker_that_is_missing_is_told_its_role() -> None:
+    """Of a split stage, the half that the task waits for: the stage's own name is no role there."""
+    stage, halves = STAGES[0], (RoleName("a.prefill"), RoleName("a.decode"))
+    deserted = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
+    granted, _ = play([submitted(), life_of(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]}))
+    task = replace(granted.requests[R].tasks[stage], role=halves[1])
+    handed = granted.with_request(replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task}))
+    for state, role in ((granted, halves[0]), (handed, halves[1])):
+        (end,) = [c for c in step(state, deserted)[1] if isinstance(c, EndRequest)]
+        assert f"`fleet worker {role}`" in end.message
 
 
 def test_an_expired_lease_is_fenced() -> None:

@@ -1,5 +1,6 @@
 """Many streams at once: whoever has much to look through keeps its rights meanwhile, and takes nobody else's."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -51,6 +52,21 @@ def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[
         stages = graph.stages_for(spec.outputs)
         run(client, scripts.submit(spec, None, bound=NUM_LIVE, stages=stages, edges=edges, gateway=GATEWAY))
     return Driver(config, connect(redis_url), WorkerId("conductor@test")), sorted(spec.id for spec in specs)
+
+
+def test_a_leader_goes_by_what_it_saw_in_this_term(redis_url: str) -> None:
+    """One that slept for an hour as a standby knows nothing of who has served since."""
+    with redis.Redis.from_url(redis_url) as client:
+        driver, live = a_leader_of_many(redis_url, client)
+        first = driver.config.graph_declaration().stages[0].name
+        driver.served_at[first] = time.monotonic() - 3600
+        driver.turn()
+        for at in driver.granted_at:
+            driver.granted_at[at] -= driver.config.lease.unclaimed_s + 1
+        driver.next_watch = 0.0
+        driver.turn()
+        driver.client.close()
+        assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
 
 
 def test_a_new_leader_of_many_requests_keeps_its_lead_while_it_reads_them(
