@@ -1,10 +1,12 @@
 """Redis may be killed in mid-answer and come back, with its last writes or without: every answer is whole."""
 
 import asyncio
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,12 @@ from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
+from fleet.worker import loop as worker_loop
 from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.task import Task
 from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, thread_fleet
 from tests.support import RedisProcess, await_until
 
@@ -66,6 +71,54 @@ def cut_tail(folder: Path, num_bytes: int) -> None:
         if file.stat().st_size > num_bytes:
             with file.open("r+b") as log:
                 log.truncate(file.stat().st_size - num_bytes)
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
+    """Every right to a task that a worker was ever given."""
+    rights: list[tuple[RequestId, StageName, Epoch]] = []
+    open_task = worker_loop.open_task
+
+    def opened(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
+        rights.append((spec.id, stage, epoch))
+        return open_task(spec, stage, epoch, *others, **more)
+
+    monkeypatch.setattr(worker_loop, "open_task", opened)
+    return rights
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
+    server: RedisProcess, tmp_path: Path, owned: list[tuple[RequestId, StageName, Epoch]], seed: int
+) -> None:
+    """In mid-load, anywhere, and anything of the last writes may be lost: no right is ever given twice."""
+    chance = random.Random(seed)
+    at, cut_bytes = chance.randrange(5, 35), chance.randrange(1, 30_000)
+    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    with processes(server.url, config):
+        client = await FleetClient.connect(server.url, config)
+        await client.start()
+        try:
+            await ready(client)
+            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+
+            def restart(edge: EdgeName, index: int) -> None:
+                if (edge, index) == ("text", at):
+                    server.kill()
+                    cut_tail(tmp_path, cut_bytes)
+                    server.start()
+
+            def nothing(_edge: EdgeName, _index: int) -> None: ...
+
+            strikes = (restart, nothing, nothing, nothing)
+            got = await asyncio.gather(
+                *(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
+            )
+            for one in got:
+                assert_same(one, expected)
+        finally:
+            await client.stop()
+    assert len(owned) == len(set(owned)) >= 5 * len(OMNI.stages)
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
