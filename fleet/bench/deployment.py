@@ -66,14 +66,13 @@ def running_fleet(url: str, port: int, config: FleetConfig) -> Target:
 
 @contextmanager
 def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Target]:
-    """`fleet up` on free ports and a Redis of its own, from ready to stopped.
+    """`fleet up` on free ports and a Redis of its own, from ready to stopped. This machine alone reaches it, and without TLS.
 
     Raises: BenchError with the end of what it printed if it does not become ready.
     """
     folder = _own_folder(configured(config_file, overrides).data_dir.absolute())
-    own = {"web.port": "0", "redis.port": "0", "data_dir": folder, "redis.data_dir": folder / "redis"}
     words = ["--config", str(config_file)] if config_file else []
-    for text in (*overrides, *(f"{key}={value}" for key, value in own.items())):
+    for text in (*overrides, *own_overrides(folder)):
         words += ["--set", text]
     env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
     log = folder / LOG_NAME
@@ -93,6 +92,15 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
     finally:
         _stop(process)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_overrides(folder: Path) -> tuple[str, ...]:
+    """What a fleet of our own has other than its configuration says: its places, and no certificate; its client is here."""
+    own = {
+        "web.host": "127.0.0.1", "web.port": 0, "web.tls": "null", "web.tls_cert": "null", "web.tls_key": "null",
+        "redis.port": 0, "data_dir": folder, "redis.data_dir": folder / "redis",
+    }  # fmt: skip
+    return tuple(f"{key}={value}" for key, value in own.items())
 
 
 def _own_folder(data_dir: Path) -> Path:

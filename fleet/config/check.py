@@ -139,7 +139,7 @@ def a_request_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
 
 
 def invariant_numerics_have_their_device(config: FleetConfig) -> Iterator[Problem]:
-    """"auto" is left to the worker, which knows its machine."""
+    """"auto" is a CPU and float32 then, whatever the worker's machine has."""
     if config.numerics != "invariant":
         return
     if config.dtype not in ("auto", "float32"):

@@ -42,7 +42,7 @@ def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> Bu
     mine, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
     device = mine.device or config.device
-    device = _auto_device() if device == "auto" else _checked_device(device)
+    device = _auto_device(config) if device == "auto" else _checked_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
         raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
@@ -63,7 +63,9 @@ def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> Bu
     )
 
 
-def _auto_device() -> str:
+def _auto_device(config: FleetConfig) -> str:
+    if config.numerics == "invariant":
+        return "cpu"
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -28,6 +28,20 @@ def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Con
     assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
 
 
+def test_a_fleet_that_died_as_a_whole_keeps_no_other_version_out(control: Control) -> None:
+    """Nobody fenced its workers, and Redis still lists them; their leases say that they are no more."""
+
+    def join(worker: str, checkpoint: str) -> Reply:
+        fields: dict[str, str | bytes] = {"kind": "worker", "checkpoint": checkpoint}
+        return run(control.client, scripts.register(WorkerId(worker), "lm", 60_000_000, fields))
+
+    assert join("lm@dead:1:a", "old") == b"ok"
+    assert cast("list[bytes]", join("lm@next:1:a", "new"))[0] == b"skew", "it may still be alive"
+    control.client.zadd(keys.WORKERS, {"lm@dead:1:a": 1})
+    assert join("lm@next:1:b", "new") == b"ok"
+    assert cast("list[bytes]", join("lm@next:1:c", "old"))[0] == b"skew", "the living say what the version is"
+
+
 def test_a_grant_on_an_old_epoch_is_refused(control: Control) -> None:
     old = control.epoch()
     assert control.grant(old) == "ok"

@@ -101,6 +101,13 @@ def test_one_whose_own_lease_has_lapsed_takes_nobodys_place(client: redis.Redis)
     assert role.standing_by() == {"b"} and role.told("c") == 1
 
 
+def test_the_dead_are_not_counted_before_they_are_fenced(client: redis.Redis) -> None:
+    role = Role(client, replicas=1, standby=1)
+    assert [role.join(name) for name in "ab"] == ["ok", "standby"]
+    client.zadd(keys.WORKERS, {"a": 1, "b": 1})
+    assert [role.join(name) for name in "cde"] == ["ok", "standby", "ok"]
+
+
 def test_who_leaves_is_replaced_when_it_says_so_and_not_again_at_its_goodbye(client: redis.Redis) -> None:
     role = Role(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from fleet.bench.chat import ChatApi
+from fleet.bench.deployment import own_overrides
 from fleet.bench.errors import BenchError
 from fleet.bench.hop import measure_hops
 from fleet.bench.load import run_phase
@@ -283,3 +284,12 @@ def test_nothing_to_draw_makes_no_picture(tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     draw(msgspec.structs.replace(full_report(), serving=None), path)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("tls", ["tls: self-signed", "tls_cert: cert.pem\n  tls_key: key.pem"])
+def test_a_fleet_of_our_own_needs_no_certificate_and_listens_on_this_machine_alone(tls: str, tmp_path: Path) -> None:
+    file = tmp_path / "served.yaml"
+    file.write_text(f"graph: text\nweb:\n  host: 0.0.0.0\n  port: 443\n  {tls}\n")
+    web = load_config(file, ("web.read_only=false", *own_overrides(tmp_path))).web
+    assert (web.scheme, web.host, web.port) == ("http", "127.0.0.1", 0)
+    assert load_config(file).web.scheme == "https"

@@ -1,13 +1,17 @@
-"""What a worker says of its device: its own CPU anywhere; of a GPU what the driver says, and nothing where it says nothing."""
+"""What device a worker takes, and what it says of it: its own CPU anywhere; of a GPU what the driver says, else nothing."""
 
 import importlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 import torch
 
+from fleet.config import load_config
+from fleet.core.ids import StageName
 from fleet.worker.device import Gauge
+from fleet.worker.main import build_options
 from tests.support import wait_until
 
 REFUSED = cast("type[Exception]", importlib.import_module("pynvml").NVMLError)
@@ -64,3 +68,12 @@ def test_a_driver_that_cannot_be_asked_harms_nothing(
     gauge = Gauge("cuda:1")
     wait_until(lambda: "no driver" in caplog.text, "the reason to be logged")
     assert list(gauge.read()) == ["cpu_percent"]
+
+
+@pytest.mark.parametrize(("numerics", "device", "dtype"), [("fast", "cuda", "bfloat16"), ("invariant", "cpu", "float32")])
+def test_auto_is_a_device_on_which_the_numerics_run(
+    numerics: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    options = build_options(load_config(None, (f"numerics={numerics}",)), StageName("thinker"), Path())
+    assert (options.device, options.dtype) == (device, dtype)
