@@ -47,6 +47,7 @@ class FleetClient:
         self._stopping = False
         self._strays: set[RequestId] = set()
         self._joining = asyncio.Lock()
+        self._rejoins: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
@@ -75,7 +76,7 @@ class FleetClient:
         """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""
         # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
         self._stopping = True
-        jobs = [*self._jobs, *self._unheard.values()]
+        jobs = [*self._jobs, *self._unheard.values(), *self._rejoins]
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
@@ -106,6 +107,7 @@ class FleetClient:
                 answer = text(await run_async(self._reader, call))  # not behind a burst of requests
                 if answer != "ok":
                     await self._rejoin(self.id)
+                await self._take_back_strayed()
                 await self._disown_unknown()
                 await self._end_strays()
             except RedisError as error:
@@ -122,20 +124,25 @@ class FleetClient:
             log.warning("gateway %s was fenced; joining anew", former)
             self.id = new_worker_id("gateway", socket.gethostname(), os.getpid())
             await self._register()
-            for stream in list(self._streams.values()):
-                if stream.epoch:
-                    await self._take_back(stream, former)
+        await self._take_back_strayed()
 
-    async def _take_back(self, stream: ClientStream, former: WorkerId) -> None:
-        """Raises: redis's errors; what was not taken back is asked for again at the next renewal."""
+    async def _take_back_strayed(self) -> None:
+        """Raises: redis's errors; what was not taken back is still astray at the next renewal, which asks for it again."""
+        async with self._joining:
+            for stream in list(self._streams.values()):
+                if stream.is_astray(self.id):
+                    await self._take_back(stream)
+
+    async def _take_back(self, stream: ClientStream) -> None:
         if not await self._redis.exists(keys.request(stream.request_id)):
             await self._send_again(stream)
             return
-        call = scripts.attach(stream.request_id, self.id, instead_of=former)
+        gateway = self.id
+        call = scripts.attach(stream.request_id, gateway, instead_of=stream.gateway)
         answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
-        if answer[0] == "ok":
-            stream.epoch = Epoch(int(answer[1]))
-        elif answer[0] != "ended":
+        if answer[0] in ("ok", "ended"):
+            stream.held_by(gateway, Epoch(int(answer[1])) if answer[0] == "ok" else stream.epoch)
+        elif answer[0] != "unlisted":
             stream.fail(RedisUnreachable(f"the gateway lost the request ({answer[0]}); try again"))
 
     async def _send_again(self, stream: ClientStream) -> None:
@@ -147,14 +154,15 @@ class FleetClient:
             stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
             return
         log.warning("redis lost %s; it is submitted again", stream.request_id)
-        call = self._submission(stream.spec, stream.blob)
+        gateway = self.id
+        call = self._submission(stream.spec, stream.blob, gateway)
         answer = [text(part) for part in cast("list[object]", await run_async(self._redis, call))]
         if answer[0] == "ok":
-            stream.epoch = Epoch(int(answer[1]))
+            stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] != "exists":
             stream.fail(RedisUnreachable(f"Redis lost the request, and did not take it again ({answer[0]}); try again"))
 
-    def _submission(self, spec: RequestSpec, blob: bytes | None) -> scripts.Call:
+    def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId) -> scripts.Call:
         graph = self.config.graph_declaration()
         return scripts.submit(
             spec,
@@ -162,7 +170,7 @@ class FleetClient:
             bound=self.config.limits.max_requests,
             stages=graph.stages_for(spec.outputs),
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
-            gateway=self.id,
+            gateway=gateway,
         )
 
     async def _read(self) -> None:
@@ -238,7 +246,7 @@ class FleetClient:
         self._hold(stream)
         stream.on_lost = lambda: self._send_again(stream)
         try:
-            answer = await self._as_listed(lambda: self._submission(spec, blob), unless="stale")
+            gateway, answer = await self._as_listed(lambda me: self._submission(spec, blob, me), unless="stale")
             if text(answer[0]) != "ok":
                 raise self._refusal(text(answer[0]), self.config.limits.max_requests)
         except FleetError as error:
@@ -246,7 +254,7 @@ class FleetClient:
             if isinstance(error, RedisUnreachable):
                 self._disown(spec.id)
             raise
-        stream.epoch = Epoch(int(text(answer[1])))
+        stream.held_by(gateway, Epoch(int(text(answer[1]))))
         return stream
 
     async def _send_unheard(self, spec: RequestSpec, blob: bytes | None) -> None:
@@ -275,9 +283,9 @@ class FleetClient:
         stream = ClientStream(spec, None, self.config, self._redis, self._keep)
         self._hold(stream)
         try:
-            answer = await self._as_listed(lambda: scripts.attach(request, self.id), unless="unlisted")
+            gateway, answer = await self._as_listed(lambda me: scripts.attach(request, me), unless="unlisted")
             if text(answer[0]) == "ok":
-                stream.epoch = Epoch(int(text(answer[1])))
+                stream.held_by(gateway, Epoch(int(text(answer[1]))))
             elif text(answer[0]) != "ended":
                 raise RedisUnreachable(f"the request could not be taken over ({text(answer[0])}); try again")
             await self._ask(stream.catch_up())
@@ -286,19 +294,25 @@ class FleetClient:
             raise
         return spec, stream
 
-    async def _as_listed(self, call: Callable[[], scripts.Call], *, unless: str) -> list[object]:
-        """A call in our name; if the answer is that nobody of that name is listed (a lapse of ours), once more in a new one."""
-        former = self.id
-        answer = cast("list[object]", await self._ask(run_async(self._redis, call())))
+    async def _as_listed(self, call: Callable[[WorkerId], scripts.Call], *, unless: str) -> tuple[WorkerId, list[object]]:
+        """A call in our name; if the answer is that nobody of that name is listed (a lapse of ours), once more in a new one.
+
+        With the name of which the answer is. Whoever asks may give up: joining anew is everybody's, and goes on.
+        """
+        me = self.id
+        answer = cast("list[object]", await self._ask(run_async(self._redis, call(me))))
         if text(answer[0]) == unless:
-            await self._ask(self._rejoin(former))
-            answer = cast("list[object]", await self._ask(run_async(self._redis, call())))
-        return answer
+            rejoining = asyncio.create_task(self._rejoin(me))
+            self._rejoins.add(rejoining)
+            rejoining.add_done_callback(self._rejoins.discard)
+            await self._ask(asyncio.shield(rejoining))
+            me = self.id
+            answer = cast("list[object]", await self._ask(run_async(self._redis, call(me))))
+        return me, answer
 
     def _hold(self, stream: ClientStream) -> None:
         """Notices of the request go to this stream from now on; that of an older connection, which may close later, gets none."""
         request = stream.request_id
-        stream.gateway = self.id
 
         def let_go() -> None:
             if self._streams.get(request) is stream:

@@ -45,7 +45,7 @@ def sha(name: str) -> str:
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
-    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice",
+    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve",
 )  # fmt: skip
 
 
@@ -139,6 +139,11 @@ def claim(
     """
     consumers = chain.from_iterable((outputs or {}).items())
     return Call("claim", (worker, role, entry, request, stage, epoch, len(inputs), *inputs, *consumers))
+
+
+def reserve(worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """The worker keeps a task that is to run alone, until it can claim it. Said again, it tells whether it still may."""
+    return Call("reserve", (worker, role, entry, request, stage, epoch))
 
 
 def append(items: Sequence[Append]) -> Call:

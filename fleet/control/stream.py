@@ -71,6 +71,14 @@ class ClientStream:
             self._ready.append(ready)
         self._wake.set()
 
+    def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
+        """The right to acknowledge and to abort is that of this incarnation of the gateway, at this epoch."""
+        self.gateway, self.epoch = gateway, epoch
+
+    def is_astray(self, gateway: WorkerId) -> bool:
+        """Whether its right was that of another incarnation than `gateway`, and the answer is still wanted."""
+        return bool(self.epoch) and self.gateway != gateway and self._error is None
+
     def ended(self, notice: EndNotice) -> None:
         """The request has ended; anything but `finished` is an error for whoever still listens."""
         if notice.state != "finished":

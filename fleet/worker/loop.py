@@ -81,7 +81,7 @@ class WorkerLoop:
         whole = len(config.roles_of(self.stage)) == 1  # between halves, who ends a task is not who begins the next
         most = config.limits.max_sessions if whole else 0
         self.sessions = Sessions(self.engine, worker, keep_s=config.lease.session_s, most=most)
-        self.told: list[scripts.Call] = []
+        self.told: list[Post] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int | str] = {}
         self.draining = self.leaving = False
@@ -164,7 +164,7 @@ class WorkerLoop:
             self._fail(took_part[0], failure_of("the engine failed the request", error))
             return
         for task in took_part:
-            self.told.append(scripts.lose_task(task.request, task.stage, task.epoch))
+            self.told.append((scripts.lose_task(task.request, task.stage, task.epoch), _ignore))
             self.engine.abort(task.request)
             self._finish(task)
 
@@ -194,8 +194,7 @@ class WorkerLoop:
         acks = [ack for task in self.tasks.values() if task.owes for ack in task.acks_due()]
         posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
         told, self.told = self.told, []
-        posts += [(call, _ignore) for call in told]
-        posts += self.passing.stories() + self.sessions.posts()
+        posts += told + self.passing.stories() + self.sessions.posts()
         # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
         posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
         ending = [self.tasks[item.chunk.request] for item in appends if item.finish]
@@ -228,13 +227,27 @@ class WorkerLoop:
     def _take(self, grants: Sequence[Grant]) -> None:
         """Claim what came; a task that is to run alone waits until nothing else runs here, and nothing new is taken meanwhile.
         What was put to this worker then is left, and granted to another when it is overdue.
+
+        The task waits in this worker's name: granted to another as overdue, it would close that one as well, and so on.
         """
-        self.reserved += [grant for grant in grants if grant.alone]
+        suspects = [grant for grant in grants if grant.alone]
+        self.reserved += suspects
         due = [grant for grant in grants if not grant.alone and (grant.entry or not self._is_for_one())]
         if self.reserved and not self.tasks and not due:
             due.append(self.reserved.pop(0))
-        if due:
+        if due or suspects:
             self._claim(due)
+
+    def _reservations(self) -> list[Post]:
+        return [
+            (scripts.reserve(self.worker, self.role, g.entry, g.request, g.stage, g.epoch), partial(self._settle_reservation, g))
+            for g in self.reserved
+        ]
+
+    def _settle_reservation(self, grant: Grant, reply: Reply) -> None:
+        """One that is over must not keep this worker closed: the task has ended, or was granted anew."""
+        if text(reply) != "ok" and grant in self.reserved:
+            self.reserved.remove(grant)
 
     def _poll_due(self) -> list[RequestId]:
         """The slow poll that covers a lost notice: is what we hold still live?"""
@@ -247,6 +260,7 @@ class WorkerLoop:
         self._forget_the_gone()
         for task in self.tasks.values():
             task.stirred = task.owes = True
+        self.told += self._reservations()
         if not self.tasks:
             self.passing.meet(self.link.workers_of, self.receiver.peer)
         return list({*self.tasks, *self.lingering, *self.passing.offers.requests()})
@@ -321,8 +335,11 @@ class WorkerLoop:
             scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch, self.inputs, self.outputs)
             for g in grants
         ]
-        mail = self.link.exchange(calls, free_slots=0, block_ms=0)
-        for grant, reply in zip(grants, mail.replies, strict=True):
+        kept = self._reservations()
+        mail = self.link.exchange([*calls, *(call for call, _ in kept)], free_slots=0, block_ms=0)
+        for (_, settle), reply in zip(kept, mail.replies[len(calls) :], strict=True):
+            settle(reply)
+        for grant, reply in zip(grants, mail.replies[: len(calls)], strict=True):
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
                 self._open(grant, parse_claim(answer, self.inputs, list(self.outputs)))

@@ -17,7 +17,7 @@ from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from fleet.conductor.driver.snapshot import missed_facts, read_live, read_request, was_delivered
+from fleet.conductor.driver.snapshot import is_nobodys, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.conductor.step import resume, step
@@ -223,7 +223,7 @@ class Driver:
         if deserted_s > self.config.lease.no_worker_s:
             self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))
             return
-        if not was_delivered(self.client, record.id, task.stage):
+        if not is_nobodys(self.client, record.id, task.stage):
             return
         self._apply(ev.GrantOverdue(request=record.id, stage=task.stage, epoch=task.epoch))
 

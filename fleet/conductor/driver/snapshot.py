@@ -10,7 +10,7 @@ from fleet.control import keys
 from fleet.control.connect import exchange, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
 
@@ -88,20 +88,32 @@ def _read_fields(
     return {stage: [text(f) for f in cast("list[object]", reply)] for stage, reply in zip(stages, replies, strict=True)}
 
 
-def was_delivered(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
+def is_nobodys(client: redis.Redis, request: RequestId, stage: StageName) -> bool:
     """Whether the task's grant has left its role's queue. One that still waits there is not lost: the role is merely busy.
 
-    One that was put to a worker had a slot there.
+    One that was put to a worker had a slot there; but one that is to run alone is kept by a worker that takes nothing else until
+    it can, and granted again only where another of the role has nothing to do: else one worker after another would be closed.
     """
-    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "to"]))
-    role, entry, to = (text(f) for f in found)
+    found = cast("list[bytes | None]", client.hmget(keys.task(request, stage), ["role", "entry", "to", "alone"]))
+    role, entry, to, alone = (text(f) for f in found)
     if to:
-        return True
+        return alone != "1" or _someone_idles(client, RoleName(role))
     if not role or not entry:
         return False
     groups = cast("list[dict[str, object]]", client.xinfo_groups(keys.role(RoleName(role))))
     last = text(groups[0]["last-delivered-id"]) if groups else "0-0"
     return _id(entry) <= _id(last)
+
+
+def _someone_idles(client: redis.Redis, role: RoleName) -> bool:
+    """Whether a worker of the role takes tasks, and has none."""
+    listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
+    serving = [worker for worker in listed if role_of(worker) == role]
+    held = [("SCARD", keys.worker_tasks(worker)) for worker in serving]
+    are = [("HMGET", keys.worker(worker), "draining", "standby") for worker in serving]
+    replies = exchange(client, (), *held, *are)
+    marks = [[text(mark) for mark in cast("list[object]", reply)] for reply in replies[len(serving) :]]
+    return any(not tasks and not any(closed) for tasks, closed in zip(replies, marks, strict=False))
 
 
 def _id(entry: str) -> tuple[int, int]:

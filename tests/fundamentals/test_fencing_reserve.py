@@ -1,0 +1,72 @@
+"""A task that is to run alone is kept by one worker until that can claim it, for as long as its grant stands."""
+
+from typing import cast
+
+import pytest
+
+from fleet.conductor.driver.snapshot import is_nobodys
+from fleet.control import keys, scripts
+from fleet.control.connect import connect
+from fleet.core.events import TaskLost
+from fleet.core.ids import Epoch, WorkerId
+from tests.fundamentals.control_plane import KEEP, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.support import stream_entries
+
+
+def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:
+    entry = control.task()["entry"]
+    return control.run(scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch()))
+
+
+def kept(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
+    return cast("set[bytes]", control.client.smembers(keys.worker_tasks(worker)))
+
+
+@pytest.fixture
+def granted(control: Control) -> Control:
+    """To run alone; two workers of the role are there."""
+    control.register(OTHER)
+    assert control.grant(control.epoch(), alone=True) == "ok"
+    return control
+
+
+def test_who_reserved_a_task_claims_it_and_no_other_does(granted: Control) -> None:
+    assert [reserve(granted), reserve(granted), reserve(granted, OTHER)] == ["ok", "ok", "stale"]
+    assert stream_entries(granted.client, keys.role(ROLE)) == [], "it waits for nobody else"
+    assert kept(granted) == {f"{REQUEST}|{STAGE}".encode()}
+    assert [granted.claim(granted.epoch(), OTHER), granted.claim(granted.epoch())] == ["stale", "ok"]
+    assert reserve(granted) == "stale", "it runs"
+
+
+def test_a_reservation_ends_with_its_grant(granted: Control) -> None:
+    old = granted.epoch()
+    assert reserve(granted) == "ok"
+    assert granted.grant(old, alone=True) == "ok"
+    assert reserve(granted, epoch=old) == "stale" and kept(granted) == set()
+    assert reserve(granted, OTHER) == "ok"
+    granted.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
+    assert reserve(granted, OTHER) == "ended" and kept(granted, OTHER) == set()
+
+
+def test_who_is_gone_or_drains_reserves_nothing_and_loses_what_it_had_without_a_death(granted: Control) -> None:
+    assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
+    assert reserve(granted) == "ok"
+    granted.kill()
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "ok"
+    assert granted.run(scripts.order(OTHER, "drain")) == "ok"
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "draining"
+    assert [(event.deaths, event.alone) for event in granted.told(TaskLost) if isinstance(event, TaskLost)] == [(0, False)] * 2
+
+
+@pytest.mark.parametrize("control", ["redis"], indirect=True)
+def test_it_is_granted_to_another_only_where_one_has_nothing_to_do(granted: Control, redis_url: str) -> None:
+    with connect(redis_url) as client:
+        assert reserve(granted) == "ok"
+        assert is_nobodys(client, REQUEST, STAGE), "the other one idles"
+        client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
+        assert not is_nobodys(client, REQUEST, STAGE)
+        client.delete(keys.worker_tasks(OTHER))
+        assert granted.run(scripts.order(OTHER, "drain")) == "ok"
+        assert not is_nobodys(client, REQUEST, STAGE), "that one takes nothing"

@@ -1,0 +1,91 @@
+"""A gateway that was fenced goes on with every answer it held, however often it is interrupted in taking them back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from fleet.control import client as client_module
+from fleet.control import scripts
+from fleet.control.connect import run, run_async
+from fleet.control.stream import ClientStream
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec
+from fleet.graphs import get_graph
+from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, in_step, thread_fleet
+
+NUM_TOKENS, HELD = 20, 3
+TEXT = in_step(get_graph("text"))
+RENEWS, RENEWS_NEVER = "lease.worker_s=0.5", "lease.worker_s=3600"
+Send = Callable[[], Awaitable[object]]
+
+
+async def begin(client: client_module.FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
+    """Answers that nobody has begun to read: each waits for its credit."""
+    held: list[tuple[RequestSpec, ClientStream]] = []
+    for _ in range(HELD):
+        spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+        held.append((spec, await client.submit(spec, None)))
+    return held
+
+
+def fence(fleet: ThreadFleet, client: client_module.FleetClient) -> None:
+    run(fleet.clients[0], scripts.fence_worker("", client.id, died=True))
+
+
+def at_attach_of(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
+    """As `run_async`, but the first attach of the request is done by `once`."""
+    struck: list[RequestId] = []
+
+    async def send(redis: Redis, call: scripts.Call) -> object:
+        if call.script != "attach" or call.args[0] != request or struck:
+            return await run_async(redis, call)
+        struck.append(request)
+        return await once(lambda: run_async(redis, call))
+
+    return send
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before it is done", "before the answer"])
+async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_next_renewal(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+) -> None:
+    async def break_off(send: Send) -> object:
+        if is_done:
+            await send()
+        raise RedisConnectionError("the connection broke")
+
+    with thread_fleet(redis_url, RENEWS, "lease.resume_s=2", *TEXT) as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            held = await begin(client, fleet)
+            monkeypatch.setattr(client_module, "run_async", at_attach_of(held[1][0].id, break_off))
+            fence(fleet, client)
+            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(heard, expected)
+
+
+async def test_a_caller_that_gives_up_interrupts_nothing(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
+    with thread_fleet(redis_url, RENEWS_NEVER, "lease.resume_s=2", *TEXT) as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            held = await begin(client, fleet)
+            other = fake_spec(fleet, num_tokens=NUM_TOKENS)
+
+            async def give_up(send: Send) -> object:
+                left = asyncio.Event()
+                impatient.add_done_callback(lambda _: left.set())
+                impatient.cancel()
+                await left.wait()
+                return await send()
+
+            monkeypatch.setattr(client_module, "run_async", at_attach_of(held[1][0].id, give_up))
+            fence(fleet, client)
+            impatient = asyncio.create_task(client.submit(other, None))
+            with pytest.raises(asyncio.CancelledError):
+                await impatient
+            for heard in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+                assert_same(heard, expected)
