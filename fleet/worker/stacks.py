@@ -10,14 +10,16 @@ MAX_FRAMES = 25
 
 
 def stacks() -> str:
-    """The main thread, which is the engine loop's, comes last: what is too long for the log loses its beginning."""
+    """The main thread, which is the engine loop's, comes last, and those that many share, such as idle ones of a pool, first and
+    once: what is too long for the log loses its beginning.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] == main)  # pyright: ignore[reportPrivateUsage]
-    return "\n".join(
-        f"Thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame)[-MAX_FRAMES:]).rstrip()
-        for ident, frame in frames
-    )
+    of_stack: dict[str, list[int]] = {}
+    for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        of_stack.setdefault("".join(traceback.format_stack(frame)[-MAX_FRAMES:]).rstrip(), []).append(ident)
+    told = sorted(of_stack.items(), key=lambda item: (main in item[1], -len(item[1])))
+    return "\n".join(f"Thread {', '.join(str(names.get(ident, ident)) for ident in idents)}:\n{stack}" for stack, idents in told)
 
 
 def log_stacks(log: logging.Logger, why: str) -> None:

@@ -397,8 +397,9 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         keeper, _ = await served(client, turn(fleet, 0))
         loop = loop_of(fleet, keeper)
         stop(fleet, keeper)
-        spec = turn(fleet, 1)
+        asked = await client.submit(spec := turn(fleet, 1), None)
         call = scripts.retain(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
         assert loop.engine.kept(TALK)
         loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.kept(TALK)
+        await asked.abort("enough")

@@ -57,6 +57,17 @@ def hanging() -> Iterator[None]:
     thread.join(timeout=10)
 
 
+def test_threads_that_stand_at_one_place_are_told_once() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        together = threading.Barrier(9)
+        for _ in range(8):
+            pool.submit(together.wait)
+        together.wait()
+        told = stacks()
+    assert "ThreadPoolExecutor" in told and told.count("_work_queue") <= 2 and told.count("work_item = ") <= 2
+    assert told.rindex("MainThread") > told.rindex("ThreadPoolExecutor")
+
+
 def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
     lease = Lease(client, WORKER, 0.3, dict)
     with shipping(redis_url, Labels("worker", WORKER)):
