@@ -156,7 +156,8 @@ def _(event: ev.RoleDeserted, state: ConductorState) -> Decision:
     task = record.tasks.get(event.stage) if record else None
     if task is None or task.state is not TaskState.GRANTED or task.epoch != event.epoch:
         return state, ()
-    message = f"no worker serves the role {event.stage}; start one with `fleet worker {event.stage}`"
+    role = granted_role(state, task)
+    message = f"no worker serves the role {role}; start one with `fleet worker {role}`"
     return _end(state, event.request, "failed", "overloaded", message)
 
 
@@ -166,11 +167,15 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
 
 
 def _grant(state: ConductorState, record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
-    """To the role it was in, else to the stage's first one: every worker of a stage can go on with any of its tasks."""
-    role = task.role or state.first_roles.get(task.stage, RoleName(task.stage))
+    role = granted_role(state, task)
     return GrantTask(
         request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake
     )
+
+
+def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
+    """The role it was in, else the stage's first one: every worker of a stage can go on with any of its tasks."""
+    return task.role or state.first_roles.get(task.stage, RoleName(task.stage))
 
 
 def _move(

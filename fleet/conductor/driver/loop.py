@@ -20,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from fleet.conductor.driver.snapshot import is_nobodys, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, TaskState
-from fleet.conductor.step import resume, step
+from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
@@ -47,6 +47,7 @@ class Driver:
         self.state = self._empty()
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.served_at: dict[str, float] = {}
+        """When this leader last saw a worker of the role; what it saw in an earlier term counts no more."""
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: since when, and at which epoch of the client edges."""
         self.spare_until = 0.0
@@ -108,7 +109,7 @@ class Driver:
         self._spare()
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else "0-0"
-        self.state, self.orphans = self._empty(), {}
+        self.state, self.orphans, self.served_at = self._empty(), {}, {}
         live = read_live(self.client)
         log.info("leading, %d live requests", len(live))
         for request in live:
@@ -218,7 +219,7 @@ class Driver:
         if record is None or task is None:
             self.granted_at.pop((request, stage), None)
             return
-        role = task.role or self.state.first_roles.get(task.stage, task.stage)
+        role = granted_role(self.state, task)
         deserted_s = time.monotonic() - self.served_at.setdefault(role, time.monotonic())
         if deserted_s > self.config.lease.no_worker_s:
             self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))

@@ -90,7 +90,6 @@ export class Talk {
     this.socket.admit();
     this.configure();
     if (lost) this.tellAgain();
-    this.socket.flush();
     for (const text of this.waiting.splice(0)) this.send(text);
   }
 
