@@ -20,6 +20,8 @@ STILL = 52
 """Of 32768, 56 dB below the loudest: what browsers and headsets make of silence is below it, no voice at a microphone is."""
 STILL_S = 0.5
 """After so much of it the model remembers nothing of use."""
+HELD_BACK_S = 0.12
+"""So much the resampler holds back at most: 118 ms at 8 kHz, under 42 ms from 22 kHz on."""
 KEPT_MS = 1000
 """Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
 
@@ -102,10 +104,14 @@ class Ear:
         self.position += len(heard) // 2
 
     def _is_still(self, samples: Pcm) -> bool:
-        """Whether it has been so quiet for so long, before any speech, that nobody need look at it."""
+        """Whether it has been so quiet for so long, before any speech, that nobody need look at it.
+
+        Quiet enough before these samples, too: what the resampler holds back is thrown away then, and must be no sound.
+        """
         quiet = int(np.maximum.reduce(samples)) < STILL and int(np.minimum.reduce(samples)) > -STILL
-        self._quiet_s = self._quiet_s + len(samples) / self.rate_hz if quiet else 0.0
-        if self._quiet_s < STILL_S or self.detector is None or self.detector.speaking:
+        before_s = self._quiet_s
+        self._quiet_s = before_s + len(samples) / self.rate_hz if quiet else 0.0
+        if self._quiet_s < STILL_S or before_s < HELD_BACK_S or self.detector is None or self.detector.speaking:
             self._still_from = None
         elif self._still_from is None:
             self._still_from = self.position
