@@ -76,7 +76,17 @@ class Ear:
 
     @property
     def kept_ms(self) -> int:
-        return len(self._kept) // 2 * 1000 // RATE_HZ
+        """Of what came: the resampler holds the end of it back."""
+        return (len(self._kept) // 2 + self._owed) * 1000 // RATE_HZ
+
+    @property
+    def came(self) -> int:
+        """Where all that came ends; `position` is behind it by what the resampler holds back."""
+        return self._came_at + self._came * RATE_HZ // self.rate_hz
+
+    @property
+    def _owed(self) -> int:
+        return max(0, self.came - self.position)
 
     def pieces(self, pcm: bytes) -> Iterator[bytes]:
         """What comes, in pieces short enough that others of the process have their turn in between.
@@ -94,8 +104,8 @@ class Ear:
         samples = np.frombuffer(piece, "<i2")
         self._came += len(samples)
         if self._is_still(samples):
-            # The resampler is always a little behind: what it owes of the sound before is made up for in zeros.
-            heard = bytes(2 * max(0, self._came_at + self._came * RATE_HZ // self.rate_hz - self.position))
+            # What the resampler owes of the sound before is made up for in zeros.
+            heard = bytes(2 * self._owed)
         elif self._resampler is None:
             heard = piece
         else:
@@ -153,10 +163,18 @@ class Ear:
         return taken
 
     def take_all(self) -> bytes:
-        """Whatever is kept; a turn that has begun ends here."""
-        taken = bytes(self._kept)
+        """Whatever came and is kept, to its last sample; a turn that has begun ends here."""
+        taken = bytes(self._kept) + self._held_back()
         self.clear()
         return taken
+
+    def _held_back(self) -> bytes:
+        """The end that the resampler owes. It must be cleared then."""
+        if self._resampler is None:
+            return b""
+        end = self._resampler.resample_chunk(np.empty(0, np.int16), last=True).astype("<i2", copy=False).tobytes()
+        # A fraction of a sample is rounded as positions are.
+        return end[: 2 * self._owed].ljust(2 * self._owed, b"\0")
 
     def peek(self, start: int, end: int) -> bytes:
         """The same, which stays."""
@@ -167,6 +185,11 @@ class Ear:
         return self.position - len(self._kept) // 2
 
     def clear(self) -> None:
+        """Nothing of what came belongs to what comes next; the time it took has passed."""
+        self.position += self._owed
+        self._odd = b""
+        if self._resampler is not None:
+            self._resampler.clear()
         self._kept.clear()
         self._judged = self.position
         if self.detector is not None:
