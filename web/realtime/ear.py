@@ -20,6 +20,8 @@ STILL = 52
 """Of 32768, 56 dB below the loudest: what browsers and headsets make of silence is below it, no voice at a microphone is."""
 STILL_S = 0.5
 """After so much of it the model remembers nothing of use."""
+HELD_BACK_S = 0.12
+"""So much the resampler holds back at most: 118 ms at 8 kHz, under 42 ms from 22 kHz on."""
 KEPT_MS = 1000
 """Of silence, while a detector listens: what a turn's prefix may reach back to, and more."""
 
@@ -74,7 +76,17 @@ class Ear:
 
     @property
     def kept_ms(self) -> int:
-        return len(self._kept) // 2 * 1000 // RATE_HZ
+        """Of what came: the resampler holds the end of it back."""
+        return (len(self._kept) // 2 + self._owed) * 1000 // RATE_HZ
+
+    @property
+    def came(self) -> int:
+        """Where all that came ends; `position` is behind it by what the resampler holds back."""
+        return self._came_at + self._came * RATE_HZ // self.rate_hz
+
+    @property
+    def _owed(self) -> int:
+        return max(0, self.came - self.position)
 
     def pieces(self, pcm: bytes) -> Iterator[bytes]:
         """What comes, in pieces short enough that others of the process have their turn in between.
@@ -92,8 +104,8 @@ class Ear:
         samples = np.frombuffer(piece, "<i2")
         self._came += len(samples)
         if self._is_still(samples):
-            # The resampler is always a little behind: what it owes of the sound before is made up for in zeros.
-            heard = bytes(2 * max(0, self._came_at + self._came * RATE_HZ // self.rate_hz - self.position))
+            # What the resampler owes of the sound before is made up for in zeros.
+            heard = bytes(2 * self._owed)
         elif self._resampler is None:
             heard = piece
         else:
@@ -102,10 +114,14 @@ class Ear:
         self.position += len(heard) // 2
 
     def _is_still(self, samples: Pcm) -> bool:
-        """Whether it has been so quiet for so long, before any speech, that nobody need look at it."""
+        """Whether it has been so quiet for so long, before any speech, that nobody need look at it.
+
+        Quiet enough before these samples, too: what the resampler holds back is thrown away then, and must be no sound.
+        """
         quiet = int(np.maximum.reduce(samples)) < STILL and int(np.minimum.reduce(samples)) > -STILL
-        self._quiet_s = self._quiet_s + len(samples) / self.rate_hz if quiet else 0.0
-        if self._quiet_s < STILL_S or self.detector is None or self.detector.speaking:
+        before_s = self._quiet_s
+        self._quiet_s = before_s + len(samples) / self.rate_hz if quiet else 0.0
+        if self._quiet_s < STILL_S or before_s < HELD_BACK_S or self.detector is None or self.detector.speaking:
             self._still_from = None
         elif self._still_from is None:
             self._still_from = self.position
@@ -147,10 +163,18 @@ class Ear:
         return taken
 
     def take_all(self) -> bytes:
-        """Whatever is kept; a turn that has begun ends here."""
-        taken = bytes(self._kept)
+        """Whatever came and is kept, to its last sample; a turn that has begun ends here."""
+        taken = bytes(self._kept) + self._held_back()
         self.clear()
         return taken
+
+    def _held_back(self) -> bytes:
+        """The end that the resampler owes. It must be cleared then."""
+        if self._resampler is None:
+            return b""
+        end = self._resampler.resample_chunk(np.empty(0, np.int16), last=True).astype("<i2", copy=False).tobytes()
+        # A fraction of a sample is rounded as positions are.
+        return end[: 2 * self._owed].ljust(2 * self._owed, b"\0")
 
     def peek(self, start: int, end: int) -> bytes:
         """The same, which stays."""
@@ -161,6 +185,11 @@ class Ear:
         return self.position - len(self._kept) // 2
 
     def clear(self) -> None:
+        """Nothing of what came belongs to what comes next; the time it took has passed."""
+        self.position += self._owed
+        self._odd = b""
+        if self._resampler is not None:
+            self._resampler.clear()
         self._kept.clear()
         self._judged = self.position
         if self.detector is not None:

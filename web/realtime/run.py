@@ -171,8 +171,9 @@ class Run:
                 break
             await self.making.moved(wait_s)
         self._end()
-        if self._limit is not None:
-            self.cut_words(self._limit)
+        if self.status == FAILED or self._limit is not None:
+            # The words of an answer that failed ran ahead of a sound that will never come.
+            self.cut_words(self.playhead.sent)
         self._out.over(self)
 
     async def _deliver_sound(self) -> None:

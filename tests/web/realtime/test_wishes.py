@@ -1,12 +1,13 @@
 """What clients ask for in ways their makers did not think of: it is done, or refused by its name, and the talk goes on."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import LIMITS, Gateway
+from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.page import Event, Page, opened
 
@@ -181,6 +182,25 @@ async def test_a_response_that_is_cancelled_says_what_it_took(gateway: Gateway) 
     spec, _ = gateway.client.submitted[0]
     assert usage["input_tokens"] == len(spec.prompt_ids) and usage["output_tokens"] > 0
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+async def test_a_response_that_fails_leaves_no_words_behind_that_nobody_heard(loaded: Loaded) -> None:
+    """Its text is whole, and about one second of the four is made. The gateway has heard no voice yet: none is fast."""
+    with serving(loaded) as gateway:
+        gateway.client.script = replace(LONG, gap_s=0, samples_per_chunk=960, fail_at=50)
+        async with opened(gateway, "/v1/realtime") as page:
+            await page.ask("count")
+            done = (await page.until("response.done"))["response"]
+            told = "".join(event["delta"] for event in page.events if event["type"] == "response.output_audio_transcript.delta")
+            assert (done["status"], told) == ("failed", LONG.text)
+            kept = await transcript_of(page, done["output"][0]["id"])
+            gateway.client.script = Script()
+            await page.ask("and then?")
+            await page.until("response.done")
+        spec, _ = gateway.client.submitted[-1]
+        prompt = gateway.client.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
+    assert LONG.text.startswith(f"{kept} ") and 1 <= len(kept.split()) <= 4
+    assert f"{kept}<" in prompt.replace("\n", ""), "the next prompt holds no more"
 
 
 async def test_an_item_that_is_deleted_while_it_is_told_is_no_more_told_of(gateway: Gateway) -> None:
