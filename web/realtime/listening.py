@@ -187,13 +187,14 @@ class Listener:
         marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
         if self._replies.interrupted is None or stopped.voiced_ms >= FALSE_ALARM_MS:
             self._end_turn(turn, pcm, marks)
-        elif self._settings().audio.input.transcription is None:
-            self._replies.go_on()
         else:
             self._spawn(self._judge(turn, pcm, marks))
 
     async def _judge(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
-        """So short that it may be a cough: it is a turn if there are words in it."""
+        """So short that it may be a cough: it is a turn if there are words in it. To a model that cannot hear there are none.
+
+        Only here does a transcription stand between the user and an answer: what is longer is answered at once.
+        """
         try:
             words = await transcribe(self._gateway, _floats(pcm), RATE_HZ)
         except FleetError as error:

@@ -1,7 +1,10 @@
 """Who speaks while being spoken to: what stops, what is remembered, and what goes on after a false alarm."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
@@ -10,9 +13,11 @@ from tests.web.realtime.page import Page, opened
 from tests.web.realtime.spoken import blocks, silence, speech
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="")
+"""Meanwhile there are no words in what the user says."""
 QUESTION = "what day comes after monday"
 COUGH_MS = 300
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 async def speak(page: Page, pcm: bytes) -> None:
@@ -88,15 +93,38 @@ async def test_after_a_false_alarm_nothing_is_lost_of_what_was_said(gateway: Gat
     assert WORDS in prompt(gateway)
 
 
-async def test_words_are_no_false_alarm_however_short(gateway: Gateway) -> None:
+@pytest.mark.parametrize("written_down", [True, False])
+async def test_words_are_no_false_alarm_however_short(gateway: Gateway, written_down: bool) -> None:
+    """Whether or not the client wants to know which they are."""
+    wish = {"model": "x"} if written_down else None
     async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": {"model": "x"}}}})
-        await answering(page, gateway)
-        gateway.client.script = Script(text="stop")
+        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": wish}}})
+        first = await answering(page, gateway)
+        gateway.client.script = Script(heard="stop")
         await speak(page, silence(100) + cough() + silence(700))
-        await page.until("input_audio_buffer.committed")
-        done = await page.until("conversation.item.input_audio_transcription.completed")
-    assert done["transcript"] == "stop"
+        started = await page.until("input_audio_buffer.speech_started")
+        committed = await page.until("input_audio_buffer.committed")
+        assert committed["item_id"] == started["item_id"]
+        answer = await page.until("response.done")
+        while written_down and f"{TRANSCRIPTION}.completed" not in page.kinds():
+            await page.next()
+    assert answer["response"]["id"] != first["id"]
+    assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "an answer to it, not the old one's rest"
+    told = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
+    assert told == ([None, "stop"] if written_down else [])
+
+
+async def test_a_model_that_cannot_hear_takes_what_is_short_for_a_false_alarm(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        async with opened(gateway) as page:
+            gateway.client.script = replace(LONG, stall_at=5)
+            await page.ask("count")
+            await page.until("response.output_text.delta")
+            await speak(page, silence(100) + cough() + silence(700))
+            assert (await page.until("response.done"))["response"]["status"] == "cancelled"
+            gateway.client.script = LONG
+            assert (await page.until("response.done"))["response"]["status"] == "completed"
+    assert "input_audio_buffer.committed" not in page.kinds()
 
 
 async def test_only_what_was_heard_is_in_the_next_prompt(gateway: Gateway) -> None:
