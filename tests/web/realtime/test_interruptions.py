@@ -1,6 +1,8 @@
 """Who speaks while being spoken to: what stops, what is remembered, and what goes on after a false alarm."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +114,73 @@ async def test_words_are_no_false_alarm_however_short(gateway: Gateway, written_
     assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "an answer to it, not the old one's rest"
     told = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
     assert told == ([None, "stop"] if written_down else [])
+
+
+@asynccontextmanager
+async def unjudged(gateway: Gateway, heard: str) -> AsyncIterator[tuple[Page, str, asyncio.Event]]:
+    """An answer is cut by a sound that says `heard`, which nobody knows before the event is set. With the answer's id."""
+    gate = asyncio.Event()
+    async with opened(gateway) as page:
+        first = await answering(page, gateway)
+        gateway.client.script = replace(LONG, heard=heard, submit_gate=gate)
+        await speak(page, silence(100) + cough() + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        yield page, first["id"], gate
+
+
+async def set_within(page: Page, gate: asyncio.Event) -> None:
+    """The event belongs to the server's loop: whatever is sent makes that turn."""
+    gate.set()
+    await page.send("no.such.event")
+
+
+def items_of(page: Page, kind: str) -> list[str]:
+    return [event["item_id"] for event in page.events if event["type"] == f"input_audio_buffer.{kind}"]
+
+
+@pytest.mark.parametrize("longer", [True, False])
+async def test_who_goes_on_before_a_word_is_understood_has_said_it(gateway: Gateway, longer: bool) -> None:
+    async with unjudged(gateway, "no") as (page, first, gate):
+        more = speech(QUESTION) if longer else cough()
+        await speak(page, more)
+        await page.until("input_audio_buffer.speech_started")
+        await set_within(page, gate)
+        await page.until("input_audio_buffer.committed")
+        await speak(page, silence(700))
+        await page.until("input_audio_buffer.committed")
+        assert (await page.until("response.done"))["response"]["id"] != first
+    assert items_of(page, "committed") == items_of(page, "speech_started")
+    assert len(gateway.client.submitted[-1][0].audio) == 2, "both were asked"
+
+
+async def test_what_is_understood_late_is_said_in_its_order_and_answered_once(gateway: Gateway) -> None:
+    async with unjudged(gateway, "no") as (page, first, gate):
+        await speak(page, speech(QUESTION) + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        await set_within(page, gate)
+        await page.until("response.done")
+    committed = [event for event in page.events if event["type"] == "input_audio_buffer.committed"]
+    assert [event["item_id"] for event in committed] == items_of(page, "speech_started")
+    assert committed[1]["previous_item_id"] == committed[0]["item_id"]
+    assert page.kinds().count("response.created") == 2
+    assert len(gateway.client.submitted[-1][0].audio) == 2, "both were asked"
+
+
+@pytest.mark.parametrize("played", [True, False])
+async def test_two_false_alarms_end_no_more_than_one(gateway: Gateway, played: bool) -> None:
+    """`played`: the listener was silent again when the second came."""
+    async with unjudged(gateway, "") as (page, first, gate):
+        if played:
+            await page.send("fleet.played", response_id=first, samples=4 * RATE_HZ)
+        await speak(page, cough())
+        await page.until("input_audio_buffer.speech_started")
+        await set_within(page, gate)
+        await speak(page, silence(700))
+        rest = (await page.until("response.created"))["response"]
+        done = (await page.until("response.done"))["response"]
+    assert done["id"] == rest["id"] and done["status"] == "completed"
+    assert "input_audio_buffer.committed" not in page.kinds()
+    assert sine(4 * RATE_HZ).tobytes().endswith(bytes(page.sound[rest["id"]]))
 
 
 async def test_a_model_that_cannot_hear_takes_what_is_short_for_a_false_alarm(text_only: Loaded) -> None:
