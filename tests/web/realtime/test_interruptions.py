@@ -196,6 +196,59 @@ async def test_a_model_that_cannot_hear_takes_what_is_short_for_a_false_alarm(te
     assert "input_audio_buffer.committed" not in page.kinds()
 
 
+async def retrieved(page: Page, item: str) -> str:
+    await page.send("conversation.item.retrieve", item_id=item)
+    return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
+
+
+async def with_a_second_to_play(page: Page, response: str) -> None:
+    """The listener is a second into it and has been sent another."""
+    await page.send("fleet.played", response_id=response, samples=RATE_HZ)
+    await page.until_sound(response, 2 * RATE_HZ)
+
+
+async def cut_at_once(page: Page, response: str, item: str) -> None:
+    """The client has played nothing of it, as it says, and the server believes that there is a second still to play."""
+    await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=0)
+    await page.send("fleet.played", response_id=response, samples=RATE_HZ)
+
+
+async def test_what_the_client_cancelled_neither_grows_nor_goes_on(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        response = await answering(page, gateway)
+        await with_a_second_to_play(page, response["id"])
+        await page.send("response.cancel")
+        item = (await page.until("response.done"))["response"]["output"][0]["id"]
+        await cut_at_once(page, response["id"], item)
+        await speak(page, silence(100) + cough())
+        await page.until("input_audio_buffer.speech_started")
+        assert await retrieved(page, item) == "", "what was cut does not come back"
+        await speak(page, silence(700))
+        await page.until("input_audio_buffer.committed")
+        again = (await page.until("response.created"))["response"]
+        await page.until_sound(again["id"], FRAME_SAMPLES)
+    whole = sine(4 * RATE_HZ).tobytes()
+    assert whole.startswith(bytes(page.sound[again["id"]])), "another answer, from its beginning"
+
+
+async def test_a_second_false_alarm_takes_the_answer_no_further(gateway: Gateway) -> None:
+    gate = asyncio.Event()
+    async with opened(gateway) as page:
+        response = await answering(page, gateway)
+        await with_a_second_to_play(page, response["id"])
+        gateway.client.script = replace(LONG, submit_gate=gate)
+        await speak(page, silence(100) + cough() + silence(700))
+        item = (await page.until("response.done"))["response"]["output"][0]["id"]
+        await page.until("input_audio_buffer.speech_stopped")
+        await cut_at_once(page, response["id"], item)
+        await speak(page, silence(100) + cough() + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        await set_within(page, gate)
+        rest = (await page.until("response.created"))["response"]
+        assert (await page.until("response.done"))["response"]["id"] == rest["id"]
+    assert bytes(page.sound[rest["id"]]) == sine(4 * RATE_HZ).tobytes(), "it goes on where the client cut it"
+
+
 async def test_only_what_was_heard_is_in_the_next_prompt(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         response = await answering(page, gateway)
