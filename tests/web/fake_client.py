@@ -85,10 +85,12 @@ class Script:
     """What the next requests do; an answer that is given is told in place of `text`.
 
     `gap_s` between chunks; at `stall_at` the stream waits for ever (negative: so many before its end); at `fail_at` it fails.
-    `spared`: rows of each task that an earlier turn had computed. `refusals`: of which submits `refusal` is the answer.
+    `heard`: what sound says, where that is not `text`. `spared`: rows of each task that an earlier turn had computed.
+    `refusals`: of which submits `refusal` is the answer.
     """
 
     text: str = "Hello there, this is the answer."
+    heard: str | None = None
     num_samples: int = FRAME_SAMPLES * 5 + 7
     samples_per_chunk: int = FRAME_SAMPLES
     gap_s: float = 0.0
@@ -256,7 +258,10 @@ class FakeClient:
 
     def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
         main = next(stage.name for stage in self.graph.stages if stage.main)
-        ids = list(spec.given) or list(self.tokenizer.encode(self.script.text).ids)[: spec.sampling[main].max_tokens]
+        text = self.script.text
+        if self.script.heard is not None and spec.kind != "voice" and spec.audio:
+            text = self.script.heard
+        ids = list(spec.given) or list(self.tokenizer.encode(text).ids)[: spec.sampling[main].max_tokens]
         if self.script.end_token and not spec.given:
             end = self.tokenizer.token_to_id("<|im_end|>")
             assert end is not None

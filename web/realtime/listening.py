@@ -55,6 +55,9 @@ class Listener:
         self._together = together
         self._hearing = asyncio.Lock()
         self._turn: Turn | None = None
+        self._judging = asyncio.Lock()
+        self._unjudged = 0
+        """Turns that are over, and of which it is not decided yet whether they were any."""
         self._owed: Marks | None = None
         """A turn that ended under an answer which may not be interrupted: it is answered next."""
         self._unwritten: list[str] = []
@@ -163,7 +166,8 @@ class Listener:
         self._turn = Turn(item_id=say.new_id("item"), start=started.start)
         self._line.tell(say.SpeechStarted(audio_start_ms=self._ms(started.start), item_id=self._turn.item_id))
         detection = self._settings().detection
-        self._replies.forget_interrupted()
+        if not self._unjudged:
+            self._replies.forget_interrupted()
         if detection is not None and detection.interrupt_response and self._replies.interrupt(time.monotonic()):
             self.interruptions += 1
 
@@ -185,26 +189,44 @@ class Listener:
         pcm = self.ear.take(turn.start, stopped.end)
         silent_s = (self.ear.position - stopped.voiced_end) / RATE_HZ
         marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
-        if self._replies.interrupted is None or stopped.voiced_ms >= FALSE_ALARM_MS:
+        if not self._unjudged and not self._may_be_none(stopped):
             self._end_turn(turn, pcm, marks)
-        elif self._settings().audio.input.transcription is None:
-            self._replies.go_on()
-        else:
-            self._spawn(self._judge(turn, pcm, marks))
+            return
+        self._unjudged += 1
+        self._spawn(self._judge(turn, pcm, stopped, marks))
 
-    async def _judge(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
-        """So short that it may be a cough: it is a turn if there are words in it."""
+    def _may_be_none(self, stopped: Stopped) -> bool:
+        """So short that it may be a cough."""
+        return self._replies.interrupted is not None and stopped.voiced_ms < FALSE_ALARM_MS
+
+    async def _judge(self, turn: Turn, pcm: bytes, stopped: Stopped, marks: Marks) -> None:
+        """It is a turn if there are words in it. If the user has gone on meanwhile, what comes last is answered, or goes on.
+
+        Only here does a transcription stand between the user and an answer: what is longer is answered at once. Turns are judged
+        in their order, each after the one before.
+        """
         try:
-            words = await transcribe(self._gateway, _floats(pcm), RATE_HZ)
+            async with self._judging:
+                is_turn = not self._may_be_none(stopped) or await self._has_words(pcm)
+        finally:
+            self._unjudged -= 1
+        goes_on = self.hearing or self._unjudged > 0
+        if is_turn and goes_on:
+            self._replies.forget_interrupted()
+            self._add_turn(turn.item_id, pcm)
+            self._write_down_unless_answered()
+        elif is_turn:
+            self._end_turn(turn, pcm, marks)
+        elif not goes_on:
+            self._replies.go_on()
+
+    async def _has_words(self, pcm: bytes) -> bool:
+        """To a model that cannot hear there are none."""
+        try:
+            return bool(await transcribe(self._gateway, _floats(pcm), RATE_HZ))
         except FleetError as error:
             log.warning("what interrupted an answer could not be understood: %s", error.message)
-            words = ""
-        if self.hearing or self._replies.interrupted is None:
-            return
-        if words:
-            self._end_turn(turn, pcm, marks)
-        else:
-            self._replies.go_on()
+            return False
 
     def _end_turn(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
         detection = self._settings().detection

@@ -20,7 +20,7 @@ from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader
 from web.realtime.line import Line
 from web.realtime.making import Making
-from web.realtime.run import Marks, Plan, Run
+from web.realtime.run import CANCELLED, Marks, Plan, Run
 from web.realtime.served import check_speaks
 from web.realtime.settings import Settings, check_output_format, refuse_tools, voice_name
 from web.schema import MessageBody
@@ -164,7 +164,10 @@ class Replies:
     # the user speaks
 
     def interrupt(self, now: float) -> bool:
-        """The user speaks while being spoken to: nothing more is made or sent. Whether there was anything to stop."""
+        """The user speaks while being spoken to: nothing more is made or sent. Whether there was anything to stop.
+
+        One that was cancelled may still be playing, but is over: it is not what a false alarm goes on with.
+        """
         run = self.run
         if run is None or not self.sounding(now):
             return False
@@ -172,7 +175,10 @@ class Replies:
         if run.active:
             self._cut(run, "turn_detected", heard)
         else:
-            run.cut_words(heard)
+            # What an earlier cut took does not come back.
+            run.cut_words(min(heard, _heard_of(run)))
+            if run.status == CANCELLED:
+                return False
         self.interrupted = run
         return True
 
@@ -189,13 +195,9 @@ class Replies:
         old, self.interrupted = self.interrupted, None
         if old is None or self.active is not None:
             return
-        heard, chars = 0, 0
-        if old.item is not None:
-            part = old.item.parts[0]
-            heard = part.said.heard if part.said is not None else 0
-            chars = len(part.text)
+        chars = len(old.item.parts[0].text) if old.item is not None else 0
         plan = replace(
-            old.plan, skip_samples=old.plan.skip_samples + heard, skip_chars=old.plan.skip_chars + chars, metadata=None
+            old.plan, skip_samples=old.plan.skip_samples + _heard_of(old), skip_chars=old.plan.skip_chars + chars, metadata=None
         )
         making = Making(self._gateway, old.making.body, shorten=old.making.shorten)
         making.make_rest(old.making)
@@ -299,3 +301,9 @@ class Replies:
             self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
         check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
         return plan
+
+
+def _heard_of(run: Run) -> int:
+    """Samples of it that were played, as far as is known."""
+    said = run.item.parts[0].said if run.item is not None else None
+    return said.heard if said is not None else 0

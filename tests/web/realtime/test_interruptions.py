@@ -1,7 +1,12 @@
 """Who speaks while being spoken to: what stops, what is remembered, and what goes on after a false alarm."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
@@ -10,9 +15,11 @@ from tests.web.realtime.page import Page, opened
 from tests.web.realtime.spoken import blocks, silence, speech
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="")
+"""Meanwhile there are no words in what the user says."""
 QUESTION = "what day comes after monday"
 COUGH_MS = 300
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 async def speak(page: Page, pcm: bytes) -> None:
@@ -88,15 +95,158 @@ async def test_after_a_false_alarm_nothing_is_lost_of_what_was_said(gateway: Gat
     assert WORDS in prompt(gateway)
 
 
-async def test_words_are_no_false_alarm_however_short(gateway: Gateway) -> None:
+@pytest.mark.parametrize("written_down", [True, False])
+async def test_words_are_no_false_alarm_however_short(gateway: Gateway, written_down: bool) -> None:
+    """Whether or not the client wants to know which they are."""
+    wish = {"model": "x"} if written_down else None
     async with opened(gateway) as page:
-        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": {"model": "x"}}}})
-        await answering(page, gateway)
-        gateway.client.script = Script(text="stop")
+        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"transcription": wish}}})
+        first = await answering(page, gateway)
+        gateway.client.script = Script(heard="stop")
         await speak(page, silence(100) + cough() + silence(700))
+        started = await page.until("input_audio_buffer.speech_started")
+        committed = await page.until("input_audio_buffer.committed")
+        assert committed["item_id"] == started["item_id"]
+        answer = await page.until("response.done")
+        while written_down and f"{TRANSCRIPTION}.completed" not in page.kinds():
+            await page.next()
+    assert answer["response"]["id"] != first["id"]
+    assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "an answer to it, not the old one's rest"
+    told = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
+    assert told == ([None, "stop"] if written_down else [])
+
+
+@asynccontextmanager
+async def unjudged(gateway: Gateway, heard: str) -> AsyncIterator[tuple[Page, str, asyncio.Event]]:
+    """An answer is cut by a sound that says `heard`, which nobody knows before the event is set. With the answer's id."""
+    gate = asyncio.Event()
+    async with opened(gateway) as page:
+        first = await answering(page, gateway)
+        gateway.client.script = replace(LONG, heard=heard, submit_gate=gate)
+        await speak(page, silence(100) + cough() + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        yield page, first["id"], gate
+
+
+async def set_within(page: Page, gate: asyncio.Event) -> None:
+    """The event belongs to the server's loop: whatever is sent makes that turn."""
+    gate.set()
+    await page.send("no.such.event")
+
+
+def items_of(page: Page, kind: str) -> list[str]:
+    return [event["item_id"] for event in page.events if event["type"] == f"input_audio_buffer.{kind}"]
+
+
+@pytest.mark.parametrize("longer", [True, False])
+async def test_who_goes_on_before_a_word_is_understood_has_said_it(gateway: Gateway, longer: bool) -> None:
+    async with unjudged(gateway, "no") as (page, first, gate):
+        more = speech(QUESTION) if longer else cough()
+        await speak(page, more)
+        await page.until("input_audio_buffer.speech_started")
+        await set_within(page, gate)
         await page.until("input_audio_buffer.committed")
-        done = await page.until("conversation.item.input_audio_transcription.completed")
-    assert done["transcript"] == "stop"
+        await speak(page, silence(700))
+        await page.until("input_audio_buffer.committed")
+        assert (await page.until("response.done"))["response"]["id"] != first
+    assert items_of(page, "committed") == items_of(page, "speech_started")
+    assert len(gateway.client.submitted[-1][0].audio) == 2, "both were asked"
+
+
+async def test_what_is_understood_late_is_said_in_its_order_and_answered_once(gateway: Gateway) -> None:
+    async with unjudged(gateway, "no") as (page, first, gate):
+        await speak(page, speech(QUESTION) + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        await set_within(page, gate)
+        await page.until("response.done")
+    committed = [event for event in page.events if event["type"] == "input_audio_buffer.committed"]
+    assert [event["item_id"] for event in committed] == items_of(page, "speech_started")
+    assert committed[1]["previous_item_id"] == committed[0]["item_id"]
+    assert page.kinds().count("response.created") == 2
+    assert len(gateway.client.submitted[-1][0].audio) == 2, "both were asked"
+
+
+@pytest.mark.parametrize("played", [True, False])
+async def test_two_false_alarms_end_no_more_than_one(gateway: Gateway, played: bool) -> None:
+    """`played`: the listener was silent again when the second came."""
+    async with unjudged(gateway, "") as (page, first, gate):
+        if played:
+            await page.send("fleet.played", response_id=first, samples=4 * RATE_HZ)
+        await speak(page, cough())
+        await page.until("input_audio_buffer.speech_started")
+        await set_within(page, gate)
+        await speak(page, silence(700))
+        rest = (await page.until("response.created"))["response"]
+        done = (await page.until("response.done"))["response"]
+    assert done["id"] == rest["id"] and done["status"] == "completed"
+    assert "input_audio_buffer.committed" not in page.kinds()
+    assert sine(4 * RATE_HZ).tobytes().endswith(bytes(page.sound[rest["id"]]))
+
+
+async def test_a_model_that_cannot_hear_takes_what_is_short_for_a_false_alarm(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        async with opened(gateway) as page:
+            gateway.client.script = replace(LONG, stall_at=5)
+            await page.ask("count")
+            await page.until("response.output_text.delta")
+            await speak(page, silence(100) + cough() + silence(700))
+            assert (await page.until("response.done"))["response"]["status"] == "cancelled"
+            gateway.client.script = LONG
+            assert (await page.until("response.done"))["response"]["status"] == "completed"
+    assert "input_audio_buffer.committed" not in page.kinds()
+
+
+async def retrieved(page: Page, item: str) -> str:
+    await page.send("conversation.item.retrieve", item_id=item)
+    return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
+
+
+async def with_a_second_to_play(page: Page, response: str) -> None:
+    """The listener is a second into it and has been sent another."""
+    await page.send("fleet.played", response_id=response, samples=RATE_HZ)
+    await page.until_sound(response, 2 * RATE_HZ)
+
+
+async def cut_at_once(page: Page, response: str, item: str) -> None:
+    """The client has played nothing of it, as it says, and the server believes that there is a second still to play."""
+    await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=0)
+    await page.send("fleet.played", response_id=response, samples=RATE_HZ)
+
+
+async def test_what_the_client_cancelled_neither_grows_nor_goes_on(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        response = await answering(page, gateway)
+        await with_a_second_to_play(page, response["id"])
+        await page.send("response.cancel")
+        item = (await page.until("response.done"))["response"]["output"][0]["id"]
+        await cut_at_once(page, response["id"], item)
+        await speak(page, silence(100) + cough())
+        await page.until("input_audio_buffer.speech_started")
+        assert await retrieved(page, item) == "", "what was cut does not come back"
+        await speak(page, silence(700))
+        await page.until("input_audio_buffer.committed")
+        again = (await page.until("response.created"))["response"]
+        await page.until_sound(again["id"], FRAME_SAMPLES)
+    whole = sine(4 * RATE_HZ).tobytes()
+    assert whole.startswith(bytes(page.sound[again["id"]])), "another answer, from its beginning"
+
+
+async def test_a_second_false_alarm_takes_the_answer_no_further(gateway: Gateway) -> None:
+    gate = asyncio.Event()
+    async with opened(gateway) as page:
+        response = await answering(page, gateway)
+        await with_a_second_to_play(page, response["id"])
+        gateway.client.script = replace(LONG, submit_gate=gate)
+        await speak(page, silence(100) + cough() + silence(700))
+        item = (await page.until("response.done"))["response"]["output"][0]["id"]
+        await page.until("input_audio_buffer.speech_stopped")
+        await cut_at_once(page, response["id"], item)
+        await speak(page, silence(100) + cough() + silence(700))
+        await page.until("input_audio_buffer.speech_stopped")
+        await set_within(page, gate)
+        rest = (await page.until("response.created"))["response"]
+        assert (await page.until("response.done"))["response"]["id"] == rest["id"]
+    assert bytes(page.sound[rest["id"]]) == sine(4 * RATE_HZ).tobytes(), "it goes on where the client cut it"
 
 
 async def test_only_what_was_heard_is_in_the_next_prompt(gateway: Gateway) -> None:
