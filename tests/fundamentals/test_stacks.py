@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.worker import lease as leases
 from fleet.worker.lease import Lease
+from fleet.worker.stacks import stacks
 from tests.fundamentals.control_plane import WORKER, Control
 from tests.support import stream_entries, wait_until
 
@@ -58,14 +60,20 @@ def hanging() -> Iterator[None]:
 
 
 def test_threads_that_stand_at_one_place_are_told_once() -> None:
-    with ThreadPoolExecutor(8) as pool:
-        together = threading.Barrier(9)
+    done, met = threading.Event(), threading.Barrier(9)
+
+    def an_idle_one_of_many() -> None:
+        met.wait()
+        done.wait(60)
+
+    with ThreadPoolExecutor(8, "many") as pool:
         for _ in range(8):
-            pool.submit(together.wait)
-        together.wait()
-        told = stacks()
-    assert "ThreadPoolExecutor" in told and told.count("_work_queue") <= 2 and told.count("work_item = ") <= 2
-    assert told.rindex("MainThread") > told.rindex("ThreadPoolExecutor")
+            pool.submit(an_idle_one_of_many)
+        met.wait()
+        told = wait_until(lambda: (found := stacks()).count("in an_idle_one_of_many") == 1 and found, "all of them to be idle")
+        done.set()
+    assert told and all(f"many_{number}" in told for number in range(8))
+    assert told.rindex("MainThread") > told.rindex("an_idle_one_of_many")
 
 
 def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
