@@ -70,10 +70,12 @@ def test_threads_that_stand_at_one_place_are_told_once() -> None:
         for _ in range(8):
             pool.submit(an_idle_one_of_many)
         met.wait()
-        told = wait_until(lambda: (found := stacks()).count("in an_idle_one_of_many") == 1 and found, "all of them to be idle")
+        place = f"in {an_idle_one_of_many.__name__}"
+        wait_until(lambda: stacks().count(place) == 1, "all of them to be idle")
+        told = stacks()
         done.set()
-    assert told and all(f"many_{number}" in told for number in range(8))
-    assert told.rindex("MainThread") > told.rindex("an_idle_one_of_many")
+    assert all(f"many_{number}" in told for number in range(8))
+    assert told.rindex("MainThread") > told.rindex(place)
 
 
 def test_what_was_asked_for_is_in_the_fleets_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
