@@ -95,7 +95,7 @@ class _Reader:
 
     def check(self) -> None:
         table = self._read_blocks()
-        if self._pool.read(table).tobytes() != self._lent.data:
+        if self._pool.read(table, NUM_PAGES * PAGE_TOKENS).tobytes() != self._lent.data:
             raise BenchError("the pages that were read are not those that were lent")
         self._pool.give_back(table)
 
@@ -129,7 +129,7 @@ class _Reader:
         data = _await(self._transfer.pull(copy.tensor.ref, self._lent.metadata, READ_S))
         table = self._pool.borrow()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS)
-        self._pool.write(table, np.frombuffer(data, np.uint8))
+        self._pool.write(table, np.frombuffer(data, np.uint8), NUM_PAGES * PAGE_TOKENS)
         took_us = (time.perf_counter_ns() - began_ns) / 1000
         self._pool.give_back(table)
         return copy.took_us + took_us
@@ -165,7 +165,7 @@ def _lend(connection: Connection) -> None:
     end = _End(LENDER)
     place = end.pool.place(end.table)
     noise = np.random.default_rng(1).integers(0, 256, place.length_bytes, np.uint8)
-    end.pool.write(end.table, noise)
+    end.pool.write(end.table, noise, NUM_PAGES * PAGE_TOKENS)
     # Also because memory that was never written to is one shared page, and faster than any other.
     end.plain.view[:] = noise.tobytes()
     lent = _Lent(metadata=end.transfer.metadata(), pages=place, plain=end.plain.region, data=noise.tobytes())
@@ -181,7 +181,7 @@ def _lend(connection: Connection) -> None:
 def _copy(pool: KVPool, table: PageTable, transfer: Transfer) -> _Copy:
     transfer.release(REQUEST)
     began_ns = time.perf_counter_ns()
-    data = pool.read(table)
+    data = pool.read(table, NUM_PAGES * PAGE_TOKENS)
     tensor = transfer.publish(REQUEST, "uint8", data.shape, data.tobytes())
     return _Copy(tensor, (time.perf_counter_ns() - began_ns) / 1000)
 

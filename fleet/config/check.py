@@ -158,6 +158,26 @@ def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
             yield ("stages", name, "split", "decode", "device"), stage.split.decode.device
 
 
+def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
+    """The halves of a stage read each other's keys and values as they lie in memory. Two of which one is "auto" meet, and are
+    compared, when their workers join.
+    """
+    if config.dtype != "auto":
+        return
+    for name, stage in config.stages.items():
+        if stage.split is None:
+            continue
+        halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
+        devices = {half: given.device or stage.device or config.device for half, given in halves.items()}
+        if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
+            where = " and ".join(f"{half} on {device}" for half, device in devices.items())
+            message = (
+                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, but its halves must have one; "
+                "set dtype to float32 or bfloat16, or give both one device"
+            )
+            yield Problem(("stages", name, "split"), message)
+
+
 def folders_are_no_files(config: FleetConfig) -> Iterator[Problem]:
     """A folder that is not there may be made, or lie on another machine; one that is a file never serves."""
     if config.checkpoint not in _MADE_FOR_IT:
@@ -199,5 +219,6 @@ RULES: tuple[Rule, ...] = (
     leases_agree,
     a_request_fits_the_arena,
     invariant_numerics_have_their_device,
+    halves_share_a_dtype,
     folders_are_no_files,
 )

@@ -68,7 +68,7 @@ class Overloaded(FleetError):
 
 
 class VersionSkew(ConfigError):
-    """A worker is of another version, or serves another checkpoint, than the workers there are."""
+    """A worker is not of the version or checkpoint of the workers there are, or cannot read its other half's pages."""
 
 
 class NoWorker(FleetError):

@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
 class PagesRef(msgspec.Struct, frozen=True, array_like=True):
     """Pages of a pool that lies in memory layer by layer: in each of `num_layers` layers, which follow each other every
-    `layer_bytes` from `address` on, page n is the nth block of `block_bytes`.
+    `layer_bytes` from `address` on, page n is the nth block of `block_bytes`. `layout`: how a block is to be read.
     """
 
     address: int
@@ -30,6 +30,7 @@ class PagesRef(msgspec.Struct, frozen=True, array_like=True):
     layer_bytes: int
     block_bytes: int
     pages: tuple[int, ...]
+    layout: str = ""
 
     @property
     def length_bytes(self) -> int:
@@ -41,8 +42,8 @@ def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
 
     Empty if a block of one has no place in the other: the pools are not alike.
     """
-    alike = (remote.num_layers, remote.block_bytes, len(remote.pages)) == (local.num_layers, local.block_bytes, len(local.pages))
-    if not alike:
+    shapes = {(ref.num_layers, ref.block_bytes, ref.layout, len(ref.pages)) for ref in (remote, local)}
+    if len(shapes) > 1:
         return []
     blocks = _common_runs(remote, local)
     return [

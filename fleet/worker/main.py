@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 DRAIN_S = 2.0
 PROTOCOL_VERSION = "1"
 FINGERPRINT_BYTES = 1024 * 1024
+SKEW_FIX = "run one version and one checkpoint in one fleet, and set one dtype and page_size_tokens for both halves of a stage"
 
 
 def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuildOptions:
@@ -103,11 +104,11 @@ class WorkerProcess:
 
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
-        device: str = "", labels: Labels | None = None,
+        device: str = "", dtype: str = "", labels: Labels | None = None,
     ) -> None:  # fmt: skip
-        """`fingerprint` says which checkpoint the stage was built from; "" where it needs none."""
+        """`fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none."""
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
-        self.fingerprint, self.device = fingerprint, device
+        self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
         self.gauge = Gauge(device)
         self.labels = labels or Labels("worker")
         self.stop = threading.Event()
@@ -204,14 +205,22 @@ class WorkerProcess:
             "transfer": transfer.metadata(),
             "backend": transfer.backend,
             "registered_bytes": str(transfer.registered_bytes),
+            **self._must_agree(serves.stage),
         }
         lease_us = int(self.config.lease.worker_s * 1e6)
         call = scripts.register(worker, self.role, lease_us, fields, replicas=serves.replicas, standby=serves.standby)
         answer = run(client, call)
         if isinstance(answer, list):
             why = text(cast("list[bytes]", answer)[1])
-            raise VersionSkew(f"worker {self.role} is refused: {why}; run one version and one checkpoint in one fleet")
+            raise VersionSkew(f"worker {self.role} is refused: {why}; {SKEW_FIX}")
         return text(answer) == "standby"
+
+    def _must_agree(self, stage: StageName) -> dict[str, str]:
+        """In what both halves of a split stage must be alike beside their checkpoint, to read each other's keys and values."""
+        mine = self.config.stage(stage)
+        if mine.split is None:
+            return {}
+        return {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(mine.page_size_tokens)}
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -240,9 +249,10 @@ def run_worker(
     built = build_stage(config, serves.stage, folder)
     fake = config.engine == "fake"
     fingerprint = "" if fake else fingerprint_of(folder)
-    device = "fake" if fake else build_options(config, serves.stage, folder).device
+    options = build_options(config, serves.stage, folder)
+    device, dtype = ("fake", "") if fake else (options.device, options.dtype)
     process = WorkerProcess(
-        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, labels=labels
+        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels
     )
 
     def stop(_signum: int, _frame: object) -> None:

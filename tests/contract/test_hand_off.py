@@ -72,11 +72,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("lm"))
 
 
-def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16) -> End:
+def new_end(checkpoint: Path, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> End:
     worker = WorkerId(f"lm@here:{next(NAMES)}")
     options = BuildOptions(
-        stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens
-    )
+        stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens,
+        dtype=dtype,
+    )  # fmt: skip
     engine = text.build(options).engine
     transfer: Transfer
     if kind == "inline":
@@ -210,6 +211,27 @@ def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Pa
     adoption = adoption_of(offer, source, target)
     adoption.poll()
     assert adoption.failed and adoption.take_back()
+    source.offers.free(REQUEST)
+    for end in (source, target):
+        assert end.holds() == (0, 0)
+        end.transfer.close()
+
+
+@pytest.mark.parametrize(("dtype", "page_size_tokens"), [("bfloat16", 16), ("float16", 32), ("float32", 8)])
+def test_blocks_of_another_dtype_or_page_size_are_computed_anew(
+    checkpoint: Path, kind: str, dtype: str, page_size_tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, target = new_end(checkpoint, kind), new_end(checkpoint, kind, page_size_tokens=page_size_tokens, dtype=dtype)
+    offer, begun = offered(source)
+    target.open({"ids": np.array(begun, np.int32)})
+    whole = target.run()
+    target.open({"ids": np.array(begun, np.int32)})
+    adoption = adoption_of(offer, source, target)
+    wait_until(lambda: adoption.poll() or adoption.failed or adoption.blocks is not None, "the blocks to come, or not")
+    assert adoption.failed == (kind == "pages"), "pages are not even read"
+    assert not adoption.adopt(REQUEST)
+    assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (kind != "pages")
+    assert adoption.take_back() and target.run() == whole
     source.offers.free(REQUEST)
     for end in (source, target):
         assert end.holds() == (0, 0)

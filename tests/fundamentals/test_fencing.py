@@ -28,6 +28,20 @@ def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Con
     assert join("lm@new:1:b", protocol="1", package="2.0", checkpoint="abc") == b"ok"
 
 
+def test_halves_of_a_stage_that_could_not_read_each_others_pages_are_refused(control: Control) -> None:
+    def join(role: str, name: str, **fields: str) -> Reply:
+        return run(control.client, scripts.register(WorkerId(f"{role}@{name}"), role, 60_000_000, {"kind": "worker", **fields}))
+
+    computes = {"stage": "lm", "dtype": "float32", "page_size_tokens": "16"}
+    assert join("lm.prefill", "a", **computes) == b"ok"
+    for field, ours in (("dtype", "bfloat16"), ("page_size_tokens", "32")):
+        status, why = cast("list[bytes]", join("lm.decode", field, **{**computes, field: ours}))
+        assert status == b"skew" and why.decode() == f"its {field} is {ours}, that of lm.prefill@a is {computes[field]}"
+    assert join("lm.decode", "b", **computes) == b"ok"
+    assert join("voice.decode", "c", **{**computes, "stage": "voice", "dtype": "bfloat16"}) == b"ok", "it reads none of these"
+    assert join("ears", "d") == b"ok"
+
+
 def test_a_fleet_that_died_as_a_whole_keeps_no_other_version_out(control: Control) -> None:
     """Nobody fenced its workers, and Redis still lists them; their leases say that they are no more."""
 

@@ -171,6 +171,14 @@ TOGETHER = (
     bad("invariant numerics on half a stage's GPU",
         "numerics: invariant\nstages: {talker: {split: {decode: {device: cuda}}}}",
         "stages.talker.split.decode.device: numerics: invariant runs on a CPU, not on cuda; write cpu, or numerics: fast"),
+    bad("halves of two dtypes",
+        "stages: {thinker: {split: {prefill: {device: cpu}, decode: {device: cuda}}}}",
+        "stages.thinker.split: computes prefill on cpu and decode on cuda, and dtype auto is float32 on a CPU and bfloat16 on a "
+        "GPU, but its halves must have one; set dtype to float32 or bfloat16, or give both one device"),
+    bad("halves of two dtypes, one of them on the deployment's device",
+        "device: 'cuda:1'\nstages: {talker: {split: {decode: {device: cpu}}}}",
+        "stages.talker.split: computes prefill on cuda:1 and decode on cpu, and dtype auto is float32 on a CPU and bfloat16 on a "
+        "GPU, but its halves must have one; set dtype to float32 or bfloat16, or give both one device"),
     bad("a split of what has one walk", "stages: {code2wav: {split: {}}}",
         "stages.code2wav.split: code2wav has no prefill to split from its decode; only thinker, talker can be split"),
     bad("workers of a split stage", "stages: {talker: {replicas: 2, split: {}}}",

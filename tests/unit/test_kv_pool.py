@@ -9,9 +9,9 @@ import torch
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 
 
-def make_pool(num_pages: int = 8, page_size: int = 4) -> KVPool:
+def make_pool(num_pages: int = 8, page_size: int = 4, dtype: torch.dtype = torch.float32) -> KVPool:
     shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=2)
-    return KVPool(shape, num_pages=num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
+    return KVPool(shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=torch.device("cpu"))
 
 
 def test_a_table_grows_by_whole_pages() -> None:
@@ -72,12 +72,40 @@ def test_a_page_lies_where_its_place_says() -> None:
         assert pool.grow(others, positions) and pool.grow(table, positions)
     pool.data[:] = torch.arange(pool.data.numel(), dtype=torch.float32).view_as(pool.data)
     place, memory = pool.place(table), pool.memory
-    assert memory is not None and place.length_bytes == pool.read(table).nbytes
+    assert memory is not None and place.length_bytes == pool.read(table, 8).nbytes
     for layer in range(place.num_layers):
         for page in place.pages:
             at = place.address + layer * place.layer_bytes + page * place.block_bytes
             assert memory.address <= at <= at + place.block_bytes <= memory.address + memory.length_bytes
             assert ctypes.string_at(at, place.block_bytes) == pool.data[layer, page].numpy().tobytes()
+
+
+def held_by(pool: KVPool, num_positions: int) -> PageTable:
+    table = pool.borrow()
+    assert pool.grow(table, num_positions)
+    return table
+
+
+@pytest.mark.parametrize("num_positions", [6, 4])
+def test_what_is_read_of_one_pool_is_written_into_another(num_positions: int) -> None:
+    """Also if fewer positions are wanted than were read, or the table they are read from has room for more."""
+    source, target = make_pool(), make_pool()
+    theirs, ours = held_by(source, 12), held_by(target, num_positions)
+    source.data[:] = torch.rand_like(source.data)
+    assert target.write(ours, source.read(theirs, 6), 6)
+    assert torch.equal(target.data[:, ours.pages], source.data[:, theirs.pages[: len(ours.pages)]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "page_size"), [(torch.float32, 4), (torch.float32, 8), (torch.bfloat16, 8)], ids=["wider", "both", "longer pages"]
+)
+def test_bytes_of_a_pool_of_another_dtype_or_page_size_are_not_taken(dtype: torch.dtype, page_size: int) -> None:
+    source, target = make_pool(page_size=page_size, dtype=dtype), make_pool(dtype=torch.bfloat16)
+    theirs, ours = held_by(source, 6), held_by(target, 1)
+    source.data[:] = 7
+    assert not target.write(ours, source.read(theirs, 1), 1)
+    assert not target.data.any(), "nothing is written"
+    assert source.place(theirs).layout != target.place(ours).layout
 
 
 def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() -> None:

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 
 from fleet.core.pages import PagesRef, Span, decode_pages, encode_pages, spans_between
@@ -50,3 +51,10 @@ def test_pools_that_are_not_alike_have_nothing_in_common() -> None:
 
 def test_they_cross_the_wire() -> None:
     assert decode_pages(encode_pages(pages(4, 2))) == pages(4, 2)
+
+
+def test_blocks_that_are_read_otherwise_have_no_place_however_large_they_are() -> None:
+    """A page of 16 positions in float32 is as large as one of 32 in bfloat16."""
+    wide, narrow = (msgspec.structs.replace(pages(1), layout=layout) for layout in ("float32, 16", "bfloat16, 32"))
+    assert spans_between(wide, narrow) == []
+    assert spans_between(wide, wide) != []

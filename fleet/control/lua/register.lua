@@ -1,6 +1,7 @@
 -- register: lists a new incarnation with its lease, makes its inbox and its role's stream. A worker whose versions are not those of
 -- the workers there are is refused, and the reason kept for an hour. It stands by (answer "standby") where its role has workers
--- enough that take tasks, and not yet enough that stand by. One whose lease has lapsed counts for neither: it may be long dead.
+-- enough that take tasks, and not yet enough that stand by. Workers of one `stage`, where they name it, hand each other what they
+-- computed, and must compute alike too. One whose lease has lapsed counts for neither: it may be long dead.
 -- ARGV: worker, role ("" for a gateway), lease us, event, workers of the role that are to take tasks and to stand by, then
 -- field/value pairs of its hash
 local w, role, lease, ev, replicas, standby = unpack(ARGV)
@@ -9,7 +10,11 @@ local given = {}
 for i = 7, #ARGV, 2 do given[ARGV[i]] = ARGV[i + 1] end
 local at_work, standing_by = 0, 0
 for _, other in ipairs(call('ZRANGEBYSCORE', P .. 'workers', int(now_us()), '+inf')) do
-  for _, field in ipairs({'protocol', 'package', 'checkpoint'}) do
+  local same = {'protocol', 'package', 'checkpoint'}
+  if given.stage and call('HGET', P .. 'worker:' .. other, 'stage') == given.stage then
+    same = {'protocol', 'package', 'checkpoint', 'dtype', 'page_size_tokens'}
+  end
+  for _, field in ipairs(same) do
     local theirs = call('HGET', P .. 'worker:' .. other, field) or ''
     if given[field] and theirs ~= '' and theirs ~= given[field] then
       local why = 'its ' .. field .. ' is ' .. given[field] .. ', that of ' .. other .. ' is ' .. theirs

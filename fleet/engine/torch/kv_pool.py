@@ -53,6 +53,16 @@ class KVPool:
     def num_used(self) -> int:
         return self.num_pages - len(self._free)
 
+    @property
+    def page_bytes(self) -> int:
+        """Of one page, in all layers."""
+        return self.data[:, 0].nbytes
+
+    @property
+    def layout(self) -> str:
+        """How bytes of a page are to be read: pools of one stage may differ in it, and then cannot read each other's."""
+        return f"{str(self.data.dtype).removeprefix('torch.')}, {self.page_size} positions a page"
+
     def pages_for(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)
 
@@ -76,6 +86,7 @@ class KVPool:
             layer_bytes=layer.nbytes,
             block_bytes=layer[0].nbytes,
             pages=tuple(table.pages),
+            layout=self.layout,
         )
 
     def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:
@@ -107,18 +118,21 @@ class KVPool:
         table.pages.clear()
         self._lent.remove(table)
 
-    def read(self, table: PageTable) -> NDArray[np.uint8]:
-        """A copy of a table's pages: uint8 [bytes], layer by layer."""
-        return self.data[:, table.pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
+    def read(self, table: PageTable, num_positions: int) -> NDArray[np.uint8]:
+        """A copy of the pages of a table's first positions: uint8 [bytes], layer by layer."""
+        pages = table.pages[: self.pages_for(num_positions)]
+        return self.data[:, pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
 
-    def write(self, table: PageTable, data: NDArray[np.uint8]) -> bool:
-        """Put what `read` gave into a table's pages; False, and nothing done, unless it comes from a pool of the same shape."""
-        page_bytes = self.data[:, 0].numel() * self.data.element_size()
-        num_pages = min(len(data) // page_bytes, len(table.pages)) if len(data) % page_bytes == 0 else 0
-        if num_pages < len(table.pages):
+    def write(self, table: PageTable, data: NDArray[np.uint8], num_positions: int) -> bool:
+        """Put what `read` gave of so many positions into a table's pages, which may be fewer.
+
+        False, and nothing done, if it is not to the byte what those positions take here: another pool's numbers are wider, say.
+        """
+        num_pages, wanted = self.pages_for(num_positions), len(table.pages)
+        if len(data) != num_pages * self.page_bytes or num_pages < wanted:
             return False
         whole = torch.from_numpy(np.array(data)).view(self.data.dtype).view(self.data.shape[0], -1, *self.data.shape[2:])
-        self.data[:, table.pages] = whole[:, :num_pages].to(self.data.device)
+        self.data[:, table.pages] = whole[:, :wanted].to(self.data.device)
         return True
 
     def check(self) -> None:

@@ -165,7 +165,7 @@ class LMEngine(Generic[TaskT]):
         held = self._held.get(request_id)
         if held is None or not held.computed:
             return None
-        return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table))
+        return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table, held.computed))
 
     def memory(self) -> Memory | None:
         return self.pool.memory
@@ -210,7 +210,11 @@ class LMEngine(Generic[TaskT]):
             return True
         if not self.pool.grow(held.table, num_rows):
             return False
-        if not self.pool.write(held.table, blocks.data):
+        if not self.pool.write(held.table, blocks.data, blocks.num_rows):
+            log.warning(
+                "request %s: %d bytes are not %d rows of this pool (%s); they are computed here", held.request.request_id,
+                len(blocks.data), blocks.num_rows, self.pool.layout, extra={"request_id": held.request.request_id},
+            )  # fmt: skip
             self._rob(held)
             return False
         return True

@@ -1,0 +1,27 @@
+"""A worker process that does not go together with the workers there are ends with one line that says in what, and the fix."""
+
+from pathlib import Path
+
+import pytest
+
+from fleet.config import load_config
+from fleet.control import scripts
+from fleet.control.connect import connect, run
+from fleet.core.errors import VersionSkew
+from fleet.core.ids import RoleName, StageName, WorkerId
+from fleet.worker.main import WorkerProcess, build_stage
+
+SPLIT = load_config(None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}"))
+PREFILL, DECODE = WorkerId("thinker.prefill@there:1:a"), RoleName("thinker.decode")
+DTYPE_AND_SIZE = "dtype and page_size_tokens for both halves"
+
+
+@pytest.mark.parametrize(("field", "theirs", "ours"), [("dtype", "bfloat16", "float32"), ("page_size_tokens", "32", "16")])
+def test_a_half_that_could_not_read_the_others_pages_does_not_join(redis_url: str, field: str, theirs: str, ours: str) -> None:
+    client = connect(redis_url)
+    fields: dict[str, str | bytes] = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: theirs}
+    run(client, scripts.register(PREFILL, "thinker.prefill", 60_000_000, fields))
+    client.close()
+    worker = WorkerProcess(SPLIT, DECODE, redis_url, build_stage(SPLIT, StageName("thinker"), Path()), dtype="float32")
+    with pytest.raises(VersionSkew, match=f"its {field} is {ours}, that of {PREFILL} is {theirs}; .* set one {DTYPE_AND_SIZE}"):
+        worker.run()
