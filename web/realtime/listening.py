@@ -139,9 +139,10 @@ class Listener:
         self._write_down()
 
     def on_answer_over(self) -> None:
+        """Of the conversation or outside of it: what is owed waits for that of the conversation."""
         self._write_down()
-        marks, self._owed = self._owed, None
-        if marks is not None and self._replies.active is None:
+        if self._owed is not None and self._replies.active is None:
+            marks, self._owed = self._owed, None
             self._replies.answer(marks)
 
     def stop(self) -> None:

@@ -284,6 +284,26 @@ async def test_the_user_may_be_forbidden_to_interrupt(gateway: Gateway) -> None:
         assert second["response"]["id"] != first["id"], "what was said meanwhile is answered then"
 
 
+async def test_a_response_outside_the_conversation_takes_no_answer_away(gateway: Gateway) -> None:
+    """It ends while one answer is told, and another is owed after that."""
+    detection = {"type": "server_vad", "interrupt_response": False}
+    message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "classify this"}]}
+    aside = {"conversation": "none", "input": [message], "output_modalities": ["text"]}
+    async with opened(gateway) as page:
+        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}})
+        first = await answering(page, gateway, replace(LONG, stall_at=4))
+        await speak(page, speech(QUESTION) + silence(800))
+        await page.until("input_audio_buffer.committed")
+        gateway.client.script = Script()
+        await page.send("response.create", response=aside)
+        assert (await page.until("response.done"))["response"]["conversation_id"] is None
+        await page.send("response.cancel")
+        assert (await page.until("response.done"))["response"]["id"] == first["id"]
+        answer = (await page.until("response.done"))["response"]
+    assert answer["conversation_id"] is not None and answer["status"] == "completed"
+    assert len(gateway.client.submitted[-1][0].audio) == 1, "what was said meanwhile is answered"
+
+
 async def test_push_to_talk(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
