@@ -140,6 +140,8 @@ class Connection:
         self.voiced_end_ms = 0
         self.turn: str | None = None
         self.serial = 0
+        self.came: list[str] = []
+        """Of each frame, in their order: its event's type, or "sound"."""
 
     async def run(self) -> None:
         script = self.double.script
@@ -162,6 +164,7 @@ class Connection:
     async def take(self, message: Mapping[str, object]) -> None:
         sound = message.get("bytes")
         if isinstance(sound, bytes):
+            self.came.append("sound")
             await self.hear(np.frombuffer(sound, "<i2").astype(np.int16))
         else:
             await self.handle(cast(Event, json.loads(cast(str, message["text"]))))
@@ -193,6 +196,7 @@ class Connection:
     async def handle(self, event: Event) -> None:
         self.double.events.append(event)
         kind = str(event["type"])
+        self.came.append(kind)
         if kind == "session.update":
             await self.update(cast("dict[str, object]", event["session"]))
         elif kind == "response.create":

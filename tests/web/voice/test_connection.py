@@ -114,3 +114,20 @@ def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDA
     heard_ms = 1000 * len(double.heard()) / double.rate_hz
     # at most what was on its way when the connection broke
     assert heard_ms >= sent_ms - 200
+
+
+def test_a_new_session_knows_what_the_sound_is_before_it_hears_any(
+    speaker: Callable[[str, NDArray[np.int16]], Page], double: Double
+) -> None:
+    """Of what was said while there was no connection, too: until it is told, a session hears another rate and looks for turns."""
+    page = speaker("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
+    expect(page.locator("#state")).to_have_text("Ready")
+    page.locator("#talk-button").click()
+    wait_until(lambda: len(double.mic) > 10, "sound")
+    double.script = Script(refuse=(1011, ""))
+    double.call(double.connections[0].drop)
+    wait_js(page, "fleetVoice.socket.held.length > 20")
+    double.script = Script(forget=True)
+    wait_until(lambda: "sound" in double.connections[-1].came, "what was held")
+    assert double.connections[-1].session != "sess_1"
+    assert double.connections[-1].came[0] == "session.update"

@@ -69,10 +69,13 @@ export class Socket extends EventTarget {
     old?.close(1000);
   }
 
-  /** The session is there: what the microphone heard meanwhile goes first. */
+  /** The session is there. What is held goes with `flush`: what it means may have to be told first. */
   admit() {
     this.attempt = 0;
     this.ready = true;
+  }
+
+  flush() {
     for (const block of this.held.splice(0)) this.socket.send(block);
   }
 

@@ -90,6 +90,7 @@ export class Talk {
     this.socket.admit();
     this.configure();
     if (lost) this.tellAgain();
+    this.socket.flush();
     for (const text of this.waiting.splice(0)) this.send(text);
   }
 
