@@ -41,8 +41,8 @@ export class Speech {
     if (this.pressedAt !== null || !this.mic.on || !this.settings.walkie) return;
     this.talk.stop();
     this.pressedAt = performance.now();
-    this.socket.send({ type: "input_audio_buffer.clear" });
-    this.question = new Question("speech");
+    this.socket.keep({ type: "input_audio_buffer.clear" });
+    this.question = this.talk.numbered(new Question("speech"));
     this.talk.put(this.question);
   }
 
@@ -56,14 +56,14 @@ export class Speech {
   }
 
   takeBack() {
-    this.socket.send({ type: "input_audio_buffer.clear" });
+    this.socket.keep({ type: "input_audio_buffer.clear" });
     this.talk.takeBack(this.question);
   }
 
   commit(lengthMs) {
     Object.assign(this.question, { state: "waiting", endedAt: performance.now(), lengthMs });
-    this.socket.send({ type: "input_audio_buffer.commit" });
-    this.socket.send({ type: "response.create" });
+    this.socket.keep({ type: "input_audio_buffer.commit" });
+    this.socket.keep({ type: "response.create", response: { metadata: { question: this.question.number } } });
     this.talk.view.turnChanged(this.question);
   }
 }

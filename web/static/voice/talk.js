@@ -114,6 +114,7 @@ export class Talk {
     const answer = this.current;
     if (answer?.live) this.endAnswer(answer, "The connection was lost, and the server no longer had this answer.");
     this.speech.begin();
+    this.socket.dropHeld((event) => "response_id" in event || "item_id" in event);
     for (const turn of this.turns) {
       const text = turn.role === "user" ? turn.text : turn.text.slice(0, turn.heardChars);
       if (text) this.socket.send(message(turn.role, text));
@@ -168,7 +169,7 @@ export class Talk {
   }
 
   onCommitted({ item_id }) {
-    const question = this.spoken(item_id) ?? (this.question?.itemId === null ? this.question : null);
+    const question = this.spoken(item_id) ?? this.uncommitted;
     if (!question) return;
     question.itemId = item_id;
     question.committed = true;
@@ -178,6 +179,11 @@ export class Talk {
 
   spoken(itemId) {
     return this.turns.find((turn) => turn.role === "user" && turn.itemId === itemId);
+  }
+
+  /** What was said first of that of which the server has not told that it has it: sound that was pushed to talk. */
+  get uncommitted() {
+    return this.turns.find((turn) => turn.kind === "speech" && turn.itemId === null && turn.state === "waiting");
   }
 
   onTranscript({ item_id, transcript, delta }) {
@@ -220,7 +226,7 @@ export class Talk {
   /** Speech that was taken back (a cough) is no turn: the answer goes on without it. */
   dropUnsaid() {
     const question = this.question;
-    if (question?.kind !== "speech" || question.committed || question.state === "hearing") return;
+    if (question?.kind !== "speech" || question.itemId === null || question.committed || question.state === "hearing") return;
     this.takeBack(question);
   }
 
@@ -378,9 +384,9 @@ export class Talk {
   async quieten(answer) {
     await this.player?.flush(answer.serial);
     answer.notes.push("interrupted");
-    if (answer.itemId && answer.audible) {
+    if (answer.itemId && answer.audible && this.turns.includes(answer)) {
       const { itemId: item_id, playedMs: audio_end_ms } = answer;
-      this.socket.send({ type: "conversation.item.truncate", item_id, content_index: 0, audio_end_ms });
+      this.socket.keep({ type: "conversation.item.truncate", item_id, content_index: 0, audio_end_ms });
     }
     this.view.turnChanged(answer);
     this.refresh();
@@ -399,9 +405,14 @@ export class Talk {
   send(text) {
     this.stop();
     for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
-    const question = Object.assign(new Question("text", text), { number: String((this.numAsked += 1)) });
+    const question = this.numbered(new Question("text", text));
     this.put(question);
     this.sending = Promise.all([this.sending, this.quiet]).then(() => this.tell(question));
+  }
+
+  /** Its answer names it. */
+  numbered(question) {
+    return Object.assign(question, { number: String((this.numAsked += 1)) });
   }
 
   /** One that something was said after already is not answered by itself. */
@@ -414,11 +425,12 @@ export class Talk {
     this.ask(question.text);
   }
 
-  /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. */
+  /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. None is waited for any more. */
   stop() {
     const answer = this.silence();
     const begun = answer && !answer.done ? { response_id: answer.responseId } : {};
-    if (begun.response_id || this.question !== null) this.socket.send({ type: "response.cancel", ...begun });
+    if (begun.response_id || this.question !== null) this.socket.keep({ type: "response.cancel", ...begun });
+    if (this.question?.state !== "hearing") this.question = null;
     this.refresh();
   }
 
