@@ -2,7 +2,7 @@
 
 import { Answer, Question } from "./answer.js";
 import { latencyOf } from "./latency.js";
-import { ECHO_HEARD, GATEWAY_AWAY, micReason, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
+import { ECHO_HEARD, GATEWAY_AWAY, micReason, NOTHING_HEARD, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
 import { Speech } from "./speech.js";
 import { stateOf } from "./status.js";
 
@@ -171,6 +171,7 @@ export class Talk {
   onCommitted({ item_id }) {
     const question = this.spoken(item_id) ?? this.uncommitted;
     if (!question) return;
+    if (question.itemId === null && this.question === question) this.askFor(question);
     question.itemId = item_id;
     question.committed = true;
     if (question.state === "hearing") question.state = "waiting";
@@ -330,6 +331,11 @@ export class Talk {
 
   onError({ error }) {
     if (error.code === "response_cancel_not_active") return;
+    if (error.code === "input_audio_buffer_commit_empty" && this.uncommitted) {
+      this.takeBack(this.uncommitted);
+      this.view.showReason(NOTHING_HEARD, "answer");
+      return;
+    }
     if (!this.facts.connected) {
       this.trouble = error.message; // the close that follows says what comes of it
       return;
@@ -404,10 +410,14 @@ export class Talk {
   /** What is typed interrupts an answer as speech does: it ends, history keeps what was heard of it, and then comes the question. */
   send(text) {
     this.stop();
-    for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
+    this.forgetReasons();
     const question = this.numbered(new Question("text", text));
     this.put(question);
     this.sending = Promise.all([this.sending, this.quiet]).then(() => this.tell(question));
+  }
+
+  forgetReasons() {
+    for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
   }
 
   /** Its answer names it. */
@@ -418,11 +428,14 @@ export class Talk {
   /** One that something was said after already is not answered by itself. */
   tell(question) {
     const told = this.socket.send(message("user", question.text));
-    const metadata = { question: question.number };
-    if (told && this.question === question) this.socket.send({ type: "response.create", response: { metadata } });
+    if (told && this.question === question) this.askFor(question);
     if (told || !this.turns.includes(question)) return;
     this.takeBack(question);
     this.ask(question.text);
+  }
+
+  askFor({ number }) {
+    this.socket.send({ type: "response.create", response: { metadata: { question: number } } });
   }
 
   /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. None is waited for any more. */
