@@ -103,8 +103,9 @@ class Hall:
         session.watch = Watch(changed=session.watch.changed, asked=asked)
         line.attach(port)
         line.tell(SessionCreated(session=session.settings))
-        line.tell(resumed(session))
+        # What was told meanwhile is in the whole text too: told after it, it would be read twice.
         line.catch_up()
+        line.tell(resumed(session))
         run = session.replies.run
         if run is not None:
             asked(run.making.request_id)

@@ -90,6 +90,22 @@ async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> 
     assert len(gateway.client.submitted) == 1
 
 
+async def test_words_told_without_a_connection_come_once(gateway: Gateway) -> None:
+    script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
+        await page.drop()
+    wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
+    (story,) = gateway.client.stories.values()
+    told = next(edge for edge in story.edges if edge.name == "text")
+    before = told.produced
+    wait_until(lambda: told.produced > before + 10, "words without a listener")
+    async with opened(gateway, session=page.session, response=response, samples=0) as again:
+        await again.until("response.output_audio_transcript.done")
+    assert again.shown(response, page.shown(response)) == script.text
+
+
 async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")

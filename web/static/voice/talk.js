@@ -94,12 +94,12 @@ export class Talk {
     for (const text of this.waiting.splice(0)) this.send(text);
   }
 
-  /** What was told while nobody listened comes by itself; of what was lost on the way only this is known. */
+  /** What was told while nobody listened has come by itself; of what was lost on the way only this is known. */
   onResumed({ response_id, transcript }) {
-    const answer = this.current;
-    if (!answer || answer.done) return;
-    if (answer.responseId !== response_id) this.settle(answer, -1);
-    else if (transcript) this.onText(answer, { transcript });
+    for (const answer of this.answers.values()) {
+      if (answer.responseId !== response_id) this.settle(answer, -1);
+      else if (transcript) this.onText(answer, { transcript });
+    }
   }
 
   /** The server has ended it already: once no more of its sound comes, it is over here too. */
