@@ -64,6 +64,7 @@ export class Talk {
     if (this.session && answer && !answer.done && !answer.cut) {
       query.set("response", answer.responseId);
       query.set("samples", String(answer.received));
+      query.set("chars", String([...answer.text].length));
     }
     return `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/console/ws?${query}`;
   }
