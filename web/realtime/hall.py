@@ -32,6 +32,15 @@ SPARE_S = 10.0
 """How much longer than its client a session lives in Redis, so that the gateway is the one to end it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a client that comes back has of a response: samples of its sound, characters of its words; None: it does not say."""
+
+    response_id: str | None
+    samples: int | None
+    chars: int | None
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """A session this gateway holds."""
@@ -85,17 +94,14 @@ class Hall:
         place.session.note()
         return place.session
 
-    async def resume(
-        self, session_id: str, port: Port, response_id: str | None, samples: int | None, asked: Callable[[RequestId], None]
-    ) -> Session:
-        """Go on with a session whose connection was lost, here or on another gateway. `samples`: how much sound of the response
-        the client has.
+    async def resume(self, session_id: str, port: Port, received: Received, asked: Callable[[RequestId], None]) -> Session:
+        """Go on with a session whose connection was lost, here or on another gateway.
 
         Raises: NotFound, Overloaded, RedisUnreachable.
         """
         place = self._places.get(session_id)
         if place is None:
-            place = await self._take_over(session_id, asked)
+            place = await self._take_over(session_id, received, asked)
         session, line = place.session, place.session.line
         if place.expiry is not None:
             place.expiry.cancel()
@@ -103,25 +109,31 @@ class Hall:
         session.watch = Watch(changed=session.watch.changed, asked=asked)
         line.attach(port)
         line.tell(SessionCreated(session=session.settings))
-        line.tell(resumed(session))
+        # What was told meanwhile is in the whole text too: told after it, it would be read twice.
         line.catch_up()
+        line.tell(resumed(session))
         run = session.replies.run
         if run is not None:
             asked(run.making.request_id)
-            if samples is not None and run.id == response_id:
-                run.rewind(samples)
+            if received.samples is not None and run.id == received.response_id:
+                run.rewind(received.samples)
             elif run.active:
                 run.making.poke()
         session.note()
         return session
 
-    async def _take_over(self, session_id: str, asked: Callable[[RequestId], None]) -> Place:
+    async def _take_over(self, session_id: str, received: Received, asked: Callable[[RequestId], None]) -> Place:
         held = await self._gateway.client.hold_voice(session_id, self._keep_s)
         if held is None:
             raise NotFound(f"session: no session {session_id!r}; it never was, or is over. Begin another", param="session")
-        return self._seat(
+        place = self._seat(
             lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields), asked
         )
+        run = place.session.replies.active
+        if run is not None and run.id == received.response_id and received.chars is not None:
+            # Words are told faster than they are written down: what was told last its client alone knows.
+            run.sent_chars = received.chars
+        return place
 
     def _seat(
         self, make: Callable[[Watch], Session], epoch: int, snapshot: Snapshot, asked: Callable[[RequestId], None]

@@ -316,7 +316,8 @@ class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
 
 
 class Resumed(FleetEvent, tag="fleet.resumed", kw_only=True):
-    """A session goes on over another socket. `transcript`: all that the answer under way has told so far; "" without one."""
+    """A session goes on over another socket. `transcript`: all that the answer under way has told so far; "" without
+    one, or where that is not known here yet."""
 
     session_id: str
     response_id: str | None

@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId
 from web.errors import type_of
-from web.realtime.hall import Hall
+from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.server_events import Error, ErrorDetail
 from web.realtime.session import Session
@@ -26,24 +27,28 @@ CLOSE_OF = {"rate_limit_exceeded": 1013, "redis_unreachable": 1013, "invalid_api
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the address asks for. `samples`: how much of the response's sound the client has."""
+    """What the address asks for."""
 
     session: str | None
-    response: str | None
-    samples: int | None
+    received: Received
 
     @staticmethod
     def of(websocket: WebSocket) -> "Wanted":
         """Raises: BadInput."""
         query = websocket.query_params
-        samples = query.get("samples")
-        if samples is not None and not (samples.isdecimal() and len(samples) < 12):
-            raise BadInput("samples: a whole number of samples is expected", param="samples")
-        return Wanted(
-            session=query.get("session") or None,
-            response=query.get("response") or None,
-            samples=int(samples) if samples is not None else None,
-        )
+        response, samples, chars = query.get("response") or None, _count(query, "samples"), _count(query, "chars")
+        received = Received(response_id=response, samples=samples, chars=chars)
+        return Wanted(session=query.get("session") or None, received=received)
+
+
+def _count(query: QueryParams, name: str) -> int | None:
+    """Raises: BadInput."""
+    value = query.get(name)
+    if value is None:
+        return None
+    if not (value.isdecimal() and len(value) < 12):
+        raise BadInput(f"{name}: a whole number of {name} is expected", param=name)
+    return int(value)
 
 
 class VoiceSocket:
@@ -69,7 +74,7 @@ class VoiceSocket:
     async def _enter(self, settings: Settings) -> Session:
         wanted = Wanted.of(self._websocket)
         if wanted.session is not None:
-            return await self._hall.resume(wanted.session, self._port, wanted.response, wanted.samples, self._asked)
+            return await self._hall.resume(wanted.session, self._port, wanted.received, self._asked)
         return await self._hall.enter(self._port, settings, self._port.position, self._asked)
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:

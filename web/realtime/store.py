@@ -131,9 +131,11 @@ def _restore_run(gateway: Gateway, session: Session, told: RunState, rate: Speak
 def resumed(session: Session) -> Resumed:
     run = session.replies.run
     active = run if run is not None and run.active else None
+    # One that was taken over has no words yet: they are told from where its client has them.
+    known = active is not None and len(active.text) >= active.sent_chars
     return Resumed(
         session_id=session.id,
         response_id=active.id if active is not None else None,
         item_id=active.item_id if active is not None else None,
-        transcript=active.text[: active.sent_chars] if active is not None else "",
+        transcript=active.text[: active.sent_chars] if active is not None and known else "",
     )

@@ -62,6 +62,16 @@ class Page:
         while len(self.sound.get(response, b"")) // 2 < num_samples:
             await self.next()
 
+    def shown(self, response: str, had: str = "") -> str:
+        """The answer's words as the console shows them while it is told, after those that the page had already."""
+        text = had
+        for event in self.events:
+            if event["type"] == "response.output_audio_transcript.delta" and event["response_id"] == response:
+                text += event["delta"]
+            elif event["type"] == "fleet.resumed" and event["response_id"] == response:
+                text = event["transcript"] or text
+        return text
+
     def kinds(self) -> list[str]:
         return [event["type"] for event in self.events]
 

@@ -3,6 +3,8 @@
 import json
 
 import httpx
+import msgspec
+import pytest
 from websockets.asyncio.client import connect
 
 from fleet.core.errors import EngineError
@@ -11,6 +13,7 @@ from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.page import opened
 from tests.web.realtime.spoken import blocks, silence, speech
+from web.realtime import hall
 
 LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
 
@@ -90,6 +93,22 @@ async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> 
     assert len(gateway.client.submitted) == 1
 
 
+async def test_words_told_without_a_connection_come_once(gateway: Gateway) -> None:
+    script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
+        await page.drop()
+    wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
+    (story,) = gateway.client.stories.values()
+    told = next(edge for edge in story.edges if edge.name == "text")
+    before = told.produced
+    wait_until(lambda: told.produced > before + 10, "words without a listener")
+    async with opened(gateway, session=page.session, response=response, samples=0) as again:
+        await again.until("response.output_audio_transcript.done")
+    assert again.shown(response, page.shown(response)) == script.text
+
+
 async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -126,6 +145,30 @@ async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
         assert len(spec.audio) == 1, "what the user said before is still in the prompt"
         (other, _) = first.client.submitted[0]
         assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
+
+
+async def test_words_come_once_however_long_ago_they_were_written_down(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that is killed writes nothing down any more: where its words were only the page knows."""
+    with serving(loaded) as first, serving(loaded, client=first.client) as second:
+        script = first.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
+
+        def written(session: str) -> int:
+            state = msgspec.msgpack.decode(first.client.held[session].fields.get("state", b"\x80"))
+            return (state.get("run") or {}).get("sent_chars", 0)
+
+        async with opened(first) as page:
+            await page.ask("hello")
+            response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
+            wait_until(lambda: written(page.session), "the answer to be written down")
+            monkeypatch.setattr(hall, "SETTLE_S", 3600)
+            while len(page.shown(response)) < written(page.session) + 15:
+                await page.until("response.output_audio_transcript.delta")
+            await page.drop()
+            had = page.shown(response)
+            async with opened(second, session=page.session, response=response, samples=0, chars=len(had)) as again:
+                await again.until("response.output_audio_transcript.done")
+                done = await again.until("response.done")
+        assert again.shown(response, had) == script.text == done["response"]["output"][0]["content"][0]["transcript"]
 
 
 async def test_goodbye_ends_everything(gateway: Gateway) -> None:

@@ -27,6 +27,7 @@ LEAD_S = 1.0
 VOICED_RMS = 0.02
 VOICED_BLOCKS = 3
 SILENCE_MS = 400
+MIN_KEPT_MS = 100
 TEXT = "This is the answer, spoken aloud."
 PARTS = (("endpointing", SILENCE_MS), ("queue", 3), ("thinker", 61), ("talker", 48), ("code2wav", 22), ("gateway", 6))
 
@@ -137,9 +138,12 @@ class Connection:
         self.voiced = 0
         self.quiet_ms = 0.0
         self.heard_ms = 0.0
+        self.kept_ms = 0.0
         self.voiced_end_ms = 0
         self.turn: str | None = None
         self.serial = 0
+        self.came: list[str] = []
+        """Of each frame, in their order: its event's type, or "sound"."""
 
     async def run(self) -> None:
         script = self.double.script
@@ -162,6 +166,7 @@ class Connection:
     async def take(self, message: Mapping[str, object]) -> None:
         sound = message.get("bytes")
         if isinstance(sound, bytes):
+            self.came.append("sound")
             await self.hear(np.frombuffer(sound, "<i2").astype(np.int16))
         else:
             await self.handle(cast(Event, json.loads(cast(str, message["text"]))))
@@ -193,12 +198,15 @@ class Connection:
     async def handle(self, event: Event) -> None:
         self.double.events.append(event)
         kind = str(event["type"])
+        self.came.append(kind)
         if kind == "session.update":
             await self.update(cast("dict[str, object]", event["session"]))
         elif kind == "response.create":
             await self.respond(metadata=cast("dict[str, Event]", event).get("response", {}).get("metadata"))
+        elif kind == "input_audio_buffer.clear":
+            self.kept_ms = 0.0
         elif kind == "input_audio_buffer.commit":
-            await self.commit("item_ptt")
+            await self.commit_kept()
         elif kind == "response.cancel":
             await self.cancel("client_cancelled")
         elif kind == "conversation.item.truncate":
@@ -220,6 +228,7 @@ class Connection:
         self.double.mic.append((time.monotonic(), pcm))
         length_ms = 1000 * len(pcm) / self.double.rate_hz
         self.heard_ms += length_ms
+        self.kept_ms += length_ms
         if not self.double.detects:
             return
         loud = float(np.sqrt(np.mean((pcm / 32768) ** 2))) > VOICED_RMS
@@ -243,6 +252,14 @@ class Connection:
         await self.send("input_audio_buffer.speech_stopped", audio_end_ms=int(self.heard_ms), item_id=turn)
         await self.commit(turn)
         await self.respond(waited=True)
+
+    async def commit_kept(self) -> None:
+        """What was pushed to talk."""
+        kept_ms, self.kept_ms = self.kept_ms, 0.0
+        if kept_ms < MIN_KEPT_MS:
+            await self.send("error", error={"code": "input_audio_buffer_commit_empty", "message": f"{kept_ms} ms of audio"})
+            return
+        await self.commit(f"item_ptt_{len(self.double.events)}")
 
     async def commit(self, item: str) -> None:
         await self.send("input_audio_buffer.committed", previous_item_id=None, item_id=item)

@@ -114,3 +114,82 @@ def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDA
     heard_ms = 1000 * len(double.heard()) / double.rate_hz
     # at most what was on its way when the connection broke
     assert heard_ms >= sent_ms - 200
+
+
+def pushing(page: Page) -> None:
+    """Push to talk, with the microphone on."""
+    expect(page.locator("#state")).to_have_text("Ready")
+    page.locator("#choices summary").click()
+    page.locator("#walkie").check()
+    page.locator("#talk-button").click()
+    expect(page.locator("#state")).to_have_text("Hold to talk")
+    page.locator("#talk-button").focus()
+
+
+def test_a_question_that_ends_without_a_connection_is_asked_once_it_is_back(
+    speaker: Callable[[str, NDArray[np.int16]], Page], double: Double
+) -> None:
+    page = speaker("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
+    pushing(page)
+    page.keyboard.down("Space")
+    wait_until(lambda: len(double.mic) > 10, "sound")
+    double.script = Script(refuse=(1011, ""))
+    double.call(double.connections[0].drop)
+    wait_js(page, "fleetVoice.socket.held.length > 10")
+    page.keyboard.up("Space")
+    double.script = Script(samples=tone(0.2))
+    expect(page.locator(".turn.user .words")).to_have_text("what the user said")
+    expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
+    expect(page.locator("#state")).to_have_text("Hold to talk")
+    came = double.connections[-1].came
+    commit = came.index("input_audio_buffer.commit")
+    assert "sound" in came[:commit] and "input_audio_buffer.clear" not in came and "response.create" in came[commit:]
+
+
+def test_an_answer_that_is_interrupted_without_a_connection_ends_at_the_server_too(
+    speaker: Callable[[str, NDArray[np.int16]], Page], double: Double
+) -> None:
+    page = speaker("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
+    pushing(page)
+    double.script = Script(samples=tone(60.0), lead_s=60, stall_after=50 * RATE_HZ)
+    ask(page)
+    wait_js(page, "fleetVoice.player.totalPlayed > 2400")
+    double.script = Script(refuse=(1011, ""))
+    double.call(double.connections[0].drop)
+    expect(page.locator("#state")).to_have_text("Reconnecting")
+    page.locator("#talk-button").focus()
+    page.keyboard.down("Space")
+    wait_js(page, "fleetVoice.socket.held.filter((frame) => frame instanceof ArrayBuffer).length > 20")
+    page.keyboard.up("Space")
+    double.script = Script(text="second answer")
+    expect(page.locator(".turn.assistant .words").last).to_have_text("second answer")
+    came = [kind for kind in double.connections[-1].came if kind not in ("sound", "fleet.played", "conversation.item.retrieve")]
+    first = ["response.cancel", "input_audio_buffer.clear", "conversation.item.truncate"]
+    assert came[0] == "session.update" and set(came[1:4]) == set(first)
+    assert came[4:6] == ["input_audio_buffer.commit", "response.create"]
+    expect(page.locator(".reason")).to_have_count(0)
+
+
+def test_stop_waits_for_no_answer(typist: Page, double: Double) -> None:
+    """Of a question that was lost on its way nothing comes any more."""
+    js(typist, "fleetVoice.talk.put({ role: 'user', kind: 'speech', itemId: null, state: 'waiting', text: '', notes: [] })")
+    expect(typist.locator("#state")).to_have_text("Thinking")
+    typist.locator("#stop").click()
+    expect(typist.locator("#state")).to_have_text("Ready")
+
+
+def test_a_new_session_knows_what_the_sound_is_before_it_hears_any(
+    speaker: Callable[[str, NDArray[np.int16]], Page], double: Double
+) -> None:
+    """Of what was said while there was no connection, too: until it is told, a session hears another rate and looks for turns."""
+    page = speaker("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
+    expect(page.locator("#state")).to_have_text("Ready")
+    page.locator("#talk-button").click()
+    wait_until(lambda: len(double.mic) > 10, "sound")
+    double.script = Script(refuse=(1011, ""))
+    double.call(double.connections[0].drop)
+    wait_js(page, "fleetVoice.socket.held.length > 20")
+    double.script = Script(forget=True)
+    wait_until(lambda: "sound" in double.connections[-1].came, "what was held")
+    assert double.connections[-1].session != "sess_1"
+    assert double.connections[-1].came[0] == "session.update"

@@ -66,6 +66,10 @@ export const SESSION_LOST = {
   title: "The conversation was begun anew",
   text: "The server no longer had it. What was said was told again as text.",
 };
+export const NOTHING_HEARD = {
+  title: "Nothing was heard",
+  text: "Hold the button, or the space bar, for as long as you speak.",
+};
 export const ECHO_HEARD = {
   title: "Is the model hearing itself?",
   text: "It was interrupted twice just as it began to speak. Use headphones, or hold the button while you talk.",

@@ -17,6 +17,7 @@ export class Socket extends EventTarget {
     super();
     this.address = address;
     this.attempt = 0;
+    /** @type {(ArrayBuffer|object)[]} sound and events in their order, for when there is a session */
     this.held = [];
     this.ready = false;
   }
@@ -69,11 +70,19 @@ export class Socket extends EventTarget {
     old?.close(1000);
   }
 
-  /** The session is there: what the microphone heard meanwhile goes first. */
+  /** The session is there. What is held goes with `flush`: what it means may have to be told first. */
   admit() {
     this.attempt = 0;
     this.ready = true;
-    for (const block of this.held.splice(0)) this.socket.send(block);
+  }
+
+  flush() {
+    for (const frame of this.held.splice(0)) this.socket.send(isSound(frame) ? frame : JSON.stringify(frame));
+  }
+
+  /** @param {(event: object) => boolean} isVain which of the events that are held mean nothing any more */
+  dropHeld(isVain) {
+    this.held = this.held.filter((frame) => isSound(frame) || !isVain(frame));
   }
 
   /** A connection that is closing takes nothing any more, and says so only later. */
@@ -88,6 +97,11 @@ export class Socket extends EventTarget {
     return true;
   }
 
+  /** @param {object} event sent now; or once there is a session, in its place among the sound */
+  keep(event) {
+    if (!this.send(event)) this.held.push(event);
+  }
+
   /** @param {ArrayBuffer} block PCM16 at the declared rate */
   sendSound(block) {
     if (this.takes) {
@@ -95,6 +109,10 @@ export class Socket extends EventTarget {
       return;
     }
     this.held.push(block);
-    if (this.held.length > MAX_HELD_BLOCKS) this.held.shift();
+    if (this.held.filter(isSound).length > MAX_HELD_BLOCKS) this.held.splice(this.held.findIndex(isSound), 1);
   }
+}
+
+function isSound(frame) {
+  return frame instanceof ArrayBuffer;
 }

@@ -5,7 +5,7 @@ import { SentSound } from "./latency.js";
 
 const GUARD_PLAYED_S = 1.5; // until echo cancelling has settled
 const GUARD_LEVEL = 0.25; // of what is played
-const SHORTEST_TALK_MS = 100;
+const SHORTEST_TALK_MS = 250; // the server wants 100 ms of sound, and the first of it comes a while after the press
 
 export class Speech {
   /** @param {{mic: object, player: object|null, socket: object, recording: object, settings: object}} parts @param {object} talk */
@@ -40,9 +40,10 @@ export class Speech {
   press() {
     if (this.pressedAt !== null || !this.mic.on || !this.settings.walkie) return;
     this.talk.stop();
+    this.talk.forgetReasons();
     this.pressedAt = performance.now();
-    this.socket.send({ type: "input_audio_buffer.clear" });
-    this.question = new Question("speech");
+    this.socket.keep({ type: "input_audio_buffer.clear" });
+    this.question = this.talk.numbered(new Question("speech"));
     this.talk.put(this.question);
   }
 
@@ -56,14 +57,14 @@ export class Speech {
   }
 
   takeBack() {
-    this.socket.send({ type: "input_audio_buffer.clear" });
+    this.socket.keep({ type: "input_audio_buffer.clear" });
     this.talk.takeBack(this.question);
   }
 
+  /** Its answer is asked for once the server has the sound: it may find too little in it. */
   commit(lengthMs) {
     Object.assign(this.question, { state: "waiting", endedAt: performance.now(), lengthMs });
-    this.socket.send({ type: "input_audio_buffer.commit" });
-    this.socket.send({ type: "response.create" });
+    this.socket.keep({ type: "input_audio_buffer.commit" });
     this.talk.view.turnChanged(this.question);
   }
 }

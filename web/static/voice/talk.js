@@ -2,7 +2,7 @@
 
 import { Answer, Question } from "./answer.js";
 import { latencyOf } from "./latency.js";
-import { ECHO_HEARD, GATEWAY_AWAY, micReason, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
+import { ECHO_HEARD, GATEWAY_AWAY, micReason, NOTHING_HEARD, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
 import { Speech } from "./speech.js";
 import { stateOf } from "./status.js";
 
@@ -64,6 +64,7 @@ export class Talk {
     if (this.session && answer && !answer.done && !answer.cut) {
       query.set("response", answer.responseId);
       query.set("samples", String(answer.received));
+      query.set("chars", String([...answer.text].length));
     }
     return `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/console/ws?${query}`;
   }
@@ -90,15 +91,16 @@ export class Talk {
     this.socket.admit();
     this.configure();
     if (lost) this.tellAgain();
+    this.socket.flush();
     for (const text of this.waiting.splice(0)) this.send(text);
   }
 
-  /** What was told while nobody listened comes by itself; of what was lost on the way only this is known. */
+  /** What was told while nobody listened has come by itself; of what was lost on the way only this is known. */
   onResumed({ response_id, transcript }) {
-    const answer = this.current;
-    if (!answer || answer.done) return;
-    if (answer.responseId !== response_id) this.settle(answer, -1);
-    else if (transcript) this.onText(answer, { transcript });
+    for (const answer of this.answers.values()) {
+      if (answer.responseId !== response_id) this.settle(answer, -1);
+      else if (transcript) this.onText(answer, { transcript });
+    }
   }
 
   /** The server has ended it already: once no more of its sound comes, it is over here too. */
@@ -113,6 +115,7 @@ export class Talk {
     const answer = this.current;
     if (answer?.live) this.endAnswer(answer, "The connection was lost, and the server no longer had this answer.");
     this.speech.begin();
+    this.socket.dropHeld((event) => "response_id" in event || "item_id" in event);
     for (const turn of this.turns) {
       const text = turn.role === "user" ? turn.text : turn.text.slice(0, turn.heardChars);
       if (text) this.socket.send(message(turn.role, text));
@@ -167,8 +170,9 @@ export class Talk {
   }
 
   onCommitted({ item_id }) {
-    const question = this.spoken(item_id) ?? (this.question?.itemId === null ? this.question : null);
+    const question = this.spoken(item_id) ?? this.uncommitted;
     if (!question) return;
+    if (question.itemId === null && this.question === question) this.askFor(question);
     question.itemId = item_id;
     question.committed = true;
     if (question.state === "hearing") question.state = "waiting";
@@ -177,6 +181,11 @@ export class Talk {
 
   spoken(itemId) {
     return this.turns.find((turn) => turn.role === "user" && turn.itemId === itemId);
+  }
+
+  /** What was said first of that of which the server has not told that it has it: sound that was pushed to talk. */
+  get uncommitted() {
+    return this.turns.find((turn) => turn.kind === "speech" && turn.itemId === null && turn.state === "waiting");
   }
 
   onTranscript({ item_id, transcript, delta }) {
@@ -219,7 +228,7 @@ export class Talk {
   /** Speech that was taken back (a cough) is no turn: the answer goes on without it. */
   dropUnsaid() {
     const question = this.question;
-    if (question?.kind !== "speech" || question.committed || question.state === "hearing") return;
+    if (question?.kind !== "speech" || question.itemId === null || question.committed || question.state === "hearing") return;
     this.takeBack(question);
   }
 
@@ -323,6 +332,11 @@ export class Talk {
 
   onError({ error }) {
     if (error.code === "response_cancel_not_active") return;
+    if (error.code === "input_audio_buffer_commit_empty" && this.uncommitted) {
+      this.takeBack(this.uncommitted);
+      this.view.showReason(NOTHING_HEARD, "answer");
+      return;
+    }
     if (!this.facts.connected) {
       this.trouble = error.message; // the close that follows says what comes of it
       return;
@@ -377,9 +391,9 @@ export class Talk {
   async quieten(answer) {
     await this.player?.flush(answer.serial);
     answer.notes.push("interrupted");
-    if (answer.itemId && answer.audible) {
+    if (answer.itemId && answer.audible && this.turns.includes(answer)) {
       const { itemId: item_id, playedMs: audio_end_ms } = answer;
-      this.socket.send({ type: "conversation.item.truncate", item_id, content_index: 0, audio_end_ms });
+      this.socket.keep({ type: "conversation.item.truncate", item_id, content_index: 0, audio_end_ms });
     }
     this.view.turnChanged(answer);
     this.refresh();
@@ -397,27 +411,40 @@ export class Talk {
   /** What is typed interrupts an answer as speech does: it ends, history keeps what was heard of it, and then comes the question. */
   send(text) {
     this.stop();
-    for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
-    const question = Object.assign(new Question("text", text), { number: String((this.numAsked += 1)) });
+    this.forgetReasons();
+    const question = this.numbered(new Question("text", text));
     this.put(question);
     this.sending = Promise.all([this.sending, this.quiet]).then(() => this.tell(question));
+  }
+
+  forgetReasons() {
+    for (const kind of ["answer", "session"]) this.view.showReason(null, kind);
+  }
+
+  /** Its answer names it. */
+  numbered(question) {
+    return Object.assign(question, { number: String((this.numAsked += 1)) });
   }
 
   /** One that something was said after already is not answered by itself. */
   tell(question) {
     const told = this.socket.send(message("user", question.text));
-    const metadata = { question: question.number };
-    if (told && this.question === question) this.socket.send({ type: "response.create", response: { metadata } });
+    if (told && this.question === question) this.askFor(question);
     if (told || !this.turns.includes(question)) return;
     this.takeBack(question);
     this.ask(question.text);
   }
 
-  /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. */
+  askFor({ number }) {
+    this.socket.send({ type: "response.create", response: { metadata: { question: number } } });
+  }
+
+  /** Stop the answer, or the one that is about to begin: its sound here, and the work for it there. None is waited for any more. */
   stop() {
     const answer = this.silence();
     const begun = answer && !answer.done ? { response_id: answer.responseId } : {};
-    if (begun.response_id || this.question !== null) this.socket.send({ type: "response.cancel", ...begun });
+    if (begun.response_id || this.question !== null) this.socket.keep({ type: "response.cancel", ...begun });
+    if (this.question?.state !== "hearing") this.question = null;
     this.refresh();
   }
 
