@@ -204,9 +204,9 @@ def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
     source.offers.free(REQUEST)
 
 
-@pytest.mark.parametrize("pool", [{"page_size_tokens": 8}, {"kv_pages": 1}])
-def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Path, pool: dict[str, int]) -> None:
-    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", **pool)
+@pytest.mark.parametrize(("kv_pages", "page_size_tokens"), [(64, 8), (1, 16)])
+def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Path, kv_pages: int, page_size_tokens: int) -> None:
+    source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", kv_pages, page_size_tokens)
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
     adoption.poll()

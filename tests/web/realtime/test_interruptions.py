@@ -154,7 +154,7 @@ async def test_who_goes_on_before_a_word_is_understood_has_said_it(gateway: Gate
 
 
 async def test_what_is_understood_late_is_said_in_its_order_and_answered_once(gateway: Gateway) -> None:
-    async with unjudged(gateway, "no") as (page, first, gate):
+    async with unjudged(gateway, "no") as (page, _, gate):
         await speak(page, speech(QUESTION) + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
         await set_within(page, gate)
