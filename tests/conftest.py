@@ -4,11 +4,16 @@ import gc
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from fleet.control.keys import PREFIX, row_of
 from tests.support import RedisProcess
+
+# No timing decides a test: an example may meet a machine that does something else.
+hypothesis.settings.register_profile("fleet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("fleet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
