@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -99,7 +100,7 @@ class Script:
     failure: FleetError | None = None
     refusal: FleetError | None = None
     refusals: range = range(10**9)
-    submit_gate: asyncio.Event | None = None
+    submit_gate: threading.Event | None = None
     end_token: bool = True
     spared: int = 0
 
@@ -212,8 +213,9 @@ class FakeClient:
         )  # fmt: skip
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
-        if self.script.submit_gate is not None:
-            await self.script.submit_gate.wait()
+        gate = self.script.submit_gate
+        while gate is not None and not gate.is_set():
+            await _pass(0.01)
         self.num_asked += 1
         if self.script.refusal is not None and self.num_asked - 1 in self.script.refusals:
             raise self.script.refusal

@@ -1,6 +1,7 @@
 """Who speaks while being spoken to: what stops, what is remembered, and what goes on after a false alarm."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -117,21 +118,15 @@ async def test_words_are_no_false_alarm_however_short(gateway: Gateway, written_
 
 
 @asynccontextmanager
-async def unjudged(gateway: Gateway, heard: str) -> AsyncIterator[tuple[Page, str, asyncio.Event]]:
+async def unjudged(gateway: Gateway, heard: str) -> AsyncIterator[tuple[Page, str, threading.Event]]:
     """An answer is cut by a sound that says `heard`, which nobody knows before the event is set. With the answer's id."""
-    gate = asyncio.Event()
+    gate = threading.Event()
     async with opened(gateway) as page:
         first = await answering(page, gateway)
         gateway.client.script = replace(LONG, heard=heard, submit_gate=gate)
         await speak(page, silence(100) + cough() + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
         yield page, first["id"], gate
-
-
-async def set_within(page: Page, gate: asyncio.Event) -> None:
-    """The event belongs to the server's loop: whatever is sent makes that turn."""
-    gate.set()
-    await page.send("no.such.event")
 
 
 def items_of(page: Page, kind: str) -> list[str]:
@@ -144,7 +139,7 @@ async def test_who_goes_on_before_a_word_is_understood_has_said_it(gateway: Gate
         more = speech(QUESTION) if longer else cough()
         await speak(page, more)
         await page.until("input_audio_buffer.speech_started")
-        await set_within(page, gate)
+        gate.set()
         await page.until("input_audio_buffer.committed")
         await speak(page, silence(700))
         await page.until("input_audio_buffer.committed")
@@ -154,10 +149,10 @@ async def test_who_goes_on_before_a_word_is_understood_has_said_it(gateway: Gate
 
 
 async def test_what_is_understood_late_is_said_in_its_order_and_answered_once(gateway: Gateway) -> None:
-    async with unjudged(gateway, "no") as (page, _, gate):
+    async with unjudged(gateway, "no") as (page, _first, gate):
         await speak(page, speech(QUESTION) + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
-        await set_within(page, gate)
+        gate.set()
         await page.until("response.done")
     committed = [event for event in page.events if event["type"] == "input_audio_buffer.committed"]
     assert [event["item_id"] for event in committed] == items_of(page, "speech_started")
@@ -174,7 +169,7 @@ async def test_two_false_alarms_end_no_more_than_one(gateway: Gateway, played: b
             await page.send("fleet.played", response_id=first, samples=4 * RATE_HZ)
         await speak(page, cough())
         await page.until("input_audio_buffer.speech_started")
-        await set_within(page, gate)
+        gate.set()
         await speak(page, silence(700))
         rest = (await page.until("response.created"))["response"]
         done = (await page.until("response.done"))["response"]
@@ -232,7 +227,7 @@ async def test_what_the_client_cancelled_neither_grows_nor_goes_on(gateway: Gate
 
 
 async def test_a_second_false_alarm_takes_the_answer_no_further(gateway: Gateway) -> None:
-    gate = asyncio.Event()
+    gate = threading.Event()
     async with opened(gateway) as page:
         response = await answering(page, gateway)
         await with_a_second_to_play(page, response["id"])
@@ -243,7 +238,7 @@ async def test_a_second_false_alarm_takes_the_answer_no_further(gateway: Gateway
         await cut_at_once(page, response["id"], item)
         await speak(page, silence(100) + cough() + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
-        await set_within(page, gate)
+        gate.set()
         rest = (await page.until("response.created"))["response"]
         assert (await page.until("response.done"))["response"]["id"] == rest["id"]
     assert bytes(page.sound[rest["id"]]) == sine(4 * RATE_HZ).tobytes(), "it goes on where the client cut it"
