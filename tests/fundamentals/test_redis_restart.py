@@ -3,7 +3,7 @@
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,18 @@ def cut_tail(folder: Path, num_bytes: int) -> None:
                 log.truncate(file.stat().st_size - num_bytes)
 
 
+def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Callable[[EdgeName, int], None]:
+    """Kills the server once the text has come so far, and starts it without so much of its last writes."""
+
+    def strike(edge: EdgeName, index: int) -> None:
+        if (edge, index) == ("text", at):
+            server.kill()
+            cut_tail(folder, cut_bytes)
+            server.start()
+
+    return strike
+
+
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
     """Every right to a task that a worker was ever given."""
@@ -102,15 +114,9 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
             await ready(client)
             expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
-            def restart(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", at):
-                    server.kill()
-                    cut_tail(tmp_path, cut_bytes)
-                    server.start()
-
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
-            strikes = (restart, nothing, nothing, nothing)
+            strikes = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
             got = await asyncio.gather(
                 *(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
             )
@@ -131,13 +137,8 @@ async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path:
             await ready(client)
             expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
-            def restart(edge: EdgeName, index: int) -> None:
-                if (edge, index) == ("text", 20):
-                    server.kill()
-                    cut_tail(tmp_path, cut_bytes)
-                    server.start()
-
-            assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, restart), expected)
+            strike = restart(server, tmp_path, 20, cut_bytes)
+            assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
             again = fake_spec_of(config, num_tokens=40)
             assert_same(await collected(await client.submit(again, None), again), expected)
         finally:

@@ -93,15 +93,20 @@ def test_a_refused_page_does_not_try_again(browsers: Browsers, site: Site, doubl
         assert len(double.connections) == 1
 
 
-def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDArray[np.int16]], Page], double: Double) -> None:
-    counted = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
-    page = speaker("always", counted)
+def pushing(page: Page) -> None:
+    """Push to talk, with the microphone on."""
     expect(page.locator("#state")).to_have_text("Ready")
     page.locator("#choices summary").click()
     page.locator("#walkie").check()
     page.locator("#talk-button").click()
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
+
+
+def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDArray[np.int16]], Page], double: Double) -> None:
+    counted = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
+    page = speaker("always", counted)
+    pushing(page)
     page.keyboard.down("Space")
     wait_until(lambda: len(double.mic) > 10, "sound")
     double.call(double.connections[0].drop)
@@ -114,16 +119,6 @@ def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDA
     heard_ms = 1000 * len(double.heard()) / double.rate_hz
     # at most what was on its way when the connection broke
     assert heard_ms >= sent_ms - 200
-
-
-def pushing(page: Page) -> None:
-    """Push to talk, with the microphone on."""
-    expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#choices summary").click()
-    page.locator("#walkie").check()
-    page.locator("#talk-button").click()
-    expect(page.locator("#state")).to_have_text("Hold to talk")
-    page.locator("#talk-button").focus()
 
 
 def test_a_question_that_ends_without_a_connection_is_asked_once_it_is_back(
