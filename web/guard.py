@@ -118,7 +118,10 @@ def _foreign(headers: Headers) -> str | None:
     """Why this comes from a page of another site; None where it does not. A program sends no Origin; a browser always does."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        return f"origin: {origin[:80]} is another site; the console takes changes and sockets from its own pages only"
+        return (
+            f"origin: {origin[:80]} is another site; the console takes changes and sockets from its own pages only "
+            "(a proxy must pass the Host header on unchanged)"
+        )
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         return "sec-fetch-site: requests from pages of other sites are refused"
     return None

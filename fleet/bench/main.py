@@ -197,8 +197,11 @@ def _target(options: Options, progress: Meter) -> Iterator[Target]:
             done()
             yield target
         return
-    url = options.url or f"http://127.0.0.1:{read_settings().port or DEFAULT_PORT}"
-    yield running_fleet(url, ChatApi(url).port, configured(options.config, options.overrides))
+    port = read_settings().port
+    from_env = (f"web.port={port}",) if port is not None else ()
+    config = configured(options.config, (*from_env, *options.overrides))
+    url = options.url or f"{config.web.scheme}://127.0.0.1:{config.web.port or DEFAULT_PORT}"
+    yield running_fleet(url, ChatApi(url).port, config)
 
 
 def _compare(report: Report, serving: Serving, target: Target, options: Options, progress: Meter) -> Report:

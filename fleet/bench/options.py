@@ -29,7 +29,6 @@ What is measured
                With --sessions N so many people talk at once, over both sockets, each playing what comes at its own pace:
                whether anybody's sound ran dry, how late it came, what CPU each process took; where the fleet is started
                for it, one more comes, is told its place in line, and let in when somebody leaves
-               first sound of the answer, and where that time goes; in the fleet's own voice, or from --wav files
   --barge-in   the same voice speaks into --requests answers: from its first voiced sample to the end of the answer, to all
                stages idle, and to their memory free again
   --hand-off and --interference start fleets of their own. A deployment that splits nothing is split wherever it can be;
@@ -148,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fleet = parser.add_argument_group("which fleet")
-    fleet.add_argument("--url", help="the gateway of a running fleet (default: http://127.0.0.1:8000, or FLEET_PORT's)")
+    fleet.add_argument("--url", help="the gateway of a running fleet (default: 127.0.0.1 at the deployment's web.port)")
     fleet.add_argument("--up", action="store_true", help="start a fleet on free ports with a Redis of its own; stop it after")
     fleet.add_argument("--config", type=Path, metavar="FILE", help="the deployment file, as for `fleet up`")
     fleet.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one key of it; repeatable")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fleet.config.settings import read_settings
 from fleet.core.errors import ConfigError
 
 app = typer.Typer(name="pocket", no_args_is_help=True, help="Make and judge Pocket, the small model that ships with Fleet.")
@@ -72,7 +73,7 @@ def evaluate(
         from fleet.pocket.judge.show import show
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    options = options_of(parts or (), questions, own_sampling=own_sampling, sounds=sounds)
+    options = options_of(parts or (), questions, own_sampling=own_sampling, sounds=sounds, api_key=read_settings().api_key)
     report = run(url, options)
     show(report, Console())
     if json:
@@ -94,7 +95,7 @@ def demo(
         from fleet.pocket.judge.demo import demonstrate
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    demonstrate(url, out_dir, print)
+    demonstrate(url, out_dir, print, api_key=read_settings().api_key)
 
 
 def _missing(error: ModuleNotFoundError) -> ConfigError:

@@ -13,6 +13,7 @@ from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
 _MADE_FOR_IT = ("auto", "tiny")
+_OF_THE_FAKE_ENGINE = ("step_ms",)
 
 
 def first_broken_rule(config: FleetConfig) -> Problem | None:
@@ -64,6 +65,16 @@ def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
         if given.standby != StageConfig().standby:
             message = "a split stage has no workers of its own; give split.prefill.standby or split.decode.standby instead"
             yield Problem(("stages", stage.name, "standby"), message)
+
+
+def settings_are_read(config: FleetConfig) -> Iterator[Problem]:
+    for stage in config.graph_declaration().stages:
+        known = stage.settings + (_OF_THE_FAKE_ENGINE if config.engine == "fake" else ())
+        for name in config.stage(stage.name).extra:
+            if name not in known:
+                reads = f"reads {', '.join(known)}" if known else "reads no settings"
+                message = f"the builder of {stage.name} {reads} with engine {config.engine}; leave it out{meant(name, known)}"
+                yield Problem(("stages", stage.name, "extra", name), message)
 
 
 def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
@@ -212,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     stages_and_edges_are_the_graphs,
     ramps_are_used,
     splits_can_be,
+    settings_are_read,
     sampling_is_meant,
     answers_are_within_the_limits,
     requests_fit_the_kv_pool,

@@ -171,6 +171,7 @@ class FleetClient:
             stages=graph.stages_for(spec.outputs),
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
+            brief=[edge for edge in spec.outputs if graph.media[edge] != "text"],
         )
 
     async def _read(self) -> None:

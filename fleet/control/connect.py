@@ -46,7 +46,8 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
             raise ConfigError(_refused(url, error), param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
-                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); start one with `fleet redis`") from error
+                fix = "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
+                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {fix}") from error
             said = _say_once(said, f"waiting for redis at {_safe(url)}")
         time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""DESIGN 5's key table in code: every key has a row here, and a leak checker in the tests fails on any key without one."""
+"""The key table in code: every key has a row here, and a leak checker in the tests fails on any key without one."""
 
 import re
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ class Retention:
     """Units: seconds a request's keys outlive it; sound goes sooner, for it is large, and the answer's can be made again."""
 
     request_s: int = 600
-    client_edge_s: int = 60
+    brief_edge_s: int = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,14 @@ def submit(
     stages: Sequence[StageName],
     edges: Sequence[EdgeName],
     gateway: WorkerId,
+    brief: Sequence[EdgeName] = (),
 ) -> Call:
+    """`brief`: those of `edges` that are kept for `Retention.brief_edge_s` only, for they are large."""
     submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
     return Call(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
-         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model),
+         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(brief)),
     )  # fmt: skip
 
 
@@ -230,12 +232,12 @@ def end_request(
     *, dead_stage: StageName | None = None,
 ) -> Call:  # fmt: skip
     """`dead_stage`: the stage whose workers the request killed; it goes to the dead letters."""
-    ends = (leader, request, state, code, message, param or "", keep.request_s, keep.client_edge_s)
+    ends = (leader, request, state, code, message, param or "", keep.request_s, keep.brief_edge_s)
     return Call("end_request", (*ends, dead_stage or ""))
 
 
 def abort(request: RequestId, right: str | Epoch, reason: str, keep: Retention) -> Call:
-    return Call("abort", (request, right, reason, keep.request_s, keep.client_edge_s))
+    return Call("abort", (request, right, reason, keep.request_s, keep.brief_edge_s))
 
 
 def attach(request: RequestId, gateway: WorkerId, *, instead_of: WorkerId | None = None) -> Call:

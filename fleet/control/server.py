@@ -57,7 +57,7 @@ def _version(binary: Path) -> tuple[int, ...]:
 
 
 def server_command(binary: Path, options: ServerOptions) -> list[str]:
-    """The command line: append-only file on, never evicting, local only. Durability is `everysec`; see DESIGN 5."""
+    """The command line: append-only file on, never evicting, local only. Durability is `everysec`."""
     settings = {
         "bind": options.host,
         "port": str(options.port),

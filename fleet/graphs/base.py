@@ -82,12 +82,14 @@ class Stage:
 
     `default_sampling` holds `Sampling` fields a request may override. `sampled` stages take a request's seed and temperature.
     `main` marks the stage whose temperature, stop and max_tokens are the request's own.
+    `settings` are the keys of a deployment's `stages.NAME.extra` that its builder reads.
     """
 
     name: StageName
     builder: str
     walks: tuple[Walk, ...]
     main: bool = False
+    settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])
 
 

@@ -27,7 +27,12 @@ QWEN3_OMNI = Graph(
             walks=(PREFILL, LAST_PREFILL, DECODE),
             default_sampling={"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096},
         ),
-        Stage(name=CODE2WAV, builder="fleet.stages.qwen3_omni.code2wav:build", walks=(DECODE,)),
+        Stage(
+            name=CODE2WAV,
+            builder="fleet.stages.qwen3_omni.code2wav:build",
+            walks=(DECODE,),
+            settings=("left_context",),
+        ),
     ),
     edges=(
         # Answer token ids, the end token included; the gateway turns them into text.

@@ -145,6 +145,11 @@ VALUES = (
 
 TOGETHER = (
     bad("a certificate without its key", "web: {tls_cert: a_file}", "web.tls_cert: needs web.tls_key beside it"),
+    bad("a stage's own setting that nobody reads", "stages: {code2wav: {extra: {left_contex: 25}}}",
+        "stages.code2wav.extra.left_contex: the builder of code2wav reads left_context with engine torch; leave it out; "
+        "did you mean left_context?"),
+    bad("a setting of the fake engine", "stages: {talker: {extra: {step_ms: 80}}}",
+        "stages.talker.extra.step_ms: the builder of talker reads no settings with engine torch; leave it out"),
     bad("one port for two", "web: {port: 6399}", "redis.port: 6399 is web.port too; give one of them another"),
     bad("leases against each other", "lease: {unclaimed_s: 5, no_worker_s: 4}",
         "lease.no_worker_s: 4 is shorter than lease.unclaimed_s, which is 5: a request would fail before its task was offered "

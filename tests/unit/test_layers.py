@@ -1,4 +1,4 @@
-"""DESIGN 14 and the house style, checked over the source: who may import whom, who may know the model, what is too big."""
+"""The layers and the house style, checked over the source: who may import whom, who may know the model, what is too big."""
 
 import ast
 import re
@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.cli": OURS,
     "fleet": (),
 }
-"""Layer -> what of ours it may import besides itself; a module belongs to the longest prefix that fits. DESIGN 14, row by row."""
+"""Layer -> what of ours it may import besides itself; a module belongs to the longest prefix that fits."""
 
 NO_TORCH = ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control", "fleet.conductor", "fleet.processing", "web")
 KNOWS_THE_MODEL = ("fleet/graphs/", "fleet/stages/", "fleet/models/", "fleet/processing/", "fleet/pocket/", "tests/")

@@ -176,7 +176,7 @@ def test_each_stage_samples_by_its_defaults(gateway: Gateway) -> None:
     seed = int(headers["x-fleet-seed"])
     # The fields that the checkpoint's generation_config.json gives win over the declaration's.
     assert sampling["thinker"] == Sampling(temperature=0.7, top_k=20, top_p=0.8, max_tokens=500, seed=seed)
-    assert sampling["talker"] == Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, max_tokens=4096, seed=seed)
+    assert sampling["talker"] == Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, max_tokens=300, seed=seed)
     again, headers = sampling_of(gateway)
     assert int(headers["x-fleet-seed"]) != seed and again["thinker"].seed != seed
 

@@ -15,6 +15,9 @@ from web.pages.waterfall import Waterfall, waterfall_of
 from web.story import Told, quiet_logs, read_told
 
 NUM_LINES = 100
+_FLEET = "${FLEET:-http://localhost:8000}"
+_KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
+"""An unset key is an empty one, which a fleet without a key does not look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,5 +115,6 @@ class RequestStoryPage:
 def curl_of(told: Told) -> str:
     """The request as a command: with the body that was sent, where it was kept, else as a retry of what the fleet has of it."""
     if not told.body:
-        return f"curl -X POST $FLEET/v1/fleet/requests/{told.id}/retry"
-    return f"curl $FLEET/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n  -d {shlex.quote(told.body)}"
+        return f"curl -X POST {_FLEET}/v1/fleet/requests/{told.id}/retry {_KEY}"
+    sent = f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(told.body)}"
+    return f"curl {_FLEET}/v1/chat/completions {_KEY} \\\n  {sent}"

@@ -161,7 +161,7 @@ local function close(r, state, code, message, param, retention_s, client_s)
     call('EXPIRE', edge_key(r, e), retention_s)
     call('DEL', loc_key(r, e))
   end
-  for _, e in ipairs(split(call('HGET', rk, 'outputs'))) do call('EXPIRE', edge_key(r, e), client_s) end
+  for _, e in ipairs(split(call('HGET', rk, 'brief'))) do call('EXPIRE', edge_key(r, e), client_s) end
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 1
 end

@@ -1,5 +1,6 @@
 -- submit: compares the queue bound; writes the request, its tasks, the client task attached to its gateway, `live`, an event.
--- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, then what people look for it by: kind, model
+-- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, what people look for it by: kind, model, brief
+-- `brief`: those of its edges that are kept for less long than the others.
 local bound, r, spec, blob, stages, edges, outputs, gateway = unpack(ARGV)
 local rk = P .. 'req:' .. r
 if call('EXISTS', rk) == 1 then return {'exists'} end
@@ -7,7 +8,7 @@ local live = call('SCARD', P .. 'live')
 if live >= tonumber(bound) then return {'full', live} end
 if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
 call('HSET', rk, 'spec', spec, 'created_us', int(now_us()), 'stages', stages .. ',client', 'edges', edges, 'outputs', outputs,
-  'kind', ARGV[11], 'model', ARGV[12])
+  'kind', ARGV[11], 'model', ARGV[12], 'brief', ARGV[13])
 restate(r, 'submitted')
 call('ZADD', P .. 'index:all', 0, r)
 if ARGV[10] ~= '' then call('HSET', rk, 'session', ARGV[10]) end

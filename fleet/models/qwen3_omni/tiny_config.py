@@ -45,12 +45,12 @@ def model_config(ids: TokenIds) -> Json:
 
 
 def generation_config(ids: TokenIds) -> Json:
-    """generation_config.json: the real model's sampling, the Talker's under a prefix."""
+    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random weights never fall silent."""
     return {
         "do_sample": True,
         "eos_token_id": ids.im_end,
         "pad_token_id": ids.endoftext,
-        "talker_max_new_tokens": 4096,
+        "talker_max_new_tokens": 300,
         "talker_repetition_penalty": 1.05,
         "talker_temperature": 0.9,
         "talker_top_k": 50,

@@ -42,12 +42,12 @@ SCENES: Final = (
 )
 
 
-def demonstrate(url: str, out_dir: Path, say: Callable[[str], None]) -> None:
+def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key: str | None = None) -> None:
     """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
 
     Raises: BadInput if `out_dir` is a file; BenchError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
     """
-    asker = Asker(url)
+    asker = Asker(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():
         raise BadInput(f"{out_dir} is a file; give a folder", param="OUT_DIR")
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -46,8 +46,11 @@ class Options:
                 raise BadInput(f"{name}: {getattr(self, name)} is too few; give at least 1", param=name)
 
 
-def options_of(parts: Sequence[str], questions: int | None, *, own_sampling: bool, sounds: Path | None) -> Options:
+def options_of(
+    parts: Sequence[str], questions: int | None, *, own_sampling: bool, sounds: Path | None, api_key: str | None = None
+) -> Options:
     """From a command's words. Raises: BadInput."""
     counts = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
     sizes = {} if questions is None else dict.fromkeys(counts, questions)
-    return Options(parts=cast("tuple[Part, ...]", tuple(parts)) or PARTS, own_sampling=own_sampling, sounds=sounds, **sizes)
+    known = cast("tuple[Part, ...]", tuple(parts)) or PARTS
+    return Options(parts=known, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes)

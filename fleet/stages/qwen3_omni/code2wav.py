@@ -31,7 +31,8 @@ def build(options: BuildOptions) -> BuiltStage:
     left_context = options.extra.get("left_context")
     if left_context is not None:
         if not isinstance(left_context, int):
-            raise ConfigError(f"extra.left_context: {left_context!r} is not a number of frames", param="extra.left_context")
+            field = f"stages.{options.stage}.extra.left_context"
+            raise ConfigError(f"{field}: {left_context!r} is no number of frames; give a whole number such as 25", param=field)
         engine = CodecEngine(LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch)
 
     def open_task(spec: RequestSpec, _blob: bytes | None) -> Code2WavTask:

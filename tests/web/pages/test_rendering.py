@@ -128,4 +128,5 @@ def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
 def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
     text = "".join(html.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
-    assert "curl $FLEET/v1/chat/completions" in text and '"seed": 3' in text and "<b>me</b>" in text
+    assert '/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
+    assert '"seed": 3' in text and "<b>me</b>" in text

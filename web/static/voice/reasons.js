@@ -35,8 +35,7 @@ export function micReason(error) {
 }
 
 const OF_CODES = {
-  no_worker: "Start a worker of that stage (fleet worker STAGE), then ask again.",
-  overloaded: "Ask again in a moment.",
+  overloaded: "Then ask again.",
   rate_limit_exceeded: "Ask again in a moment.",
   redis_unreachable: "The fleet is waiting for its Redis server; see the logs.",
 };
