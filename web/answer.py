@@ -26,6 +26,7 @@ GROUP_BYTES = 6
 """Whole samples and a multiple of 3: clients join the base64 of pieces before decoding it."""
 MAX_PIECE_BYTES = 48_000
 BYTES_PER_SAMPLE = 2
+MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Position:
     def parse(text: str) -> "Position":
         """Raises: BadInput."""
         chars, dot, sound_bytes = text.partition(".")
-        if not (dot and chars.isdecimal() and sound_bytes.isdecimal()) or int(sound_bytes) % BYTES_PER_SAMPLE:
+        numbers = all(digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS for digits in (chars, sound_bytes))
+        if not (dot and numbers) or int(sound_bytes) % BYTES_PER_SAMPLE:
             raise BadInput(f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream", param="Last-Event-ID")
         return Position(int(chars), int(sound_bytes))
 

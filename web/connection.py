@@ -55,7 +55,10 @@ async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> 
 
 
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
-    """Send server-sent events, a comment in every silence of `PING_S`."""
+    """Send server-sent events, a comment in every silence of `PING_S`.
+
+    No blank line follows a comment: to some clients (openai's) one ends an event, even an empty one.
+    """
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
@@ -64,7 +67,7 @@ async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[
     try:
         while True:
             done, _ = await asyncio.wait({pending}, timeout=PING_S)
-            line = pending.result() if done else b": waiting\n\n"
+            line = pending.result() if done else b": waiting\n"
             if line is None:
                 break
             await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -18,7 +18,7 @@ IGNORED = frozenset(
 )
 """Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
 
-AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus"]
+AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
 
 

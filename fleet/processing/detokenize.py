@@ -6,14 +6,15 @@ from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 3
-"""A character of UTF-8 misses at most three bytes; byte-fallback decoders write U+FFFD for each of them."""
+"""A character of UTF-8 misses at most three bytes, each in a token of its own at most."""
 
 
 class IncrementalDetokenizer:
     """Decodes a window of the last ids and releases what later ids cannot change.
 
     Invariants: the pieces joined, `finish()` included, equal decoding all ids at once; no piece ends inside a
-    character. The window opens one settled piece back, since some decoders drop a leading space.
+    character. The window opens one settled piece back, since some decoders drop a leading space. Others (byte fallback) write
+    U+FFFD for every byte of a row of byte tokens while its end is incomplete, the context's included.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -23,6 +24,8 @@ class IncrementalDetokenizer:
         """Ids at the head of the window that are there for context only."""
         self._num_released = 0
         """Characters of the window's own text (beyond the context) already released."""
+        self._num_unsure = 0
+        """Ids since the text last ended in a whole character."""
 
     def add(self, ids: Sequence[int]) -> str:
         return "".join(self._add_one(token_id) for token_id in ids)
@@ -37,7 +40,10 @@ class IncrementalDetokenizer:
     def _add_one(self, token_id: int) -> str:
         self._window.append(token_id)
         text = self._own_text()
-        held = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_HELD)
+        held = len(text) - len(text.rstrip(REPLACEMENT))
+        self._num_unsure = self._num_unsure + 1 if held else 0
+        if self._num_unsure > MAX_HELD:  # no beginning of a character; one may begin at its end
+            held = min(held, MAX_HELD)
         piece = text[self._num_released : len(text) - held]
         self._num_released += len(piece)
         if held == 0 and text:

@@ -65,6 +65,15 @@ def test_byte_fallback_decodes_as_it_would_at_once(ids: list[int]) -> None:
         assert joined == FALLBACK.decode(ids)
 
 
+@given(st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("你好😀é ")), max_size=20))
+def test_characters_that_byte_fallback_spells_are_never_split(text: str) -> None:
+    ids = list(text.encode())
+    detokenizer = IncrementalDetokenizer(FALLBACK)
+    pieces = [detokenizer.add([token]) for token in ids]
+    assert "".join(pieces) + detokenizer.finish() == FALLBACK.decode(ids)
+    assert "\ufffd" in text or "\ufffd" not in "".join(pieces)
+
+
 def test_invalid_bytes_are_not_held_back_for_ever() -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
     ids = BYTES.encode("é").ids[:1] * 50

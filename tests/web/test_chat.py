@@ -107,7 +107,7 @@ def test_one_large_chunk_is_sent_in_bounded_pieces(gateway: Gateway) -> None:
     assert max(map(len, pieces)) <= 48_000 and b"".join(pieces) == sine(100_001).tobytes()
 
 
-@pytest.mark.parametrize("kind", ["wav", "pcm16", "flac", "mp3", "opus"])
+@pytest.mark.parametrize("kind", ["wav", "pcm16", "flac", "mp3", "opus", "aac"])
 def test_whole_speech_in_each_format(gateway: Gateway, kind: str) -> None:
     answer = gateway.create(modalities=["audio"], audio={"voice": "alloy", "format": kind})
     message = answer.choices[0].message
