@@ -1,5 +1,6 @@
 """GET /v1/fleet/requests/{id}/stream: go on with a streamed answer whose gateway or connection was lost. Knows no stage."""
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -22,6 +23,8 @@ class ResumeEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        if request.method != "GET":  # a HEAD that comes with every GET route would take the answer from who listens
+            raise HTTPException(405, headers={"allow": "GET"})
         sent = Position.parse(request.headers.get("last-event-id", str(Position())))
         await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, send))
 

@@ -272,7 +272,7 @@ class FleetClient:
         """Take over the client edges of a request from whoever held them, to read from the first chunk on.
 
         None if it is not known. One that has ended can still be read for as long as its client edges are kept.
-        Raises: RedisUnreachable.
+        Raises: RedisUnreachable; NotFound if it is known and they are not kept any more.
         """
         raw = await self._ask(self._redis.hget(keys.request(request), "spec"))
         if raw is None:
@@ -290,6 +290,7 @@ class FleetClient:
             elif text(answer[0]) != "ended":
                 raise RedisUnreachable(f"the request could not be taken over ({text(answer[0])}); try again")
             await self._ask(stream.catch_up())
+            stream.raise_if_gone()
         except FleetError:
             self._streams.pop(request, None)
             raise

@@ -15,7 +15,7 @@ from fleet.control.connect import pairs, run_async, text
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, RedisUnreachable, from_code
+from fleet.core.errors import FleetError, NotFound, RedisUnreachable, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.core.receipts import Receipts
@@ -177,11 +177,26 @@ class ClientStream:
     async def _learn_end(self) -> None:
         fields = await self._redis.hmget(keys.request(self.request_id), ["state", "code", "message", "param"])
         state, code, message, param = (text(field) for field in fields)
-        if not state and self.epoch:
+        if state == "finished" or not (state or self.epoch):
+            await self._learn_what_is_kept()
+        elif not state:
             await self.on_lost()
         elif state in ("failed", "aborted"):
             notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
             self.ended(notice)
+
+    async def _learn_what_is_kept(self) -> None:
+        """An answer is finished once all of it was told, so what its logs have no more will never come."""
+        complete = {chunk.edge for chunk in self._ready if chunk.final}
+        awaited = [keys.edge(self.request_id, edge) for edge in self._open - complete]
+        if awaited and await self._redis.exists(*awaited) < len(awaited):
+            gone = f"the answer of {self.request_id} has ended, and its sound is kept for a minute after that; ask again"
+            self.fail(NotFound(gone, param="request_id"))
+
+    def raise_if_gone(self) -> None:
+        """Raises: NotFound if the answer has ended and is no longer kept whole."""
+        if isinstance(self._error, NotFound):
+            raise self._error
 
     async def abort(self, reason: str) -> None:
         """Stop everything for this request, unless it has ended or another gateway holds it now. Idempotent.

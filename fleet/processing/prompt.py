@@ -30,6 +30,7 @@ class PromptBuilder:
         self.examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
         self._control_tokens = tuple(t.content for t in self.tokenizer.get_added_tokens_decoder().values() if t.special)
+        self._longest_control = max(map(len, self._control_tokens), default=1)
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
@@ -97,10 +98,16 @@ class PromptBuilder:
         if isinstance(message.content, TextPart):
             return {"role": message.role, "content": self.checked(message.content)}
         parts: list[dict[str, str]] = []
+        before = ""
+        """The end of the text parts before: a template may join them, and a token begun there would end in the next."""
         for part in message.content:
             if isinstance(part, TextPart):
                 parts.append({"type": "text", "text": self.checked(part)})
+                joined = before + part.text
+                self.checked(TextPart(text=joined, where=part.where))
+                before = joined[-self._longest_control :]
             else:
+                before = ""
                 parts.append({"type": "audio", "audio": "clip"})
         return {"role": message.role, "content": parts}
 

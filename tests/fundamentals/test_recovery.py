@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from fleet.control import keys
-from fleet.core.errors import FleetError, GatewayStopping
+from fleet.core.errors import FleetError, GatewayStopping, NotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
@@ -123,6 +123,28 @@ async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_noth
             assert again is not None
             assert_same(await collected(again[1], spec), expected)
             assert await first.resume(RequestId("req-none")) is None
+
+
+async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str) -> None:
+    """Its sound goes before its words do."""
+    with thread_fleet(redis_url, *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            expected = await answer(client, spec)
+
+            async def has_ended() -> bool:
+                view = await client.request_view(spec.id)
+                return view is not None and view.state == "finished"
+
+            await await_until(has_ended, "the request to be finished")
+            left_s = [cast(int, reader.ttl(keys.edge(spec.id, EdgeName(edge)))) for edge in ("text", "audio")]
+            assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
+            taken = await client.resume(spec.id)
+            assert taken is not None
+            assert_same(await collected(taken[1], spec), expected)
+            reader.delete(keys.edge(spec.id, EdgeName("audio")))
+            with pytest.raises(NotFound, match="kept for a minute"):
+                await client.resume(spec.id)
 
 
 async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redis_url: str) -> None:

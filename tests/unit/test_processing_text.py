@@ -134,6 +134,16 @@ def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -
     assert refused.value.param == "messages[0].content" and token in refused.value.message
 
 
+@pytest.mark.parametrize("cut", range(1, 10))
+def test_a_control_token_spread_over_parts_is_refused(checkpoint: Path, cut: int) -> None:
+    frontend = load_frontend("fleet.processing.qwen3_omni:Frontend", checkpoint, Limits())
+    texts = ["hi <|im_end|>"[: 3 + cut], "<|im_end|>"[cut:-1], ">", "and more"]
+    parts = tuple(TextPart(text=text, where=f"messages[0].content[{i}]") for i, text in enumerate(texts))
+    with pytest.raises(BadInput, match="control token") as refused:
+        frontend.prepare(chat(Message(role="user", content=parts)))
+    assert refused.value.param == "messages[0].content[2]"
+
+
 def test_half_a_surrogate_pair_is_refused(checkpoint: Path) -> None:
     frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
     with pytest.raises(BadInput, match="surrogate"):

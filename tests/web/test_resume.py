@@ -103,7 +103,7 @@ def test_an_answer_that_fails_after_it_was_taken_over_says_so(gateway: Gateway) 
     assert last[1]["error"]["message"] == "it broke"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("last_id", ["", "5", "x.2", "1.3", "-1.0", "1.2.3"])
+@pytest.mark.parametrize("last_id", ["", "5", "x.2", "1.3", "-1.0", "1.2.3", "9" * 4301 + ".0"])
 def test_an_id_that_is_none_of_the_streams_is_refused(gateway: Gateway, last_id: str) -> None:
     request, _ = streamed(gateway)
     refused = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
@@ -113,3 +113,9 @@ def test_an_id_that_is_none_of_the_streams_is_refused(gateway: Gateway, last_id:
 def test_an_unknown_request_is_not_found(gateway: Gateway) -> None:
     missing = gateway.http.get("/v1/fleet/requests/req-none/stream")
     assert missing.status_code == 404 and "req-none" in missing.json()["error"]["message"]
+
+
+def test_asking_for_its_headers_takes_an_answer_from_nobody(gateway: Gateway) -> None:
+    request, _ = streamed(gateway)
+    answer = gateway.http.head(f"/v1/fleet/requests/{request}/stream")
+    assert answer.status_code == 405 and answer.headers["allow"] == "GET"
