@@ -106,6 +106,13 @@ class Link:
         listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
         return [worker for worker in listed if role_of(worker) == role]
 
+    def owners_of(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
+        """Who runs each of these tasks; "" where nobody does."""
+        pipe = self._client.pipeline(transaction=False)
+        for request, stage in tasks:
+            pipe.hget(keys.task(request, stage), "owner")
+        return [text(owner) for owner in cast("list[bytes | None]", pipe.execute())]
+
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
         """What a peer's transfer needs to be pulled from; None if the peer is gone."""
         return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))

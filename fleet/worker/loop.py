@@ -258,12 +258,22 @@ class WorkerLoop:
         self._take_vitals()
         self.sessions.expire()
         self._forget_the_gone()
+        self._look_for_consumers()
         for task in self.tasks.values():
             task.stirred = task.owes = True
         self.told += self._reservations()
         if not self.tasks:
             self.passing.meet(self.link.workers_of, self.receiver.peer)
         return list({*self.tasks, *self.lingering, *self.passing.offers.requests()})
+
+    def _look_for_consumers(self) -> None:
+        """Who waits for credit holds a slot; the consumer that should give it may itself wait for one, and so on in a ring."""
+        ahead = [(task, name) for task in self.tasks.values() for name, edge in task.outbound.items() if edge.is_ahead()]
+        if not ahead:
+            return
+        owners = self.link.owners_of([(task.request, self.outputs[name]) for task, name in ahead])
+        for (task, name), owner in zip(ahead, owners, strict=True):
+            task.outbound[name].unattended = not owner
 
     def _forget_the_gone(self) -> None:
         """A frozen worker may owe us a read for ever; once it has lost its right, what it would write into is free again."""

@@ -106,6 +106,8 @@ class OutboundEdge:
         self.produced = len(logged.rows)
         self.acked = logged.consumed
         self.ended = False
+        self.unattended = False
+        """Whether nobody ran its consumer when that was last looked at."""
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
         self._logged_walks, self._elsewhere = logged.walks, logged.elsewhere
@@ -239,9 +241,15 @@ class OutboundEdge:
     def credit(self, consumed: int) -> None:
         self.acked = max(self.acked, consumed)
 
+    def is_ahead(self) -> bool:
+        """Whether its consumer has taken so much less than was made that this side should wait."""
+        return not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
+
     def has_credit(self) -> bool:
-        """Also while the log is made again: its consumer may be new, too, and wait for tensors of chunks that count as taken."""
-        return bool(self._replay.rows) or self.produced - self.acked < self._credits
+        """Also while the log is made again: its consumer may be new, too, and wait for tensors of chunks that count as taken. And
+        while nobody runs its consumer, which may wait for the very slot that this side would hold.
+        """
+        return self.unattended or not self.is_ahead()
 
 
 def _join(items: list[Arrays]) -> Arrays:

@@ -90,7 +90,7 @@ class Task:
         return all(edge.ended for edge in self.outbound.values())
 
     def has_credit(self) -> bool:
-        return all(edge.has_credit() or edge.ended for edge in self.outbound.values())
+        return all(edge.has_credit() for edge in self.outbound.values())
 
     def acks_due(self) -> list[Ack]:
         """Acknowledge in strides; the end of an edge, and of the task, at once."""
