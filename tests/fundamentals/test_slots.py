@@ -1,12 +1,16 @@
 """More requests than slots, and tasks that come into them in another order than their requests: nobody waits in a ring."""
 
 import asyncio
+from pathlib import Path
 
-from fleet.core.ids import EdgeName, StageName
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.engine.fake import FakeEngine, _Running  # pyright: ignore[reportPrivateUsage]
+from fleet.stages.base import BuiltStage
+from fleet.worker.main import build_stage
 from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.support import await_until
 
-THINKER = StageName("thinker")
+THINKER, THOUGHT = StageName("thinker"), EdgeName("thought")
 TIGHT = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")
 NUM_TOKENS = 60
 
@@ -24,7 +28,7 @@ async def test_a_death_that_puts_the_second_request_before_the_first_stops_neith
                 if None in views:
                     return False
                 edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
-                return edges[EdgeName("thought")] > 2 and len(fleet.owner(first, THINKER).tasks) == 1
+                return edges[THOUGHT] > 2 and len(fleet.owner(first, THINKER).tasks) == 1
 
             await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
             fleet.kill(fleet.owner(first, THINKER))
@@ -33,13 +37,37 @@ async def test_a_death_that_puts_the_second_request_before_the_first_stops_neith
                 assert_same(await spoken, usual)
 
 
+class Reader(FakeEngine):
+    """Reads the prompt of `last` when it may, and those of others at once."""
+
+    def __init__(self) -> None:
+        super().__init__(max_batch=2, source=True)
+        self.last = RequestId("")
+
+    def _can_step(self, running: _Running) -> bool:
+        return running.request.request_id != self.last and super()._can_step(running)
+
+
 async def test_a_short_prompt_that_overtakes_a_long_one_stops_neither(redis_url: str) -> None:
     """Credit for its prompt, and not for its answer: it is in the only slot for answers, and its consumer in a queue."""
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
-    with thread_fleet(redis_url, *TIGHT, split, "edges.thought.credits=20") as fleet:
+    role = "thinker.prefill"
+    with thread_fleet(redis_url, *TIGHT, split, "edges.thought.credits=20", without=role) as fleet:
+        engine = Reader()
+        whole = build_stage(fleet.config.narrowed(fleet.config.role(role)), THINKER, Path())
+        fleet.add_worker(role, BuiltStage(engine=engine, adapter=whole.adapter))
         async with gateway(fleet) as client:
-            prompts = (400, 12)
-            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, prompt_len=length) for length in prompts]
-            expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, prompt_len=length)) for length in prompts]
-            for spoken, usual in zip(await asyncio.gather(*(answer(client, spec) for spec in specs)), expected, strict=True):
-                assert_same(spoken, usual)
+            expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
+            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
+            engine.last = specs[0].id
+            answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
+            await asyncio.to_thread(fleet.owner, specs[0].id, StageName("talker"))
+
+            async def second_is_being_answered() -> bool:
+                view = await client.request_view(specs[1].id)
+                return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
+
+            await await_until(second_is_being_answered, "the second to come to the end of its credit")
+            engine.last = RequestId("")
+            for spoken, usual in zip(answers, expected, strict=True):
+                assert_same(await spoken, usual)
