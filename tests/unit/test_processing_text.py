@@ -98,6 +98,31 @@ def test_a_template_may_refuse_and_may_not_escape() -> None:
         ChatTemplate("{% if %}", {})
 
 
+TEMPLATES = (
+    # what the assistant said, marked for training; what is set within is not seen outside
+    "{% set who = 'out' %}{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% generation %}{% set who = 'in' %}{{ who }}: {{ message.content }}{{ eos_token }}{% endgeneration %}\n"
+    "{% else %}{{ loop.index }} {{ message.content }}{% endif %}{% endfor %}{{ who }}",
+    "{% if tools is not none %}TOOLS{% endif %}{% if documents is defined %}{{ documents }}{% endif %}{{ messages | length }}",
+    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | tojson }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_a_template_is_rendered_as_transformers_does(checkpoint: Path, source: str) -> None:
+    from transformers import AutoTokenizer
+
+    messages = [
+        {"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")
+    ]
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    expected = reference.apply_chat_template(
+        messages, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    special = {"eos_token": reference.eos_token}
+    assert ChatTemplate(source, special).render(messages) == expected
+
+
 def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
     return ChatRequest(
         id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken
