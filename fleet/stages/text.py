@@ -13,7 +13,7 @@ from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import read_end_ids, set_up
+from fleet.stages.lm_setup import end_ids_of, set_up
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopWatch, tokenizer_of
 
@@ -26,7 +26,7 @@ def build(options: BuildOptions) -> BuiltStage:
     names = setup.reader().under("")
     model = CausalLM(
         setup.folder,
-        read_end_ids(setup.folder),
+        end_ids_of(setup.folder),
         device=setup.where.device,
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
