@@ -23,7 +23,8 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 def build(options: BuildOptions) -> BuiltStage:
     """Raises: ConfigError."""
     setup = set_up(options)
-    names = setup.reader().under("")
+    weights = setup.reader()
+    weights.check()
     model = CausalLM(
         setup.folder,
         end_ids_of(setup.folder),
@@ -36,7 +37,7 @@ def build(options: BuildOptions) -> BuiltStage:
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
         return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer))
 
-    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(names))
+    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(weights.under("")))
 
 
 class TextAdapter:
