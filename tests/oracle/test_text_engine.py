@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fleet.bench.twin import SlowTwin
-from fleet.core.errors import ConfigError
+from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
@@ -185,6 +185,17 @@ def test_an_unknown_keyword_of_attention_is_refused() -> None:
     paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=None, dropout=0.0)
     with pytest.raises(ValueError, match="asks for position_bias"):
         paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=rows)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "OPT"])
+def test_an_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path: Path) -> None:
+    folder = write_model(Family(name=name, more={"max_position_embeddings": 40}), tmp_path)
+    built = stage(folder)
+    answers = answers_of(built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0))
+    assert [len(answer) for answer in answers] == [40 - 33, 40 - 4]
+    spec = RequestSpec(id=RequestId("long"), graph="text", prompt_ids=tuple(range(40)), outputs=(TEXT,))
+    with pytest.raises(BadInput, match="the prompt is 40 tokens; the model was made for 40"):
+        built.adapter(spec, None).open()
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model-00002-of-00002.safetensors"])
