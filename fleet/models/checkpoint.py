@@ -1,7 +1,8 @@
 """Reading a checkpoint folder: which file holds which weight, and only the weights a role asks for. Knows no model."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,32 +43,52 @@ class WeightReader:
         raise ConfigError(f"checkpoint {self._folder}: no weights under {' or '.join(prefixes)}", param="checkpoint")
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Raises: ConfigError if the folder has no such weight."""
+        """Raises: ConfigError if the folder has no such weight, or the file that should hold it is missing or damaged."""
         path = self._file_of.get(name)
         if path is None:
             raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
-        if path not in self._open:
-            self._open[path] = safe_open(path, "pt")
+        with naming(path):
+            weight = self._file(path).get_tensor(name)
         self.names.append(name)
-        return self._open[path].get_tensor(name).to(device=self._device, dtype=dtype or self._dtype)
+        return weight.to(device=self._device, dtype=dtype or self._dtype)
 
     def get_if(self, name: str) -> Tensor | None:
         return self.get(name) if self.has(name) else None
+
+    def check(self) -> None:
+        """Open every file, for readers of the folder that name none. Raises: ConfigError if one is missing or damaged."""
+        for path in dict.fromkeys(self._file_of.values()):
+            with naming(path):
+                self._file(path)
 
     def joined(self, names: Iterable[str]) -> Tensor:
         """Several matrices as one, stacked along their outputs."""
         return torch.cat([self.get(name) for name in names])
 
+    def _file(self, path: Path) -> safe_open:
+        if path not in self._open:
+            self._open[path] = safe_open(path, "pt")
+        return self._open[path]
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Raises: ConfigError naming the file, for whatever reading it raises."""
+    try:
+        yield
+    except (ValueError, KeyError, OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"checkpoint {path.parent}: {path.name} cannot be read ({error}); fetch it again", param="checkpoint"
+        ) from error
+
 
 def _file_of_each_weight(folder: Path) -> dict[str, Path]:
     index, single = folder / INDEX, folder / SINGLE
-    try:
-        if index.exists():
+    if index.exists():
+        with naming(index):
             shards: dict[str, str] = json.loads(index.read_text())["weight_map"]
             return {name: folder / shard for name, shard in shards.items()}
-        if single.exists():
-            with safe_open(single, "pt") as file:
-                return dict.fromkeys(file.keys(), single)
-    except (ValueError, KeyError, OSError, SafetensorError) as error:
-        raise ConfigError(f"checkpoint {folder}: its weights cannot be read: {error}", param="checkpoint") from error
+    if single.exists():
+        with naming(single), safe_open(single, "pt") as file:
+            return dict.fromkeys(file.keys(), single)
     raise ConfigError(f"checkpoint {folder}: holds no weights ({SINGLE} or {INDEX})", param="checkpoint")

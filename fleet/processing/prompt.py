@@ -9,6 +9,7 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge
 from fleet.processing.base import ChatRequest, Given, Message, TextPart
 from fleet.processing.detokenize import IncrementalDetokenizer
+from fleet.processing.end_ids import read_end_ids
 from fleet.processing.pieces import pieces_of
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 
@@ -25,7 +26,7 @@ class PromptBuilder:
             raise ConfigError(f"checkpoint {checkpoint} has no tokenizer.json", param="checkpoint")
         self.tokenizer = Tokenizer.from_file(str(path))
         self.limits = limits
-        self.end_ids = _end_ids(checkpoint)
+        self.end_ids = read_end_ids(checkpoint)
         self._end_id = self._end_of_answer(checkpoint)
         self.examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
@@ -110,16 +111,6 @@ class PromptBuilder:
                 before = ""
                 parts.append({"type": "audio", "audio": "clip"})
         return {"role": message.role, "content": parts}
-
-
-def _end_ids(checkpoint: Path) -> frozenset[int]:
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(checkpoint / name).get("eos_token_id")
-        if isinstance(value, int):
-            return frozenset({value})
-        if isinstance(value, list):
-            return frozenset(int(token) for token in value)
-    return frozenset()
 
 
 def _examples(checkpoint: Path) -> list[str]:

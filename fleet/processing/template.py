@@ -11,6 +11,8 @@ from typing import NoReturn, cast
 
 import jinja2
 import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fleet.core.errors import BadInput, ConfigError
@@ -18,12 +20,22 @@ from fleet.core.errors import BadInput, ConfigError
 TemplateMessage = Mapping[str, object]
 
 
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks for training what the assistant said; here it is only a scope."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class ChatTemplate:
     """Renders messages to the prompt text, ready for the answer."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _to_json
         names = cast("dict[str, object]", environment.globals)
@@ -37,7 +49,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[TemplateMessage]) -> str:
         """Raises: BadInput if the template refuses the messages (their roles or order)."""
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadInput(f"messages: the model's chat template refuses them: {error}", param="messages") from error
 

@@ -8,6 +8,7 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput
 from fleet.core.request import RequestSpec
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
+from fleet.processing.context import fitting, num_positions
 from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
 
@@ -21,6 +22,10 @@ class Frontend:
     sample_rate_hz = 0
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
+        self._positions = num_positions(checkpoint)
+        if self._positions is not None:
+            longest = min(limits.max_prompt_tokens, self._positions - 1)
+            limits = limits.model_copy(update={"max_prompt_tokens": longest})
         self._prompt = PromptBuilder(checkpoint, limits)
         self._sampling = checkpoint_sampling(checkpoint)
 
@@ -35,7 +40,7 @@ class Frontend:
             graph=chat.graph,
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
-            sampling=chat.sampling,
+            sampling={stage: fitting(one, len(ids), self._positions) for stage, one in chat.sampling.items()},
             given=self._prompt.given_ids(chat.given),
             created_us=chat.created_us,
         )

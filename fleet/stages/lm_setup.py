@@ -1,6 +1,5 @@
 """What every builder of an autoregressive stage does alike: device, checkpoint, loop, end ids, tokenizer."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +9,7 @@ from fleet.engine.torch.build import Device, PoolLimits, build_loop, open_device
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.program import Program, Task
 from fleet.models.checkpoint import WeightReader
+from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
 TaskT = TypeVar("TaskT", bound=Task)
@@ -42,21 +42,9 @@ def set_up(options: BuildOptions) -> Setup:
     )
 
 
-def read_end_ids(folder: Path, default: int | None = None) -> frozenset[int]:
-    """Ids that end an answer, from generation_config.json, else config.json, else `default`.
-
-    Raises: ConfigError if there are none.
-    """
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        try:
-            found: object = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-        except ValueError as error:
-            raise ConfigError(f"checkpoint {folder}: {name} is not JSON ({error})", param="checkpoint") from error
-        if isinstance(found, int):
-            return frozenset([found])
-        if isinstance(found, list) and found:
-            return frozenset(int(str(one)) for one in found)
-    if default is None:
+def end_ids_of(folder: Path) -> frozenset[int]:
+    """Ids that end an answer. Raises: ConfigError if there are none."""
+    found = read_end_ids(folder)
+    if not found:
         raise ConfigError(f"checkpoint {folder}: names no eos_token_id", param="checkpoint")
-    return frozenset([default])
+    return found

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
@@ -11,9 +12,10 @@ from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
+from fleet.processing.context import fitting, num_positions
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import read_end_ids, set_up
+from fleet.stages.lm_setup import end_ids_of, set_up
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopWatch, tokenizer_of
 
@@ -23,32 +25,40 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 def build(options: BuildOptions) -> BuiltStage:
     """Raises: ConfigError."""
     setup = set_up(options)
-    names = setup.reader().under("")
+    weights = setup.reader()
+    weights.check()
     model = CausalLM(
         setup.folder,
-        read_end_ids(setup.folder),
+        end_ids_of(setup.folder),
         device=setup.where.device,
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
     )
-    tokenizer = tokenizer_of(setup.folder)
+    tokenizer, positions = tokenizer_of(setup.folder), num_positions(setup.folder)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
-        return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer))
+        return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
 
-    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(names))
+    return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(weights.under("")))
 
 
 class TextAdapter:
-    """One request."""
+    """One request. `positions`: how many the model was made for; an answer that comes to the last of them ends by its length."""
 
-    def __init__(self, spec: RequestSpec, watch: StopWatch) -> None:
-        self._spec = spec
+    def __init__(self, spec: RequestSpec, watch: StopWatch, positions: int | None) -> None:
+        self._spec, self._positions = spec, positions
         self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given)
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        sampling = sampling_of(self._spec, TEXT, LM)
-        params = {NUM_POSITIONS: str(len(self._spec.prompt_ids) + sampling.max_tokens)}
+        """Raises: BadInput for a prompt that leaves the answer no position."""
+        num_prompt = len(self._spec.prompt_ids)
+        if self._positions is not None and num_prompt >= self._positions:
+            raise BadInput(
+                f"messages: the prompt is {num_prompt} tokens; the model was made for {self._positions}, its answer included",
+                param="messages",
+            )
+        sampling = fitting(sampling_of(self._spec, TEXT, LM), num_prompt, self._positions)
+        params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
         history = self._tokens.history(made)
         request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history)
         ids = np.array(self._spec.prompt_ids, dtype=np.int32)

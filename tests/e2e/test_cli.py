@@ -15,6 +15,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
+from fleet.cli.checkpoint import write_tiny
 from fleet.cli.main import app
 from fleet.control.server import ServerOptions, find_server, free_port, server_command
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
@@ -83,6 +84,18 @@ def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path
     assert done.returncode == 1
     assert done.stderr.startswith("fleet: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(("graph", "role"), [("text", "lm"), ("qwen3_omni", "thinker")])
+def test_a_worker_of_a_damaged_checkpoint_ends_in_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
+    folder = write_tiny(graph, tmp_path / "damaged", 0)
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.truncate(weights.seek(-100, os.SEEK_END))
+    chosen = ("--set", f"graph={graph}", "--set", f"checkpoint={folder}")
+    done = run_cli("worker", role, *chosen, cwd=tmp_path, env={"REDIS_URL": redis_url})
+    assert done.returncode == 1
+    assert f"{folder}: model.safetensors cannot be read" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "jobs list"])

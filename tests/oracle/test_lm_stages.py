@@ -86,6 +86,19 @@ def test_a_folder_without_weights_is_one_clear_line(tiny_checkpoint: Path, tmp_p
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("stage", [THINKER, TALKER])
+def test_a_damaged_or_missing_file_of_weights_is_named(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
+    folder = rewritten(tiny_checkpoint, tmp_path / "damaged")
+    shard = folder / "model-00002-of-00002.safetensors"
+    with shard.open("r+b") as weights:
+        weights.truncate(shard.stat().st_size - 100)
+    with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors cannot be read"):
+        speaking_stages(folder, stages=[stage])
+    shard.unlink()
+    with pytest.raises(ConfigError, match="model-00002-of-00002.safetensors cannot be read"):
+        speaking_stages(folder, stages=[stage])
+
+
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="a llama model"):

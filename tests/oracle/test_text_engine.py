@@ -1,20 +1,25 @@
 """Causal language models on the torch engine, architecture by architecture, against `generate()` of `transformers`."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fleet.bench.twin import SlowTwin
-from fleet.core.errors import ConfigError
+from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
-from fleet.models.causal_lm.program import read_config
+from fleet.models.causal_lm.load import load_model, read_config
+from fleet.models.causal_lm.paged import paged_attention
+from fleet.models.causal_lm.parts import Parts
+from fleet.models.causal_lm.probe import Alone, probe
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text import build
@@ -39,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A class of `transformers` (its config and model), and what its config has beyond the small sizes."""
+    """A model of `transformers` by its config's name, and what that has beyond the small sizes."""
 
     name: str
     more: dict[str, Any]
@@ -51,15 +56,43 @@ FAMILIES = (
     Family(name="Qwen3", more={}),
     Family(name="Mistral", more={"sliding_window": 8}),
     Family(name="Gemma2", more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
+    Family(name="GPT2", more={}),
+    Family(name="GPTNeoX", more={}),
+    Family(name="GPTBigCode", more={}),
+    Family(name="BioGpt", more={}),
+    Family(name="OPT", more={"word_embed_proj_dim": 24, "ffn_dim": 96}),
+    Family(name="GraniteSWA", more={"sliding_window": 8}),
+    Family(name="GptOss", more={"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
     Family(name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
 )
+DENSE = [family for family in FAMILIES if family.name not in ("GptOss", "Qwen3Moe")]
+REFUSED = {
+    "XGLM": "its 3 layers come to 0 calls",
+    "Bloom": "its 3 layers come to 0 calls",
+    "Mpt": "mpt cannot be served: ",
+    "CodeGen": "codegen cannot be served: ",
+    "CTRL": "it counts positions by itself",
+    "Mamba": "mamba|linear_attention",
+    "Bert": "its attention asks for what comes later in the text",
+    "Camembert": "something else than from ids",
+    "Doge": "its attention asks for attention_mask",
+    "MiniCPM3": "keys and values differ in size",
+    "Qwen2Moe": "does not tell its attention the sliding window",
+}
+MORE = {
+    "Camembert": {"is_decoder": True},
+    "Mpt": {"d_model": 48, "n_heads": 4, "n_layers": 3},
+    "Qwen2Moe": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3, "num_experts": 4},
+}
+"""How architectures that Fleet's attention cannot serve are refused."""
 
 
 def write_model(family: Family, folder: Path) -> Path:
+    """Weights so random that every part of the model shows in its answers."""
     transformers = import_module("transformers")
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family.name}Config")(**SMALL, **family.more)
-    getattr(transformers, f"{family.name}ForCausalLM")(config).save_pretrained(folder)
+    config = getattr(transformers, f"{family.name}Config")(**{**SMALL, **family.more})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 
@@ -96,7 +129,7 @@ def test_a_batch_equals_single_generate_calls(family: Family, prefill_chunk_toke
     assert answers_of(built, PROMPTS, lambda _: Sampling(max_tokens=24)) == greedy(folder, PROMPTS, 24)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family.name != "Qwen3Moe"], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", DENSE, ids=lambda family: family.name)
 def test_invariant_numerics_do_not_depend_on_the_batch(family: Family, tmp_path: Path) -> None:
     folder = write_model(family, tmp_path)
 
@@ -125,6 +158,68 @@ def test_layers_that_keep_another_kind_of_state_are_refused(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')
     with pytest.raises(ConfigError, match="layers of kind linear_attention cannot be served"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_served_wrong_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    folder = write_model(Family(name=name, more=MORE.get(name, {})), tmp_path)
+    with pytest.raises(ConfigError, match=REFUSED[name]) as caught:
+        stage(folder)
+    assert str(folder) in caught.value.message and "\n" not in caught.value.message
+
+
+def test_layers_that_mix_rows_beside_their_attention_are_refused(tmp_path: Path) -> None:
+    folder = write_model(FAMILIES[0], tmp_path)
+    model: Any = load_model(folder, "llama", torch.float32)
+    probe(model.config, Parts(model), torch.device("cpu"))
+    whole: Any = load_model(folder, "llama", torch.float32)
+    whole.model.layers[1].mlp.register_forward_hook(lambda _module, _given, made: made + 0.001 * made.roll(1, 1))
+    with pytest.raises(ValueError, match="carry something from row to row"):
+        probe(whole.config, Parts(whole), torch.device("cpu"))
+
+
+def test_an_unknown_keyword_of_attention_is_refused() -> None:
+    rows = torch.zeros(1, 1, 2, 4)
+    module: Any = SimpleNamespace(layer_idx=0)
+    layout = Alone(torch.arange(2))
+    paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=None, dropout=0.0)
+    with pytest.raises(ValueError, match="asks for position_bias"):
+        paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=rows)
+
+
+@pytest.mark.parametrize("name", ["GPT2", "OPT"])
+def test_an_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path: Path) -> None:
+    folder = write_model(Family(name=name, more={"max_position_embeddings": 40}), tmp_path)
+    built = stage(folder)
+    answers = answers_of(built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0))
+    assert [len(answer) for answer in answers] == [40 - 33, 40 - 4]
+    spec = RequestSpec(id=RequestId("long"), graph="text", prompt_ids=tuple(range(40)), outputs=(TEXT,))
+    with pytest.raises(BadInput, match="the prompt is 40 tokens; the model was made for 40"):
+        built.adapter(spec, None).open()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model-00002-of-00002.safetensors"])
+def test_a_damaged_file_of_weights_is_named(file: str, tmp_path: Path) -> None:
+    folder = write_model(FAMILIES[0], tmp_path)
+    if file != "model.safetensors":
+        from_pretrained("AutoModelForCausalLM", folder).save_pretrained(folder, max_shard_size="250KB")
+        (folder / "model.safetensors").unlink()
+    with (folder / file).open("r+b") as weights:
+        weights.truncate((folder / file).stat().st_size - 100)
+    with pytest.raises(ConfigError, match=f"{file} cannot be read") as caught:
+        stage(folder)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("change", "message"), [("wider", "llama cannot be served: .*size"), ("deeper", "lacks 9 weights")])
+def test_weights_that_are_not_those_of_the_config_are_one_line(change: str, message: str, tmp_path: Path) -> None:
+    folder = write_model(FAMILIES[0], tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"intermediate_size": 100} if change == "wider" else {"num_hidden_layers": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message) as caught:
+        stage(folder)
+    assert "\n" not in caught.value.message
 
 
 def test_the_tiny_model_is_varied_and_the_same_every_time(tmp_path: Path) -> None:

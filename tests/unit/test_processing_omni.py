@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from fleet import pocket
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge
 from fleet.core.ids import EdgeName, RequestId
 from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
 from fleet.processing.qwen3_omni import num_audio_positions
+from fleet.stages.lm_setup import end_ids_of
 from tests.web.checkpoint import write_frontend_files
 
 REFERENCE = "fleet.processing.qwen3_omni:Frontend"
@@ -197,6 +198,23 @@ def test_an_answer_may_be_given_as_text_or_as_tokens(frontend: Frontend) -> None
     detokenizer = frontend.detokenizer()
     assert detokenizer.add(spec.given) + detokenizer.finish() == "Just this."
     assert frontend.prepare(saying((5, 6)))[0].given == (5, 6) and frontend.prepare(saying(()))[0].given == ()
+
+
+def test_a_checkpoint_without_generation_config_ends_its_answers_as_its_config_says(
+    frontend: Frontend, tmp_path: Path
+) -> None:
+    folder = write_frontend_files(tmp_path)
+    (folder / "generation_config.json").unlink()
+    bare = load_frontend(REFERENCE, folder, Limits())
+    assert bare.end_ids() == frontend.end_ids() == end_ids_of(folder) and len(bare.end_ids()) == 1
+    given = saying(TextPart(text="Just this.", where="input"))
+    assert bare.prepare(given)[0].given == frontend.prepare(given)[0].given
+
+
+def test_a_worker_of_a_checkpoint_that_names_no_end_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": []}')
+    with pytest.raises(ConfigError, match="names no eos_token_id"):
+        end_ids_of(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", "half a pair: \ud800", ""])

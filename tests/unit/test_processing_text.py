@@ -1,5 +1,7 @@
 """Detokenising as ids arrive, stop strings, the chat template and the text frontend."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge
-from fleet.core.ids import EdgeName, RequestId
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import AudioPart, ChatRequest, Message, TextPart, load_frontend
+from fleet.processing.context import num_positions
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 from fleet.processing.template import ChatTemplate
 from tests.web.checkpoint import write_frontend_files
@@ -107,6 +111,31 @@ def test_a_template_may_refuse_and_may_not_escape() -> None:
         ChatTemplate("{% if %}", {})
 
 
+TEMPLATES = (
+    # what the assistant said, marked for training; what is set within is not seen outside
+    "{% set who = 'out' %}{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% generation %}{% set who = 'in' %}{{ who }}: {{ message.content }}{{ eos_token }}{% endgeneration %}\n"
+    "{% else %}{{ loop.index }} {{ message.content }}{% endif %}{% endfor %}{{ who }}",
+    "{% if tools is not none %}TOOLS{% endif %}{% if documents is defined %}{{ documents }}{% endif %}{{ messages | length }}",
+    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | tojson }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_a_template_is_rendered_as_transformers_does(checkpoint: Path, source: str) -> None:
+    from transformers import AutoTokenizer
+
+    messages = [
+        {"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")
+    ]
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    expected = reference.apply_chat_template(
+        messages, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    special = {"eos_token": reference.eos_token}
+    assert ChatTemplate(source, special).render(messages) == expected
+
+
 def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
     return ChatRequest(
         id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken
@@ -124,6 +153,46 @@ def test_text_parts_are_joined_and_audio_is_refused(checkpoint: Path) -> None:
     assert refused.value.param == "messages[0].content[0]"
     with pytest.raises(BadInput, match="does not speak"):
         frontend.prepare(chat(Message(role="user", content=TextPart(text="a", where="w")), spoken=True))
+
+
+def sized(folder: Path, **config: object) -> Path:
+    write_frontend_files(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions"])
+def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) -> None:
+    frontend = load_frontend("fleet.processing.text:Frontend", sized(tmp_path, **{key: 20}), Limits())
+    stage, asked = StageName("lm"), Sampling(max_tokens=15)
+
+    def ask(text: str) -> RequestSpec:
+        message = Message(role="user", content=TextPart(text=text, where="messages[0].content"))
+        return frontend.prepare(dataclasses.replace(chat(message), sampling={stage: asked}))[0]
+
+    spec = ask("hello")
+    assert 5 < len(spec.prompt_ids) and spec.sampling[stage].max_tokens == 20 - len(spec.prompt_ids)
+    with pytest.raises(InputTooLarge, match="at most 19 are allowed") as refused:
+        ask("hello " * 20)
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 40}, 40),
+        ({"text_config": {"max_position_embeddings": 40}}, 40),
+        ({"max_position_embeddings": 40, "rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}}, 40),
+        ({"max_position_embeddings": 40, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": {"factor": 8.0}}}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({}, None),
+    ],
+)
+def test_positions_are_bounded_where_the_config_says_so(
+    config: dict[str, object], expected: int | None, tmp_path: Path
+) -> None:
+    assert num_positions(sized(tmp_path, **config)) == expected
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|audio_pad|>", "<|im_start|>"])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of
+from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, shares, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,8 @@ class FastLayout:
         kv_2DkLd = kv.narrow(1, 0, longest).permute(2, 0, 3, 1, 4)
         k_DkLd, v_DkLd = kv_2DkLd.unbind(0)
         q_Dkgd = q_Dhd.view(rows, groups, -1, dim)
-        out = _look_back(q_Dkgd, k_DkLd, v_DkLd, self._single_mask(longest, look.window), look)
+        sinks_kg = look.sinks_h.view(groups, -1) if look.sinks_h is not None else None
+        out = _look_back(q_Dkgd, k_DkLd, v_DkLd, self._single_mask(longest, look.window), look, sinks_kg)
         return out.reshape(rows, heads * dim)
 
     def _single_mask(self, longest: int, window: int | None) -> Tensor | None:
@@ -88,17 +89,20 @@ class FastLayout:
         k_kLd, v_kLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
         groups = q_hnd.shape[0] // k_kLd.shape[0]
         k_hLd, v_hLd = k_kLd.repeat_interleave(groups, 0), v_kLd.repeat_interleave(groups, 0)
-        out = _look_back(q_hnd[None], k_hLd[None], v_hLd[None], span.seen(look.window), look)[0]
+        sinks_h1 = look.sinks_h[:, None] if look.sinks_h is not None else None
+        out = _look_back(q_hnd[None], k_hLd[None], v_hLd[None], span.seen(look.window), look, sinks_h1)[0]
         return out.transpose(0, 1).flatten(1)
 
 
-def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look) -> Tensor:
-    if look.softcap is None:
+def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look, sinks: Tensor | None) -> Tensor:
+    if look.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=look.scale)
-    scores = torch.tanh(q @ k.transpose(-1, -2) * (look.scale / look.softcap)) * look.softcap
+    scores = q @ k.transpose(-1, -2) * look.scale
+    if look.softcap is not None:
+        scores = torch.tanh(scores / look.softcap) * look.softcap
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+    return shares(scores, sinks).to(v.dtype) @ v
 
 
 def _padded(pages: list[int], num_pages: int, scratch: int) -> list[int]:

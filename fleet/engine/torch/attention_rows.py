@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, slots_of
+from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, shares, slots_of
 
 
 class RowLayout:
@@ -45,7 +45,8 @@ def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, look: Look) -> Tensor:
     scores_kgL = torch.bmm(q_kgd, k_kLd.transpose(1, 2)) * look.scale
     if look.softcap is not None:
         scores_kgL = torch.tanh(scores_kgL / look.softcap) * look.softcap
-    return torch.bmm(scores_kgL.softmax(-1), v_kLd)
+    sinks_kg = look.sinks_h.view(scores_kgL.shape[:2]) if look.sinks_h is not None else None
+    return torch.bmm(shares(scores_kgL, sinks_kg), v_kLd)
 
 
 def _first_seen(context: int, window: int | None) -> int:

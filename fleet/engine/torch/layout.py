@@ -28,11 +28,26 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What changes how a layer looks back. `window` counts positions, the row's own included; `softcap` bounds scores."""
+    """What changes how a layer looks back. `window` counts positions, the row's own included; `softcap` bounds scores.
+
+    `sinks_h`: a score of each head that takes its share and gives nothing.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks_h: Tensor | None = None
+
+
+def shares(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
+    """How much each row takes of each position: softmax, of which a sink's share is dropped.
+
+    Shapes: scores [..., a, b, L], sinks what fits [a, b].
+    """
+    if sinks_ab is None:
+        return scores.softmax(-1, dtype=torch.float32)
+    sinks = sinks_ab[..., None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, sinks], -1).softmax(-1, dtype=torch.float32)[..., :-1]
 
 
 class Layout(Protocol):

@@ -15,6 +15,11 @@ from fleet.engine.torch.layout import Layout, Look
 NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
 """The keyword that carries the pass's layout from a model's `forward` down to its attention."""
+OF_NO_EFFECT = {
+    "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+    "position_ids", "use_cache",
+}  # fmt: skip
+"""What modules hand to any attention, and what changes nothing here: nothing is trained, and rows look back at pages."""
 
 
 class Attention(Protocol):
@@ -32,13 +37,25 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     fleet_layout: Layout | None = None,
-    **_: object,
+    **others: object,
 ) -> tuple[Tensor, None]:
-    """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]."""
-    assert fleet_layout is not None, "the architecture does not hand keywords down to its attention"
+    """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h] are attention sinks.
+
+    Raises: ValueError for what would change the result and is not served.
+    """
+    if fleet_layout is None:
+        raise ValueError("it does not hand keywords down to its attention")
+    unknown = [name for name, value in others.items() if value is not None and name not in OF_NO_EFFECT]
+    unknown += ["attention_mask"] if attention_mask is not None else []
+    if unknown or others.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise ValueError(f"its attention asks for {', '.join(unknown) or 'what comes later in the text'}")
+    if key.shape != value.shape:
+        raise ValueError("its keys and values differ in size")
     q_Nhd, kv_Nkd = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
-    look = Look(scale=scaling or q_Nhd.shape[-1] ** -0.5, window=sliding_window, softcap=softcap)
+    scale = q_Nhd.shape[-1] ** -0.5 if scaling is None else scaling
+    look = Look(scale=scale, window=sliding_window, softcap=softcap, sinks_h=s_aux)
     out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), kv_Nkd, look)
     return out.view(1, *q_Nhd.shape), None
 
@@ -50,7 +67,12 @@ def register() -> None:
 class GivenHidden(nn.Module):
     """Stands in for a causal model's body, so that the model's own code runs its head on hidden rows made elsewhere."""
 
-    def forward(self, inputs_embeds: Tensor, **_: object) -> "Given":
+    @property
+    def decoder(self) -> "GivenHidden":
+        """Some heads go past the body to its decoder."""
+        return self
+
+    def forward(self, *_args: object, inputs_embeds: Tensor, **_: object) -> "Given":
         return Given(inputs_embeds)
 
 

@@ -19,7 +19,7 @@ from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import read_end_ids, set_up
+from fleet.stages.lm_setup import end_ids_of, set_up
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopWatch, tokenizer_of
 
@@ -35,7 +35,7 @@ def build(options: BuildOptions) -> BuiltStage:
     thinker = Thinker(
         reader,
         config,
-        read_end_ids(setup.folder, config.im_end_token_id),
+        end_ids_of(setup.folder),
         setup.where.experts,
         setup.pool.num_positions,
         one_by_one=setup.where.tiled,

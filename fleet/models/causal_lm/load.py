@@ -1,0 +1,54 @@
+"""A checkpoint's folder to a model of `transformers`, or one line that says why not. Knows no rows and no pages."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from fleet.core.errors import ConfigError
+from fleet.models.causal_lm.paged import NAME, register
+
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+WHAT_IT_RAISES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+    SafetensorError, StrictDataclassError,
+)  # fmt: skip
+"""What code of `transformers` raises over a folder, or a model, that is not as it expects."""
+
+
+@contextmanager
+def refusing(folder: Path, what: str) -> Generator[None]:
+    """Raises: ConfigError in one line, for whatever the model's own code raises; `what` says what cannot be."""
+    try:
+        yield
+    except WHAT_IT_RAISES as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"checkpoint {folder}: {what}: {said}", param="checkpoint") from error
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """Raises: ConfigError unless every layer that it names is one of attention."""
+    with refusing(folder, "no config.json that can be read"):
+        config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder)).get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds <= KNOWN_LAYERS:
+        unknown = ", ".join(sorted(kinds - KNOWN_LAYERS))
+        raise ConfigError(f"checkpoint {folder}: layers of kind {unknown} cannot be served", param="checkpoint")
+    return config
+
+
+def load_model(folder: Path, kind: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Raises: ConfigError unless `transformers` has such a causal language model and the folder has all its weights."""
+    register()
+    with refusing(folder, f"{kind} cannot be served"):
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True)
+    model, told = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    missing = sorted(told["missing_keys"])
+    if missing:
+        raise ConfigError(f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...", param="checkpoint")
+    return model.eval()
