@@ -18,6 +18,7 @@ from fleet.config.schema import FleetConfig
 from fleet.config.settings import Settings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
+from fleet.core.heap import settle
 from fleet.processing import load_frontend
 from web.app import create_app
 from web.reachable import how_to_reach
@@ -84,6 +85,7 @@ async def serve(
         server = Server(uvicorn_config(app, config, tls), app)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)
+        settle()
         _announce(config, listener)
         await server.serve([listener])
     finally:

@@ -19,6 +19,7 @@ from fleet.bench.scale_result import Joined, ScalePhase, ScaleResult
 from fleet.config import FleetConfig
 from fleet.config.schema import EdgeConfig, PolicyConfig
 from fleet.control.client import FleetClient
+from fleet.core.heap import settle
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
 
@@ -43,6 +44,7 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
+    settle()
     phases: list[ScalePhase] = []
     with scale_fleet(paced(base, most)) as fleet:
         for count in sorted(counts):

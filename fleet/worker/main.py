@@ -19,6 +19,7 @@ from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run, text
 from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
+from fleet.core.heap import settle
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
 from fleet.core.telemetry import WorkerOrder
@@ -260,4 +261,5 @@ def run_worker(
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    settle()
     process.run()

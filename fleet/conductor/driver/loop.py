@@ -28,6 +28,7 @@ from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
+from fleet.core.heap import settle
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id, role_of
 
 log = logging.getLogger(__name__)
@@ -240,6 +241,7 @@ def run_conductor(config: FleetConfig, redis_url: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     log.info("conductor %s is up", driver.me)
+    settle()
     driver.run()
     if driver.leader:
         run(client, scripts.lead(driver.me, driver.leader, 1))
