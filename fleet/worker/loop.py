@@ -36,7 +36,7 @@ from fleet.core.telemetry import WorkerOrder
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.claimed import Claimed, parse_claim
+from fleet.worker.claimed import parse_claim
 from fleet.worker.link import Grant, Link
 from fleet.worker.passing import Passing, Post, told_of
 from fleet.worker.receive import Receiver
@@ -190,7 +190,7 @@ class WorkerLoop:
 
     def _posts(self) -> list[Post]:
         """What this turn writes, in order: a task's chunks go before its hand-off."""
-        appends, relocations = self.sender.collect(list(self.tasks.values()))
+        appends, relocations = self._collected()
         acks = [ack for task in self.tasks.values() if task.owes for ack in task.acks_due()]
         posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
         told, self.told = self.told, []
@@ -205,6 +205,13 @@ class WorkerLoop:
         for task, edge in self.receiver.lost:
             posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
         return posts + self.passing.posts()
+
+    def _collected(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
+        appends: list[scripts.Append] = []
+        relocations: list[scripts.Relocation] = []
+        for task in [task for task in self.tasks.values() if task.unsent]:
+            self._guard(task, lambda task=task: self.sender.collect(task, appends, relocations))
+        return appends, relocations
 
     def _block_ms(self, hurry: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
@@ -342,19 +349,20 @@ class WorkerLoop:
         for grant, reply in zip(grants, mail.replies[: len(calls)], strict=True):
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
-                self._open(grant, parse_claim(answer, self.inputs, list(self.outputs)))
+                self._open(grant, answer)
             else:
                 log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
         for notice in mail.notices:  # only now: some may be for the tasks just opened
             self._deliver(notice)
         self._take(mail.grants)
 
-    def _open(self, grant: Grant, claimed: Claimed) -> None:
+    def _open(self, grant: Grant, answer: Sequence[Reply]) -> None:
         """Begin a claimed task, or go on where an earlier owner's log ends: the logs as the claim saw them, then the inbox; the
         index removes repeats.
         """
-        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
         try:
+            claimed = parse_claim(answer, self.inputs, list(self.outputs))
+            spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
             adapter = self.built.adapter(spec, logs.blob)
             task = open_task(spec, grant.stage, grant.epoch, adapter, self.config, logs=logs, alone=grant.alone)
             for edge, arrived in logs.inputs.items():
