@@ -1,6 +1,7 @@
 """The worker's loop, on one screen: step the engine, send what it made, take in what came, feed it.
 
-One pipelined round trip per turn; no wait for the conductor. A failure of one request is that request's; the loop goes on.
+One pipelined round trip per turn; no wait for the conductor. A failure of one request is that request's; the loop goes on. Raises
+redis's errors: without the line to it there is no right to anything, and whoever runs the loop begins a new incarnation.
 """
 
 import logging
@@ -11,6 +12,7 @@ from functools import partial
 from typing import cast
 
 import psutil
+from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
@@ -378,6 +380,8 @@ class WorkerLoop:
                 self.passing.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
                 self.engine.pause(grant.request, paused=True)
                 task.paused = True
+        except RedisError:
+            raise  # the connection's, not the request's: it goes on in another incarnation
         except FleetError as error:
             self._report(grant.request, grant.stage, grant.epoch, error)
             self._drop(grant.request)
@@ -407,6 +411,8 @@ class WorkerLoop:
     def _guard(self, task: Task, work: Callable[[], None]) -> None:
         try:
             work()
+        except RedisError:
+            raise
         except FleetError as error:
             self._fail(task, error)
         except Exception as error:  # the process loop: this request fails, the others go on
