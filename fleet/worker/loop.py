@@ -203,7 +203,7 @@ class WorkerLoop:
         posts += [(call, _ignore) for task in ending for call in told_of(task, self.worker)]
         if appends:
             posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
-        posts += [(scripts.fail(event), _ignore) for event in self.failures]
+        posts += self._rests() + [(scripts.fail(event), _ignore) for event in self.failures]
         for task, edge in self.receiver.lost:
             posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
         return posts + self.passing.posts()
@@ -214,6 +214,12 @@ class WorkerLoop:
         for task in [task for task in self.tasks.values() if task.unsent]:
             self._guard(task, lambda task=task: self.sender.collect(task, appends, relocations))
         return appends, relocations
+
+    def _rests(self) -> list[Post]:
+        """Of a task that runs alone, since only such a one is condemned: whether its death from now on would be its own."""
+        idle = [task for task in self.tasks.values() if task.alone and self.engine.due_in_s() == math.inf]
+        due = [(task, task.rest_due()) for task in idle]
+        return [(scripts.rest(task.request, task.stage, task.epoch, taken), _ignore) for task, taken in due if taken]
 
     def _block_ms(self, hurry: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
