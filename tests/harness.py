@@ -26,8 +26,8 @@ from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
-from fleet.worker.main import build_stage
-from tests.support import wait_until
+from fleet.worker.main import WorkerProcess, build_stage
+from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
 ARENA_BYTES = 16 * 1024 * 1024
@@ -138,9 +138,46 @@ def thread_fleet(
         fleet.stop()
 
 
+@contextmanager
+def processes(url: str, config: FleetConfig) -> Generator[list[WorkerProcess]]:
+    """A conductor and a worker for each role as their processes run them, reconnecting included, each on a thread."""
+    client = connect(url)
+    driver = Driver(config, client, WorkerId("conductor@test"))
+    workers: list[WorkerProcess] = []
+    for role in config.roles():
+        narrowed = config.narrowed(role)
+        workers.append(WorkerProcess(narrowed, role.name, url, build_stage(narrowed, role.stage, Path())))
+    threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield workers
+    finally:
+        driver.stopping = True
+        for worker in workers:
+            worker.stop.set()
+        for thread in threads:
+            thread.join(timeout=20)
+        client.close()
+    assert not any(thread.is_alive() for thread in threads), "a fleet thread does not end"
+
+
+async def ready(client: FleetClient) -> None:
+    async def served() -> bool:
+        return not await client.missing_roles()
+
+    await await_until(served, "every role to be served", timeout_s=60.0)
+
+
 @asynccontextmanager
 async def gateway(fleet: ThreadFleet) -> AsyncGenerator[FleetClient]:
-    client = await FleetClient.connect(fleet.url, fleet.config)
+    async with gateway_at(fleet.url, fleet.config) as client:
+        yield client
+
+
+@asynccontextmanager
+async def gateway_at(url: str, config: FleetConfig) -> AsyncGenerator[FleetClient]:
+    client = await FleetClient.connect(url, config)
     await client.start()
     try:
         yield client

@@ -19,9 +19,10 @@ import psutil
 from fleet.core.parent_death import signalled_with_parent
 
 CANNOT_START_S = 60.0
-WELL_S = 60.0
+WELL_S = 10.0
 FIRST_PAUSE_S = 0.1
-MAX_PAUSE_S = 30.0
+MAX_PAUSE_S = 10.0
+"""Well below `lease.no_worker_s`, after which requests for a role whose only worker waits to be started would fail."""
 LAST_LINES = 5
 LINGER_S = 3.0
 LINGER_POLL_S = 0.05
@@ -34,17 +35,18 @@ NOT_STARTED = 1
 class RestartPolicy:
     """When a command that ended is started again. Units: seconds on one monotonic clock.
 
-    An exit with an error soon after the first start means that it cannot start; being killed never does. Later deaths are
-    ridden through for ever, with pauses that double up to a bound and begin anew once it has run well for `WELL_S`.
+    An exit with an error soon after the first start means that it cannot start; being killed never does, nor does what has
+    `served`. Later deaths are ridden through for ever, with pauses that double up to a bound and begin anew once it has run
+    well for `WELL_S`.
     """
 
     first_started_s: float
     deaths: int = 0
 
-    def pause_s(self, exit_status: int, started_s: float, now_s: float) -> float | None:
+    def pause_s(self, exit_status: int, started_s: float, now_s: float, *, served: bool = False) -> float | None:
         """Seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
         failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
-        if failed_at_once:
+        if failed_at_once and not served:
             return None
         self.deaths = 1 if now_s - started_s >= WELL_S else self.deaths + 1
         return min(FIRST_PAUSE_S * 2.0 ** min(self.deaths - 1, 32), MAX_PAUSE_S)
@@ -77,7 +79,8 @@ class Keeper:
     """Runs `fleet ARGUMENTS` again and again until `stop` is set.
 
     `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
-    goodbye. `when_dead` is told the pid of each command that died, before anything else is done about it.
+    goodbye. `when_dead` is told the pid of each command that died, before anything else is done about it, and says whether that
+    had served anybody.
     """
 
     arguments: list[str]
@@ -85,7 +88,8 @@ class Keeper:
     output: Output = field(default_factory=Terminal)
     env: Mapping[str, str] | None = None
     alone: Callable[[], Awaitable[bool]] | None = None
-    when_dead: Callable[[int], Awaitable[None]] | None = None
+    when_dead: Callable[[int], Awaitable[bool]] | None = None
+    _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
     @property
@@ -105,7 +109,7 @@ class Keeper:
                 self.output.say(f"{self.name} left; start another with `fleet {self.name}`")
                 await self.stop.wait()
                 return 0
-            pause_s = policy.pause_s(status, started_s, loop.time())
+            pause_s = policy.pause_s(status, started_s, loop.time(), served=self._served)
             if pause_s is None:
                 self._tell(f"{_how(status)} and is not started again", error=True)
                 return status
@@ -143,7 +147,7 @@ class Keeper:
         status = await self._until_ended(process)
         if self.when_dead and status != 0 and not self.stop.is_set():
             # First of all: listeners wait for what it held.
-            await self.when_dead(process.pid)
+            self._served = await self.when_dead(process.pid)
         await asyncio.to_thread(reader.join, READER_PATIENCE_S)
         return status
 
@@ -174,7 +178,7 @@ class Keeper:
 async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
-    when_dead: Callable[[int], Awaitable[None]] | None = None,
+    when_dead: Callable[[int], Awaitable[bool]] | None = None,
 ) -> int:
     """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()

@@ -18,26 +18,27 @@ FENCE_TIMEOUT_S = 2.0
 log = logging.getLogger(__name__)
 
 
-def fence_at(redis_url: str) -> Callable[[int], Awaitable[None]]:
+def fence_at(redis_url: str) -> Callable[[int], Awaitable[bool]]:
     """A `Keeper.when_dead` that fences what the dead process had registered; a Redis that is away leaves it to the lease."""
 
-    async def fence(pid: int) -> None:
+    async def fence(pid: int) -> bool:
         try:
-            await asyncio.to_thread(fence_process, redis_url, pid)
+            return await asyncio.to_thread(fence_process, redis_url, pid)
         except RedisError as error:
             log.warning("process %d could not be fenced (%s); its lease will lapse", pid, error)
+            return False
 
     return fence
 
 
-def fence_process(redis_url: str, pid: int) -> None:
-    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led.
+def fence_process(redis_url: str, pid: int) -> bool:
+    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led. Whether it had any.
 
     By incarnation, whose id is never used again: a process that meanwhile got the same pid has another one. Should two hosts
     bear one name, a living worker may be fenced for a dead one; it joins anew, as after any lapse.
     """
     if _is_running(pid):
-        return
+        return False
     gone = (socket.gethostname(), pid)
     client = connect_for_a_call(redis_url, FENCE_TIMEOUT_S)
     try:
@@ -48,6 +49,7 @@ def fence_process(redis_url: str, pid: int) -> None:
         if place_of(leader) == gone:
             calls.append(scripts.lead(leader, text(leads), 1))
         exchange(client, calls)
+        return bool(calls)
     finally:
         client.close()
 

@@ -45,7 +45,7 @@ def sha(name: str) -> str:
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
-    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve",
+    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve", "rest",
 )  # fmt: skip
 
 
@@ -216,6 +216,11 @@ def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: S
 def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     """A step that failed as a whole took the task with it: it counts as a death over the task, and the worker lives."""
     return Call("lose_task", (request, stage, epoch))
+
+
+def rest(request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]) -> Call:
+    """The task waits: everything of `taken`, its chunks by input edge, is worked off."""
+    return Call("rest", (request, stage, epoch, *chain.from_iterable(taken.items())))
 
 
 def fail(event: TaskFailed) -> Call:

@@ -1,9 +1,10 @@
 """Both ends of a hand-off of computed blocks: the source's offers, and the new owner's pull. Knows no Redis.
 
 Blocks are lent where they lie, in the pool's own pages, if both pools are memory that peers can read; else a copy is offered. A
-pull that fails costs time only: what was to be adopted is computed.
+pull that fails costs time only: what was to be adopted is computed. So does memory that is not found, at either end.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,11 @@ from fleet.core.pages import PagesRef, spans_between
 from fleet.engine.base import Engine, KVBlocks, KVPages
 from fleet.transfer.base import BlockRead, Pull, Transfer
 
+log = logging.getLogger(__name__)
+
 KV = "kv"
+NO_MEMORY = (MemoryError, RuntimeError)
+"""What is raised where none is found: by torch the second."""
 
 
 def share_pool(engine: Engine, transfer: Transfer) -> None:
@@ -55,16 +60,22 @@ class Offers:
         return list(self._until)
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
-        """End a request in the engine, and keep what is computed of it: the pages themselves if they can be lent, or a copy."""
-        pages = self._engine.lend(request) if self._transfer.shares_memory else None
-        if pages is not None:
-            return pages
-        blocks = self._engine.export(request)
-        self._engine.finish(request)
+        """End a request in the engine, and keep what is computed of it: the pages themselves if they can be lent, or a copy.
+
+        None where there is nothing, or neither could be had.
+        """
+        blocks: KVBlocks | KVPages | None = None
+        try:
+            blocks = self._engine.lend(request) if self._transfer.shares_memory else None
+            blocks = blocks or self._engine.export(request)
+        except Exception:  # the engine's failure over one request, which goes on without
+            log.exception("request %s: what is computed of it cannot be handed on; the next owner computes it", request)
+        if not isinstance(blocks, KVPages):
+            self._engine.finish(request)
         return blocks
 
     def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
-        """What to tell the next owner; None if there is nothing, or the arena has no room for a copy."""
+        """What to tell the next owner; None if there is nothing, or no room for a copy."""
         if blocks is None:
             return None
         self.free(request)
@@ -74,7 +85,9 @@ class Offers:
         else:
             try:
                 wire = self._transfer.publish(_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
-            except TransferError:
+            except (TransferError, *NO_MEMORY) as error:
+                log.warning("request %s: what is computed of it is not offered: %s", request, str(error) or type(error).__name__)
+                self._transfer.release(_owner(request))
                 return None
             if wire.ref is not None:
                 location[KV] = wire.ref
@@ -141,7 +154,8 @@ class Adoption:
             return
         try:
             blocks = self._poll_pages(self._offer.pages) if self._offer.pages is not None else self._poll_copy()
-        except TransferError:
+        except (TransferError, *NO_MEMORY) as error:
+            log.info("blocks of %s do not come: %s", self._offer.source, str(error) or type(error).__name__)
             self.failed = True
             return
         if blocks is not None:
@@ -177,8 +191,12 @@ class Adoption:
                 under_way.cancel()
 
     def adopt(self, request: RequestId) -> bool:
-        """Give the engine what came. Whether it took it."""
-        taken = self.blocks is not None and self._engine.adopt(request, self.blocks)
+        """Give the engine what came. Whether it took it; what it fails over, it computes."""
+        try:
+            taken = self.blocks is not None and self._engine.adopt(request, self.blocks)
+        except Exception:  # the engine's failure over one request, which goes on without
+            log.exception("request %s: what came for it cannot be adopted; it is computed here", request)
+            taken = False
         if taken:
             self._pages = None
         return taken

@@ -1,6 +1,7 @@
 """The worker's loop, on one screen: step the engine, send what it made, take in what came, feed it.
 
-One pipelined round trip per turn; no wait for the conductor. A failure of one request is that request's; the loop goes on.
+One pipelined round trip per turn; no wait for the conductor. A failure of one request is that request's; the loop goes on. Raises
+redis's errors: without the line to it there is no right to anything, and whoever runs the loop begins a new incarnation.
 """
 
 import logging
@@ -11,6 +12,7 @@ from functools import partial
 from typing import cast
 
 import psutil
+from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
@@ -36,7 +38,7 @@ from fleet.core.telemetry import WorkerOrder
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.claimed import Claimed, parse_claim
+from fleet.worker.claimed import parse_claim
 from fleet.worker.link import Grant, Link
 from fleet.worker.passing import Passing, Post, told_of
 from fleet.worker.receive import Receiver
@@ -190,7 +192,7 @@ class WorkerLoop:
 
     def _posts(self) -> list[Post]:
         """What this turn writes, in order: a task's chunks go before its hand-off."""
-        appends, relocations = self.sender.collect(list(self.tasks.values()))
+        appends, relocations = self._collected()
         acks = [ack for task in self.tasks.values() if task.owes for ack in task.acks_due()]
         posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
         told, self.told = self.told, []
@@ -201,10 +203,23 @@ class WorkerLoop:
         posts += [(call, _ignore) for task in ending for call in told_of(task, self.worker)]
         if appends:
             posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
-        posts += [(scripts.fail(event), _ignore) for event in self.failures]
+        posts += self._rests() + [(scripts.fail(event), _ignore) for event in self.failures]
         for task, edge in self.receiver.lost:
             posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
         return posts + self.passing.posts()
+
+    def _collected(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
+        appends: list[scripts.Append] = []
+        relocations: list[scripts.Relocation] = []
+        for task in [task for task in self.tasks.values() if task.unsent]:
+            self._guard(task, lambda task=task: self.sender.collect(task, appends, relocations))
+        return appends, relocations
+
+    def _rests(self) -> list[Post]:
+        """Of a task that runs alone, since only such a one is condemned: whether its death from now on would be its own."""
+        idle = [task for task in self.tasks.values() if task.alone and self.engine.due_in_s() == math.inf]
+        due = [(task, task.rest_due()) for task in idle]
+        return [(scripts.rest(task.request, task.stage, task.epoch, taken), _ignore) for task, taken in due if taken]
 
     def _block_ms(self, hurry: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
@@ -352,19 +367,20 @@ class WorkerLoop:
         for grant, reply in zip(grants, mail.replies[: len(calls)], strict=True):
             answer = cast("list[Reply]", reply)
             if text(answer[0]) == "ok":
-                self._open(grant, parse_claim(answer, self.inputs, list(self.outputs)))
+                self._open(grant, answer)
             else:
                 log.info("grant of %s for %s: %s", grant.stage, grant.request, text(answer[0]))
         for notice in mail.notices:  # only now: some may be for the tasks just opened
             self._deliver(notice)
         self._take(mail.grants)
 
-    def _open(self, grant: Grant, claimed: Claimed) -> None:
+    def _open(self, grant: Grant, answer: Sequence[Reply]) -> None:
         """Begin a claimed task, or go on where an earlier owner's log ends: the logs as the claim saw them, then the inbox; the
         index removes repeats.
         """
-        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
         try:
+            claimed = parse_claim(answer, self.inputs, list(self.outputs))
+            spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
             adapter = self.built.adapter(spec, logs.blob)
             task = open_task(spec, grant.stage, grant.epoch, adapter, self.config, logs=logs, alone=grant.alone)
             for edge, arrived in logs.inputs.items():
@@ -380,6 +396,8 @@ class WorkerLoop:
                 self.passing.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
                 self.engine.pause(grant.request, paused=True)
                 task.paused = True
+        except RedisError:
+            raise  # the connection's, not the request's: it goes on in another incarnation
         except FleetError as error:
             self._report(grant.request, grant.stage, grant.epoch, error)
             self._drop(grant.request)
@@ -409,6 +427,8 @@ class WorkerLoop:
     def _guard(self, task: Task, work: Callable[[], None]) -> None:
         try:
             work()
+        except RedisError:
+            raise
         except FleetError as error:
             self._fail(task, error)
         except Exception as error:  # the process loop: this request fails, the others go on

@@ -1,7 +1,7 @@
 """From released drafts to chunks on the wire: tensors inline when small, published for pulling when remote. Knows no engine."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,17 +32,15 @@ class Sender:
         self._transfer, self._worker = transfer, worker
         self._published: set[RequestId] = set()
 
-    def collect(self, tasks: Iterable[Task]) -> tuple[list[Append], list[Relocation]]:
-        """Every chunk that was released and not yet sent; and where tensors of logged chunks are now, made again."""
-        appends: list[Append] = []
-        relocations: list[Relocation] = []
-        for task in tasks:
-            if not task.unsent:
-                continue
-            relocations += [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.again]
-            appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.again])
-            task.unsent = []
-        return appends, relocations
+    def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
+        """Add every chunk of a task that was released and not yet sent; and where tensors of logged chunks are now, made again.
+
+        All or, where it raises, nothing.
+        """
+        moved = [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.again]
+        appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.again])
+        relocations += moved
+        task.unsent = []
 
     def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
         location: Location = {}

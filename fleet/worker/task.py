@@ -30,7 +30,8 @@ class Task:
     edge when the task was opened. `given_up`: the engine has done its part here, and the next role goes on. `spared` counts the
     rows that its session's earlier turn had computed. `stirred`: something came or was made since it was last fed. `owes`: it
     consumed or made something since acknowledgements were last taken. Both only spare the loop looking at idle tasks.
-    `receipts`: how its inputs came, for its story.
+    `receipts`: how its inputs came, for its story. `rested`: by input edge, the chunks taken when it was last told that nothing
+    is left to do.
     """
 
     spec: RequestSpec
@@ -53,6 +54,7 @@ class Task:
     stirred: bool = True
     owes: bool = True
     receipts: Receipts = field(default_factory=Receipts)
+    rested: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
 
     @property
     def request(self) -> RequestId:
@@ -91,6 +93,15 @@ class Task:
 
     def has_credit(self) -> bool:
         return all(edge.has_credit() for edge in self.outbound.values())
+
+    def rest_due(self) -> dict[EdgeName, int]:
+        """With its engine idle: the chunks taken of each input, if it waits for more and that is not told; else nothing."""
+        taken = {name: edge.consumed for name, edge in self.inbound.items()}
+        held = any(edge.num_held for edge in self.inbound.values())
+        if self.paused or self.adoption is not None or held or taken == self.rested:
+            return {}
+        self.rested = taken
+        return taken
 
     def acks_due(self) -> list[Ack]:
         """Acknowledge in strides; the end of an edge, and of the task, at once."""

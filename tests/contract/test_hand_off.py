@@ -3,16 +3,20 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
+import torch
 
-from fleet.core.errors import TransferError
+from fleet.core.errors import OutOfMemory, TransferError
 from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
 from fleet.core.request import Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineRequest, KVPages
 from fleet.engine.torch import lm_engine
+from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.program import NUM_POSITIONS
+from fleet.models.causal_lm.program import CausalTask
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages import text
 from fleet.stages.base import BuildOptions
@@ -254,6 +258,51 @@ def test_pages_that_cannot_be_spared_are_copied(checkpoint: Path, monkeypatch: p
     for end in (source, target):
         assert end.holds() == (0, 0)
         end.transfer.close()
+
+
+def raising(_place: object, *_args: object) -> NoReturn:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
+def test_a_copy_that_finds_no_memory_is_not_offered(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _ = ends
+    source.open()
+    while not source.step():
+        pass
+    monkeypatch.setattr(KVPool, "read", raising)
+    assert source.offers.publish(REQUEST, source.offers.finish(REQUEST)) is None
+    assert not source.engine.ready() and source.offers.requests() == []
+
+
+@pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
+def test_a_copy_that_finds_no_memory_on_arrival_is_computed(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = ends
+    whole = undisturbed(target)
+    offer, begun = offered(source)
+    target.open({"ids": np.array(begun, np.int32)})
+    adoption = adoption_of(offer, source, target)
+    pulled(adoption)
+    monkeypatch.setattr(KVPool, "write", raising)
+    assert not adoption.adopt(REQUEST) and adoption.take_back()
+    assert target.holds()[0] == 0, "pages that were written in part are no request's"
+    assert target.run() == whole
+    source.offers.free(REQUEST)
+
+
+def test_who_adopts_and_then_finds_no_memory_fails_that_request(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are the request's by then, and go with it, once."""
+    source, target = ends
+    offer, begun = offered(source)
+    target.open({"ids": np.array(begun, np.int32)})
+    adoption = adoption_of(offer, source, target)
+    pulled(adoption)
+    with monkeypatch.context() as scarce:
+        scarce.setattr(CausalTask, "computed", raising)
+        assert adoption.adopt(REQUEST) and adoption.take_back()
+    (output,) = target.engine.step()
+    assert isinstance(output.error, OutOfMemory)
+    source.offers.free(REQUEST)
 
 
 def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,8 +118,7 @@ def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None
     client = connect(redis_url)
     for worker, host, pid in [(mine, here, dead.pid), *others]:
         run(client, scripts.register(WorkerId(worker), ROLE, 60_000_000, {"kind": "worker", "host": host, "pid": str(pid)}))
-    for pid in (dead.pid, alive):
-        fence_process(redis_url, pid)
+    assert [fence_process(redis_url, pid) for pid in (dead.pid, alive, dead.pid)] == [True, False, False]
     left = {text(worker) for worker in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))}
     assert left == {worker for worker, _, _ in others}
     client.close()

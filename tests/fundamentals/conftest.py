@@ -1,5 +1,6 @@
-"""What the tests of the scripts share: a control plane, on the real server and on the fake one."""
+"""What tests share: a control plane on the real server and on the fake one, and an edge whose tensors are pulled."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import fakeredis
@@ -8,8 +9,10 @@ import redis
 
 from fleet.control import scripts
 from fleet.control.connect import connect, load_scripts, run, text
-from fleet.core.ids import WorkerId
+from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.request import RequestSpec
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.worker import send
 from tests.fundamentals.control_plane import GATEWAY, REQUEST, STAGE, TEXT, WORKER, Control
 
 
@@ -30,3 +33,15 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
     assert control.run(submit) == "ok"
     yield control
     client.close()
+
+
+@pytest.fixture
+def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
+    """An edge whose every tensor goes by NIXL; the fake engine makes no other tensor than the first."""
+    monkeypatch.setattr(send, "INLINE_BYTES", 0)
+    graph = GRAPHS[DEFAULT_GRAPH]
+    chosen = next(edge for edge in graph.edges if edge.remote)
+    remote = dataclasses.replace(chosen, remote=tuple(chosen.tensors))
+    edges = tuple(remote if edge is chosen else edge for edge in graph.edges)
+    monkeypatch.setitem(GRAPHS, DEFAULT_GRAPH, dataclasses.replace(graph, edges=edges))
+    return chosen.name

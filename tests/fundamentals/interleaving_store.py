@@ -33,6 +33,7 @@ class Task(NamedTuple):
 
     `log` holds the index of each entry. `consumed` is its client's or worker's acknowledgement. `made_at_death` -1: no field.
     `offer` is the state of its blocks, held by `source`, taken at epoch `taken`; `begun` counts the chunks made before them.
+    `rested`: chunks its owner had taken when it last said that it had nothing left to do.
     """
 
     state: str = "pending"
@@ -51,6 +52,7 @@ class Task(NamedTuple):
     source: str = ""
     taken: int = 0
     begun: int = 0
+    rested: int = 0
 
 
 class Store(NamedTuple):
@@ -124,7 +126,7 @@ class Scripts:
         if task.epoch != epoch or task.state != "granted":
             return store, "stale"
         fact = ev.TaskClaimed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker))
-        return store.with_task(stage, task._replace(state="running", owner=worker)).told(fact), "ok"
+        return store.with_task(stage, task._replace(state="running", owner=worker, rested=0)).told(fact), "ok"
 
     def may_append(self, task: Task, epoch: int) -> bool:
         return task.epoch == epoch
@@ -219,6 +221,13 @@ class Scripts:
             return store, why
         return self._lose(store, stage, task, died=True), "ok"
 
+    def rest(self, store: Store, epoch: int, taken: int) -> Answer:
+        """rest.lua, by the consumer."""
+        task = store.tasks[CONSUMER]
+        if why := refused(store, task, epoch):
+            return store, why
+        return store.with_task(CONSUMER, task._replace(rested=taken)), "ok"
+
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
         """ack.lua, by the consumer."""
         task = store.tasks[CONSUMER]
@@ -256,12 +265,17 @@ class Scripts:
                 store = self._lose(store, stage, task, died=True)
         return store, "ok"
 
+    def had_work(self, store: Store, stage: int) -> bool:
+        """common.lua `had_work`"""
+        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].rested
+
     def _lose(self, store: Store, stage: int, task: Task, *, died: bool) -> Store:
         """common.lua `lose`"""
         epoch, deaths, made_at_death = self.raised(task, "lose"), task.deaths, task.made_at_death
-        if died:
+        over = died and self.had_work(store, stage)
+        if over:
             deaths, made_at_death = (deaths + 1 if made_at_death == task.produced else 1), task.produced
-        alone = died and task.alone
+        alone = over and task.alone
         task = task._replace(
             state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone
         )

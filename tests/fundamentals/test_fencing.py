@@ -8,11 +8,12 @@ from fleet.control import keys, scripts
 from fleet.control.connect import Reply, run, text
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskFailed, TaskLost, TensorsLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, Walk, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
 from fleet.core.request import RequestSpec
 from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, place
 
 READ_ONLY = {"queues"}
+ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
 
 def test_a_worker_of_another_version_is_refused_and_the_reason_kept(control: Control) -> None:
@@ -275,6 +276,33 @@ def test_a_task_lost_in_a_failed_step_counts_as_a_death_and_its_worker_stays(con
     assert control.client.zscore(keys.WORKERS, WORKER) is not None
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert control.run(scripts.lose_task(REQUEST, STAGE, control.epoch())) == "ended"
+
+
+def test_a_death_over_a_task_that_waited_for_input_is_none(control: Control) -> None:
+    """It counts once there is something that its owner had not worked off, were it only to be taken again from the beginning."""
+
+    def die(*, rested: int | None = None) -> None:
+        control.register(WORKER)
+        assert control.grant(control.epoch(), alone=True) == "ok"
+        old, epoch = epochs[-1], control.epoch()
+        epochs.append(epoch)
+        assert control.run(scripts.claim(WORKER, ROLE, "0-1", REQUEST, STAGE, epoch, inputs=(ROWS, IDS))) == "ok"
+        assert control.run(scripts.rest(REQUEST, STAGE, old, {ROWS: 99})) == "stale"
+        if rested is not None:
+            assert control.run(scripts.rest(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
+        control.kill()
+
+    def come() -> None:
+        control.client.xadd(keys.edge(REQUEST, ROWS), {"h": "a chunk"})
+
+    epochs = [Epoch(1)]
+    for arrives, rested in ((False, None), (False, 0), (True, None), (False, 1), (False, None), (True, 1)):
+        if arrives:
+            come()
+        die(rested=rested)
+    lost = cast("list[TaskLost]", control.told(TaskLost))
+    assert [event.deaths for event in lost] == [0, 0, 1, 1, 2, 3]
+    assert [event.alone for event in lost] == [False, False, True, False, True, True]
 
 
 def test_a_death_counts_as_alone_only_if_the_grant_said_so_and_the_worker_died(control: Control) -> None:

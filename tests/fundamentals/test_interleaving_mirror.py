@@ -19,7 +19,8 @@ GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
 WORKERS = (("A0", PRODUCER), ("B0", PRODUCER), ("c0", CONSUMER))
 EDGES = tuple(edge.name for edge in PAIR.edges)
 CONSUMERS = (STAGES[CONSUMER], CLIENT)
-SIZES, HOUR_US, NUM_WALKS, NUM_CALLS = (2, 2), 3_600_000_000, 8, 120
+INPUTS = ((), (EDGES[PRODUCER],))
+SIZES, HOUR_US, NUM_WALKS, NUM_CALLS = (2, 2), 3_600_000_000, 16, 120
 KEEP = scripts.Retention()
 UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
@@ -57,6 +58,7 @@ class Twins:
                 "owner": fields.get("owner", ""),
                 "produced": int(fields.get(f"produced:{EDGES[stage]}", 0)),
                 "consumed": int(fields.get(f"consumed:{middle}", 0)),
+                "rested": int(fields.get(f"rested:{middle}", 0)),
                 "deaths": int(fields.get("deaths", 0)),
                 "made_at_death": int(fields.get("made_at_death", -1)),
                 "alone": fields.get("alone", "") == "1",
@@ -102,7 +104,7 @@ class Twins:
     def any_call(self) -> Callable[[], None]:
         often = [self.grant, self.claim, self.append] * 3
         seldom = [self.relocate, self.consume, self.lose, self.fail, self.fence, self.client_takes, self.end]
-        seldom += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task]
+        seldom += [self.hand_off, self.hand_off, self.confirm, self.confirm, self.release, self.lose_task, self.rest]
         return self.rng.choice([*often, *seldom])
 
     def grant(self) -> None:
@@ -119,7 +121,7 @@ class Twins:
         worker, stage = self.rng.choice(WORKERS)
         epoch = self.any_epoch(stage)
         role = RoleName(STAGES[stage])
-        call = scripts.claim(WorkerId(worker), role, "0-1", R, STAGES[stage], self.real(stage, epoch))
+        call = scripts.claim(WorkerId(worker), role, "0-1", R, STAGES[stage], self.real(stage, epoch), INPUTS[stage])
         self.both(self.mirror.claim(self.store, worker, stage, epoch), call)
 
     def append(self) -> None:
@@ -150,6 +152,11 @@ class Twins:
             producer=STAGES[PRODUCER],
         )  # fmt: skip
         self.both(self.mirror.ack(self.store, epoch, consumed), scripts.ack([ack]))
+
+    def rest(self) -> None:
+        epoch, taken = self.any_epoch(CONSUMER), self.rng.randrange(3)
+        call = scripts.rest(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
+        self.both(self.mirror.rest(self.store, epoch, taken), call)
 
     def client_takes(self) -> None:
         raw = text(self.client.hget(keys.task(R, CLIENT), "epoch"))
@@ -245,5 +252,12 @@ def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:
         def may_append(self, task: Task, epoch: int) -> bool:
             return True
 
-    with connect(redis_url) as client, pytest.raises(AssertionError, match="stale"):
-        walk(client, AppendsAtAnyEpoch())
+    class CountsEveryDeath(Scripts):
+        def had_work(self, store: Store, stage: int) -> bool:
+            return True
+
+    with connect(redis_url) as client:
+        with pytest.raises(AssertionError, match="stale"):
+            walk(client, AppendsAtAnyEpoch())
+        with pytest.raises(AssertionError, match="deaths"):
+            walk(client, CountsEveryDeath())

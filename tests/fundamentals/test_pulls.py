@@ -1,7 +1,5 @@
 """Reads of other workers' memory are counted where they are made: by edge for the fleet, by request for its story."""
 
-import dataclasses
-
 import pytest
 
 from fleet.control.telemetry.workers import transfers_of
@@ -10,22 +8,9 @@ from fleet.core.pulls import KV, PullCounts, PullTally, decode_pulls
 from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerStory, WorkerTransfer
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.worker import send
 from tests import harness
 from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
 from tests.support import REPO, await_until
-
-
-@pytest.fixture
-def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
-    """An edge whose every tensor goes by NIXL; the fake engine makes no other tensor than the first."""
-    monkeypatch.setattr(send, "INLINE_BYTES", 0)
-    graph = GRAPHS[DEFAULT_GRAPH]
-    chosen = next(edge for edge in graph.edges if edge.remote)
-    remote = dataclasses.replace(chosen, remote=tuple(chosen.tensors))
-    edges = tuple(remote if edge is chosen else edge for edge in graph.edges)
-    monkeypatch.setitem(GRAPHS, DEFAULT_GRAPH, dataclasses.replace(graph, edges=edges))
-    return chosen.name
 
 
 async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, pulled: EdgeName) -> None:

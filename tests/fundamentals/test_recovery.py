@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import redis
 
+from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys
 from fleet.core.errors import FleetError, GatewayStopping, NotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
@@ -17,6 +18,7 @@ from tests.support import await_until, wait_until
 
 NUM_TOKENS = 40
 OMNI, TEXT = get_graph("qwen3_omni"), get_graph("text")
+SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
@@ -104,6 +106,58 @@ def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], 
     for _ in range(num_new):
         fleet.add_worker(dying.stage)
     fleet.kill(dying)
+
+
+async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: str) -> None:
+    """Its workers die one after another before there is anything to do: nobody died over it, and it is answered as ever."""
+    with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as reader:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
+            last_poll, slow.draining = slow.next_poll, True
+            await asyncio.to_thread(wait_until, lambda: slow.next_poll != last_poll, "the first stage to take nothing")
+            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            for _ in range(MAX_DEATHS + 2):
+                await asyncio.to_thread(replace, fleet, spec, SINK)
+            await asyncio.to_thread(fleet.owner, spec.id, SINK)
+            assert not reader.hget(keys.task(spec.id, SINK), "deaths")
+            slow.draining = False
+            assert_same(await collected(stream, spec), expected)
+
+
+async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str) -> None:
+    """Its producer is gone in mid-answer. Once it runs alone, and has done all there was to do, its death is not its own."""
+    paced = f"stages.{SOURCE}.extra={{step_ms: 20}}"
+    with thread_fleet(redis_url, paced) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            hearing = asyncio.create_task(collected(stream, spec))
+            (into_sink,) = OMNI.edges_to(SINK)
+
+            def told(field: str, stage: StageName) -> str:
+                return cast("str | None", reader.hget(keys.task(spec.id, stage), field)) or ""
+
+            def rests() -> bool:
+                return told("alone", SINK) == "1" and told(f"rested:{into_sink.name}", SINK) == told(
+                    f"produced:{into_sink.name}", into_sink.source
+                )
+
+            def kill_them() -> None:
+                wait_until(lambda: told(f"produced:{into_sink.name}", into_sink.source), "some of the answer")
+                fleet.kill(fleet.owner(spec.id, SOURCE))
+                for _ in range(10):  # a death after progress begins the count anew
+                    replace(fleet, spec, SINK)
+                    wait_until(lambda: told("state", SINK) == "running", "another to go on")
+                    if told("alone", SINK) == "1":
+                        break
+                for _ in range(2):
+                    wait_until(rests, "it to run alone, and to have done all there was to do")
+                    replace(fleet, spec, SINK)
+
+            await asyncio.to_thread(kill_them)
+            await asyncio.to_thread(fleet.add_worker, SOURCE)
+            assert_same(await hearing, expected)
 
 
 async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_nothing(redis_url: str) -> None:

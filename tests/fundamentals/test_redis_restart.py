@@ -2,52 +2,27 @@
 
 import asyncio
 import random
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.conductor.driver import Driver
-from fleet.config import FleetConfig, load_config
+from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker import loop as worker_loop
-from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.task import Task
-from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, thread_fleet
+from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, processes, ready, thread_fleet
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_s=1.0", "lease.conductor_s=1.0", "transfer.kind=redis")
-
-
-@contextmanager
-def processes(url: str, config: FleetConfig) -> Iterator[None]:
-    """A conductor and a worker for each stage as their processes run them, reconnecting included, each on a thread."""
-    client = connect(url)
-    driver = Driver(config, client, WorkerId("conductor@test"))
-    workers = [WorkerProcess(config, RoleName(s.name), url, build_stage(config, s.name, Path())) for s in OMNI.stages]
-    threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        driver.stopping = True
-        for worker in workers:
-            worker.stop.set()
-        for thread in threads:
-            thread.join(timeout=20)
-        client.close()
-    assert not any(thread.is_alive() for thread in threads), "a fleet thread does not end"
 
 
 @pytest.fixture
@@ -56,13 +31,6 @@ def server(tmp_path: Path) -> Iterator[RedisProcess]:
     process.start()
     yield process
     process.stop()
-
-
-async def ready(client: FleetClient) -> None:
-    async def served() -> bool:
-        return not await client.missing_roles()
-
-    await await_until(served, "every role to be served")
 
 
 def cut_tail(folder: Path, num_bytes: int) -> None:

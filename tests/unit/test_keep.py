@@ -1,8 +1,12 @@
 """When a kept command is started again, and when it is given up."""
 
+import asyncio
+
 import pytest
 
-from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, RestartPolicy
+from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy
+from fleet.config.schema import LeaseConfig
+from tests.support import await_until
 
 KILLED, FAILED = -9, 1
 
@@ -17,6 +21,20 @@ def test_failing_soon_after_the_first_start_is_not_being_able_to_start() -> None
 
 def test_failing_later_is_a_crash_and_is_tried_again() -> None:
     assert policy().pause_s(FAILED, 0.0, CANNOT_START_S + 1) == FIRST_PAUSE_S
+
+
+def test_what_has_served_can_start_however_soon_it_fails() -> None:
+    assert policy().pause_s(FAILED, 0.0, 1.0, served=True) == FIRST_PAUSE_S
+
+
+def test_kills_that_follow_each_other_leave_a_role_without_a_worker_for_less_than_requests_wait() -> None:
+    """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
+    kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_s
+    for _ in range(20):
+        pause_s = kept.pause_s(KILLED, now_s, now_s + 3.0)
+        assert pause_s is not None and pause_s <= patience_s / 2
+        now_s += 3.0 + pause_s
+    assert kept.pause_s(KILLED, now_s, now_s + 12.0) == FIRST_PAUSE_S
 
 
 @pytest.mark.parametrize("now_s", [0.0, 1.0, CANNOT_START_S * 100])
@@ -49,3 +67,22 @@ def test_having_run_well_for_a_while_makes_pauses_short_again() -> None:
     assert kept.pause_s(KILLED, 10.0, 10.0 + WELL_S - 1) == FIRST_PAUSE_S * 16
     assert kept.pause_s(KILLED, 100.0, 100.0 + WELL_S) == FIRST_PAUSE_S
     assert kept.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
+
+
+async def test_whoever_saw_it_serve_has_it_started_again() -> None:
+    """A command that ends with an error at its first start, at once: it cannot start, but for who says that it had served."""
+    told: list[int] = []
+
+    async def had_served(pid: int) -> bool:
+        told.append(pid)
+        return len(told) == 1
+
+    keeper = Keeper(arguments=["no-such-command"], stop=asyncio.Event(), when_dead=had_served)
+    ending = asyncio.create_task(keeper.run())
+
+    async def started_again() -> bool:
+        return len(told) == 2
+
+    await await_until(started_again, "it to be started again", timeout_s=60.0)
+    keeper.stop.set()
+    await ending

@@ -1,5 +1,5 @@
--- claim: compares the grant's epoch, that it is unclaimed, not put to another worker, and the worker listed; writes the owner and
--- the worker's tasks. The grant's entry is deleted whatever the answer. Answers with the request, the task's hash, and all that was
+-- claim: compares the grant's epoch, that it is unclaimed, not put to another worker, and the worker listed; writes the owner, the
+-- worker's tasks, and the inputs, of which the new owner has taken nothing. The grant's entry is deleted whatever the answer. Answers with the request, the task's hash, and all that was
 -- written for the task: its prompt's sound, the blocks on offer to it, per input its chunks and where their tensors are, and per
 -- edge of its own its chunks, and the state of its consumer and how many that has taken.
 -- ARGV: worker, role, entry id ("" where it came into the inbox), request, stage, epoch, number of inputs, inputs..., then for each
@@ -19,7 +19,9 @@ mark(r, 'claimed', s, epoch, w, role)
 count('out:' .. role)
 event(cjson.encode({type = 'TaskClaimed', request = r, stage = s, epoch = 0, owner = w}):gsub('"epoch":0', '"epoch":' .. epoch))
 local inputs, made, first_made = {}, {}, 8 + tonumber(num_inputs)
+call('HSET', tk, 'inputs', table.concat(ARGV, ',', 8, first_made - 1))
 for i = 8, first_made - 1 do
+  call('HDEL', tk, 'rested:' .. ARGV[i])
   table.insert(inputs, {call('XRANGE', edge_key(r, ARGV[i]), '-', '+'), call('HGETALL', loc_key(r, ARGV[i]))})
 end
 for i = first_made, #ARGV, 2 do

@@ -94,9 +94,24 @@ local function withdraw(tk, r, s)
     call('XDEL', P .. 'role:' .. old[1], old[2])
   end
 end
--- A worker died over the task, or (not `died`) left it, or `how` says what: raise its epoch, count the deaths since it last appended,
--- tell the conductor.
+local function split(text)
+  local out = {}
+  for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end
+  return out
+end
+-- Whether the task's owner may have been at work on it: on the request itself, which is what a task without inputs has, or on a chunk
+-- beyond those that it had taken when it last had nothing left to do.
+local function had_work(tk, r)
+  local inputs = split(call('HGET', tk, 'inputs'))
+  for _, e in ipairs(inputs) do
+    if call('XLEN', edge_key(r, e)) > tonumber(call('HGET', tk, 'rested:' .. e) or '0') then return true end
+  end
+  return #inputs == 0
+end
+-- A worker died over the task, or (not `died`) left it, or `how` says what: raise its epoch, count the deaths since it last appended
+-- (of one that only waited, none), tell the conductor.
 local function lose(tk, r, s, died, how)
+  local over = died and had_work(tk, r)
   local epoch, made = raise(tk), 0
   local fields = call('HGETALL', tk)
   for i = 1, #fields, 2 do
@@ -104,20 +119,15 @@ local function lose(tk, r, s, died, how)
   end
   local before = call('HMGET', tk, 'deaths', 'made_at_death', 'alone')
   local deaths = tonumber(before[1] or '0')
-  if died then
+  if over then
     deaths = (before[2] == int(made)) and deaths + 1 or 1
     call('HSET', tk, 'deaths', int(deaths), 'made_at_death', int(made))
   end
-  local alone = died and before[3] == '1'
+  local alone = over and before[3] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
   mark(r, 'lost', s, epoch, call('HGET', tk, 'holder'), how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
-end
-local function split(text)
-  local out = {}
-  for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end
-  return out
 end
 -- The worker takes no more; one that stands by takes its place. What was put to it and is not claimed is lost to it.
 local function quieten(w)

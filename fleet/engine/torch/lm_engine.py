@@ -199,7 +199,10 @@ class LMEngine(Generic[TaskT]):
         if held is None or held.computed or num_rows <= 0 or not self._put(held, blocks, num_rows):
             return False
         held.computed = held.told = num_rows
-        held.waiting += held.task.computed(num_rows, num_rows, None)
+        try:
+            held.waiting += held.task.computed(num_rows, num_rows, None)
+        except FAILURES as error:
+            held.waiting.append(_failed(held, error))
         return True
 
     def _put(self, held: Held[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
@@ -208,9 +211,14 @@ class LMEngine(Generic[TaskT]):
             self.pool.give_back(held.table)
             held.table, held.follows = cast(PageTable, blocks.table), None
             return True
-        if not self.pool.grow(held.table, num_rows):
-            return False
-        if not self.pool.write(held.table, blocks.data, blocks.num_rows):
+        try:
+            if not self.pool.grow(held.table, num_rows):
+                return False
+            fits = self.pool.write(held.table, blocks.data, blocks.num_rows)
+        except FAILURES:
+            self._rob(held)  # of pages written in part
+            raise
+        if not fits:
             log.warning(
                 "request %s: %d bytes are not %d rows of this pool (%s); they are computed here", held.request.request_id,
                 len(blocks.data), blocks.num_rows, self.pool.layout, extra={"request_id": held.request.request_id},
