@@ -1,7 +1,7 @@
 -- claim: compares the grant's epoch, that it is unclaimed, not put to another worker, and the worker listed; writes the owner, the
--- worker's tasks, and the inputs, of which the new owner has taken nothing. The grant's entry is deleted whatever the answer. Answers with the request, the task's hash, and all that was
--- written for the task: its prompt's sound, the blocks on offer to it, per input its chunks and where their tensors are, and per
--- edge of its own its chunks, and the state of its consumer and how many that has taken.
+-- worker's tasks, and the inputs, of which the new owner has taken nothing. The grant's entry is deleted whatever the answer. Answers
+-- with the request, the task's hash, and all that was written for the task: its prompt's sound, the blocks on offer to it, per input
+-- its chunks and where their tensors are, and per edge of its own its chunks, and the state of its consumer and how many that has taken.
 -- ARGV: worker, role, entry id ("" where it came into the inbox), request, stage, epoch, number of inputs, inputs..., then for each
 -- edge of its own: edge, consumer's stage
 local w, role, entry, r, s, epoch, num_inputs = unpack(ARGV, 1, 7)
