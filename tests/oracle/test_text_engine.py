@@ -211,7 +211,9 @@ def test_a_damaged_file_of_weights_is_named(file: str, tmp_path: Path) -> None:
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(("change", "message"), [("wider", "llama cannot be served: .*size"), ("deeper", "lacks 9 weights")])
+@pytest.mark.parametrize(
+    ("change", "message"), [("wider", "llama cannot be loaded: .*size.*; fetch it again"), ("deeper", "lacks 9 weights")]
+)
 def test_weights_that_are_not_those_of_the_config_are_one_line(change: str, message: str, tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     config = json.loads((folder / "config.json").read_text())

@@ -22,18 +22,18 @@ WHAT_IT_RAISES = (
 
 
 @contextmanager
-def refusing(folder: Path, what: str) -> Generator[None]:
+def refusing(folder: Path, what: str, fix: str = "give a checkpoint of another architecture") -> Generator[None]:
     """Raises: ConfigError in one line, for whatever the model's own code raises; `what` says what cannot be."""
     try:
         yield
     except WHAT_IT_RAISES as error:
         said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"checkpoint {folder}: {what}: {said}", param="checkpoint") from error
+        raise ConfigError(f"checkpoint {folder}: {what}: {said}; {fix}", param="checkpoint") from error
 
 
 def read_config(folder: Path) -> PretrainedConfig:
     """Raises: ConfigError unless every layer that it names is one of attention."""
-    with refusing(folder, "no config.json that can be read"):
+    with refusing(folder, "no config.json that can be read", "fetch it again"):
         config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder)).get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds <= KNOWN_LAYERS:
@@ -45,10 +45,12 @@ def read_config(folder: Path) -> PretrainedConfig:
 def load_model(folder: Path, kind: str, dtype: torch.dtype) -> PreTrainedModel:
     """Raises: ConfigError unless `transformers` has such a causal language model and the folder has all its weights."""
     register()
-    with refusing(folder, f"{kind} cannot be served"):
+    with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True)
     model, told = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     missing = sorted(told["missing_keys"])
     if missing:
-        raise ConfigError(f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...; fetch it again", param="checkpoint"
+        )
     return model.eval()

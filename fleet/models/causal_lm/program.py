@@ -82,8 +82,9 @@ class CausalLM:
         if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
             raise ConfigError(f"numerics: invariant is not there for {kind}, which has experts", param="numerics")
         model = load_model(folder, kind, dtype)
-        with refusing(folder, f"{kind} cannot be served"):
+        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
             cast(nn.Module, model).to(device)
+        with refusing(folder, f"{kind} cannot be served"):
             self._parts = Parts(model)
             self.kv_shape = probe(config, self._parts, device)
         self._device, self._tiled, self.end_ids = device, tiled, end_ids
