@@ -54,7 +54,7 @@ class ThreadFleet:
         config = self.config.narrowed(serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
         worker = new_worker_id(role, "test", len(self.loops))
-        client = connect(self.url)
+        client = connect(self.url, one_connection=True)
         self.clients.append(client)
         transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
         if config.stage(serves.stage).split is not None:

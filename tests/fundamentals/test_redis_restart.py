@@ -19,6 +19,7 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
+from fleet.stages.base import BuiltStage
 from fleet.worker import loop as worker_loop
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.task import Task
@@ -29,12 +30,16 @@ OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_s=1.0", "lease.conductor_s=1.0", "transfer.kind=redis")
 
 
+def build(config: FleetConfig, stage: StageName) -> BuiltStage:
+    return build_stage(config, stage, Path())
+
+
 @contextmanager
-def processes(url: str, config: FleetConfig) -> Iterator[None]:
+def processes(url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build) -> Iterator[None]:
     """A conductor and a worker for each stage as their processes run them, reconnecting included, each on a thread."""
     client = connect(url)
     driver = Driver(config, client, WorkerId("conductor@test"))
-    workers = [WorkerProcess(config, RoleName(s.name), url, build_stage(config, s.name, Path())) for s in OMNI.stages]
+    workers = [WorkerProcess(config, RoleName(s.name), url, built(config, s.name)) for s in OMNI.stages]
     threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
     for thread in threads:
         thread.start()
