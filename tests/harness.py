@@ -54,7 +54,7 @@ class ThreadFleet:
         config = self.config.narrowed(serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
         worker = new_worker_id(role, "test", len(self.loops))
-        client = connect(self.url)
+        client = connect(self.url, one_connection=True)
         self.clients.append(client)
         transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
         if config.stage(serves.stage).split is not None:
@@ -138,15 +138,21 @@ def thread_fleet(
         fleet.stop()
 
 
+def build(config: FleetConfig, stage: StageName) -> BuiltStage:
+    return build_stage(config, stage, Path())
+
+
 @contextmanager
-def processes(url: str, config: FleetConfig) -> Generator[list[WorkerProcess]]:
+def processes(
+    url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
+) -> Generator[list[WorkerProcess]]:
     """A conductor and a worker for each role as their processes run them, reconnecting included, each on a thread."""
     client = connect(url)
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():
         narrowed = config.narrowed(role)
-        workers.append(WorkerProcess(narrowed, role.name, url, build_stage(narrowed, role.stage, Path())))
+        workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
     threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
     for thread in threads:
         thread.start()

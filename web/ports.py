@@ -138,7 +138,7 @@ class HeldVoice(Protocol):
 
 
 class ClientStream(Protocol):
-    """The client edges of one request: chunks in index order per edge, ending when every requested edge is final.
+    """The client edges of one request: the rows of each in order, each once, ending when every requested edge is final.
 
     Raises: FleetError from `__anext__` when the request failed.
     """

@@ -89,7 +89,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     Raises: BenchError if a chunk never arrives; ConfigError if there is no Redis to start.
     """
     with _server() as url:
-        client = connect(url)
+        client = connect(url, one_connection=True)
         ping_us = tuple(_took_us(client.ping) for _ in range(NUM_PINGS))
         links = {stage: Link(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
         job, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
@@ -185,7 +185,7 @@ def _ages(mail: Mail, arrived_us: float) -> list[float]:
 
 def _produce(job: _Job) -> list[float]:
     """Append one chunk after another, each stamped just before it is sent; how long each call took, in microseconds."""
-    client = connect(job.redis_url)
+    client = connect(job.redis_url, one_connection=True)
     data = bytes(4 * PAYLOAD_CODES)
     took_us: list[float] = []
     for index in range(job.count):

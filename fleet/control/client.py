@@ -148,7 +148,7 @@ class FleetClient:
     async def _send_again(self, stream: ClientStream) -> None:
         """Redis came back without a request: submit it anew, unless the client has begun to get an answer that may differ now.
 
-        Where numerics are invariant it cannot differ, and what the client has already is dropped by its index.
+        Where numerics are invariant it cannot differ, and what the client has already is not told again.
         """
         if not (stream.told_nothing or self.config.numerics == "invariant"):
             stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))

@@ -23,26 +23,21 @@ SOCKET_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 32
 
 
-def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
-    """A connection whose server answered and holds our scripts.
+def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
+    """A client whose server answered and holds our scripts.
 
+    `one_connection`: for one thread that remembers what Redis said. A pool mends a connection that broke while nobody used it
+    without a word, and the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
     Raises: RedisUnreachable after `patience_s`; LOADING is waited out. ConfigError at once if Redis answers and refuses us.
     """
-    # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
-    client = redis.Redis.from_url(
-        url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0)
-    )
     deadline = time.monotonic() + patience_s
     said = ""
     while True:
         try:
-            client.ping()
-            load_scripts(client)
-            return client
+            return _ready(url, one_connection)
         except BusyLoadingError:
             said = _say_once(said, f"waiting for redis at {_safe(url)} to load its data")
         except (AuthenticationError, NoPermissionError) as error:
-            client.close()
             raise ConfigError(_refused(url, error), param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
@@ -50,6 +45,21 @@ def connect(url: str, *, patience_s: float = 10.0) -> redis.Redis:
                 raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {fix}") from error
             said = _say_once(said, f"waiting for redis at {_safe(url)}")
         time.sleep(0.1)
+
+
+def _ready(url: str, one_connection: bool) -> redis.Redis:
+    # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
+    client = redis.Redis.from_url(
+        url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0),
+        single_connection_client=one_connection,
+    )  # fmt: skip
+    try:
+        client.ping()
+        load_scripts(client)
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
@@ -128,7 +138,7 @@ def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list
 
     Straight on a connection: `client.pipeline()` takes 70 us more of CPU each time, which every hop would pay twice.
     """
-    connection = client.connection_pool.get_connection()
+    connection = client.connection or client.connection_pool.get_connection()
     try:
         connection.send_packed_command(connection.pack_commands(commands))
         return [_reply(connection) for _ in commands]
@@ -137,7 +147,8 @@ def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list
         connection.disconnect()
         raise
     finally:
-        client.connection_pool.release(connection)
+        if client.connection is None:
+            client.connection_pool.release(connection)
 
 
 def _reply(connection: AbstractConnection) -> Reply:

@@ -155,7 +155,7 @@ def append(items: Sequence[Append]) -> Call:
         args += (
             chunk.request, item.stage, chunk.epoch, chunk.edge, item.consumer, chunk.index, encode_chunk(chunk),
             encode_location(item.location) if item.location else b"", encode_event(item.event) if item.event else b"",
-            "1" if item.finish else "0", item.num_items, next((t.shape[0] for t in chunk.tensors.values() if t.shape), 0),
+            "1" if item.finish else "0", item.num_items, chunk.num_rows,
         )  # fmt: skip
     return Call("append", tuple(args))
 

@@ -1,9 +1,10 @@
-"""One request as its gateway sees it: client-edge chunks in index order per edge, acknowledged as they are taken."""
+"""One request as its gateway sees it: client-edge chunks in order per edge, each row once, acknowledged as they are taken."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Self, cast
 
 import redis.asyncio
@@ -11,11 +12,12 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
+from fleet.control.client_edge import ClientEdge
 from fleet.control.connect import pairs, run_async, text
 from fleet.control.notices import EndNotice
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, NotFound, RedisUnreachable, from_code
+from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, from_code
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.core.receipts import Receipts
@@ -27,7 +29,8 @@ log = logging.getLogger(__name__)
 class ClientStream:
     """Iterate it for chunks; iteration ends when every requested edge is final. Abort it when the client leaves.
 
-    Invariants: per edge, chunks come in index order, each once. Raises, while iterating: the FleetError the request ended with.
+    Invariants: per edge, rows come in order, each once; so do chunks, unless Redis lost some that were told and they were cut
+    otherwise when made again. Raises, while iterating: the FleetError the request ended with.
     """
 
     def __init__(
@@ -42,33 +45,22 @@ class ClientStream:
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self._redis, self._keep = client, keep
         graph = config.graph_declaration()
-        self._strides = {edge: config.ack_stride_of(graph.edge(edge)) for edge in spec.outputs}
-        self._sources = {edge: graph.edge(edge).source for edge in spec.outputs}
-        self._next = dict.fromkeys(spec.outputs, 0)
-        self._consumed = dict.fromkeys(spec.outputs, 0)
-        self._acked = dict.fromkeys(spec.outputs, 0)
-        self._early: dict[tuple[EdgeName, int], Chunk] = {}
+        edges = [graph.edge(name) for name in spec.outputs]
+        self._edges = {edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge)) for edge in edges}
         self._ready: deque[Chunk] = deque()
-        self._open: set[EdgeName] = set(spec.outputs)
         self._error: FleetError | None = None
         self._wake = asyncio.Event()
         self._closed = False
-        self._next_before = dict(self._next)
+        self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
         """A chunk arrived, in whatever order; repeats are dropped. `from_log`: it may have lain there for long."""
-        if chunk.edge not in self._next:
+        edge = self._edges.get(chunk.edge)
+        if edge is None or not edge.wants(chunk):
             return
-        if chunk.index < self._next[chunk.edge]:
-            # Made again because Redis lost it, and perhaps our credit for it: `catch_up` gives that again.
-            self._acked[chunk.edge] = min(self._acked[chunk.edge], chunk.index)
-            return
-        if not from_log and (chunk.edge, chunk.index) not in self._early:
+        if not from_log:
             self._receipts.arrived(chunk.edge, now_us(), chunk.made_us)
-        self._early.setdefault((chunk.edge, chunk.index), chunk)
-        while (ready := self._early.pop((chunk.edge, self._next[chunk.edge]), None)) is not None:
-            self._next[chunk.edge] += 1
-            self._ready.append(ready)
+        self._ready.extend(edge.put(chunk))
         self._wake.set()
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
@@ -92,39 +84,51 @@ class ClientStream:
         return self
 
     async def __anext__(self) -> Chunk:
-        while not self._ready:
-            if not self._open:
-                await self._close()
-                raise StopAsyncIteration
-            if self._error is not None:
-                await self._close()
-                raise self._error
-            self._wake.clear()
-            await self._wake.wait()
-        chunk = self._ready.popleft()
-        if chunk.final:
-            self._open.discard(chunk.edge)
-        await self._ack(chunk)
-        return chunk
+        while True:
+            while not self._ready:
+                if not self._open():
+                    await self._close()
+                    raise StopAsyncIteration
+                if self._error is not None:
+                    await self._close()
+                    raise self._error
+                self._wake.clear()
+                await self._wake.wait()
+            untold = await self._take(self._ready.popleft())
+            if untold is not None:
+                return untold
 
-    async def _ack(self, chunk: Chunk) -> None:
-        """Give credit back in strides. One that Redis did not take is given with the next, or by `catch_up`."""
-        self._consumed[chunk.edge] = chunk.index + 1
-        if chunk.final or self._consumed[chunk.edge] - self._acked[chunk.edge] >= self._strides[chunk.edge]:
+    def _open(self) -> list[ClientEdge]:
+        return [edge for edge in self._edges.values() if not edge.ended]
+
+    async def _take(self, chunk: Chunk) -> Chunk | None:
+        """What of it is new to the client. One that was told before is only acknowledged."""
+        edge = self._edges[chunk.edge]
+        try:
+            untold = edge.tell(chunk)
+        except FleetError as error:
+            self._ready.clear()
+            self.fail(error)
+            return None
+        if edge.ended or edge.consumed - edge.acked >= edge.stride:
             await self._send_acks()
+        return untold
 
     async def _send_acks(self) -> None:
-        due = [edge for edge, consumed in self._consumed.items() if consumed > self._acked[edge]]
+        """Give credit back. What Redis did not take is given with the next, or by `catch_up`."""
+        due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
         if not due:
             return
-        sent = {edge: self._consumed[edge] for edge in due}
-        acks = [self._ack_of(edge, sent[edge], delivered=not self._open and edge == due[-1]) for edge in due]
+        sent = [(edge, edge.consumed) for edge in due]
+        delivered = not self._open()
+        acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
         try:
             await asyncio.gather(*self._story_of(acks), run_async(self._redis, scripts.ack(acks)))
         except RedisError as error:
             log.warning("credit for %s could not be given back: %s", self.request_id, error)
             return
-        self._acked |= sent
+        for edge, consumed in sent:
+            edge.acked = min(consumed, edge.consumed)  # it may be followed anew by now
 
     def _story_of(self, acks: Sequence[scripts.Ack]) -> list[Awaitable[object]]:
         """With the last of them, how the chunks came. It overtakes the acknowledgement, or is lost: nobody waits for it."""
@@ -134,42 +138,78 @@ class ClientStream:
         name = f"{RECEIVED}:{self.epoch}"
         return [run_async(self._redis, scripts.tell(self.request_id, CLIENT, self.epoch, name, line))]
 
-    def _ack_of(self, edge: EdgeName, consumed: int, *, delivered: bool) -> scripts.Ack:
+    def _ack_of(self, edge: ClientEdge, *, delivered: bool) -> scripts.Ack:
         return scripts.Ack(
-            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=edge, consumed=consumed,
-            producer=self._sources[edge], delivered=delivered,
+            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=edge.name, consumed=edge.consumed,
+            producer=edge.source, delivered=delivered,
         )  # fmt: skip
 
     def moved(self) -> bool:
         """Whether each open edge has brought a chunk since this was last asked: then no notice can have been lost."""
-        before, self._next_before = self._next_before, dict(self._next)
-        return bool(self._open) and all(self._next[edge] > before[edge] for edge in self._open)
+        before, self._next_before = self._next_before, {edge.name: edge.next for edge in self._edges.values()}
+        open_ = self._open()
+        return bool(open_) and all(edge.next > before[edge.name] and not edge.forked for edge in open_)
 
     async def catch_up(self) -> None:
         """Read from the logs what no notice brought, and give the credit that is still owed."""
-        await self._learn_credit()
+        epochs = await self._learn_credit()
+        for edge in self._open():
+            await self._compare(edge, epochs[edge.name])
         await self._send_acks()
         if self._closed:
             self._forget_when_square()
             return
-        for edge in list(self._open):
-            first = f"{self._next[edge] + 1}-0"
-            entries = await self._redis.xrange(keys.edge(self.request_id, edge), min=first)
-            for _, raw in cast("list[tuple[bytes, object]]", entries):
-                self.put(decode_chunk(pairs(raw)["h"]), from_log=True)
+        for edge in self._open():
+            await self._read_log(edge)
         await self._learn_end()
 
-    async def _learn_credit(self) -> None:
-        """A Redis that lost its last writes may know of less than was given, and the producer waits for it."""
-        edges = list(self._acked)
-        known = await self._redis.hmget(keys.task(self.request_id, CLIENT), [f"consumed:{edge}" for edge in edges])
-        for edge, consumed in zip(edges, known, strict=True):
-            self._acked[edge] = min(self._acked[edge], int(consumed or 0))
+    async def _read_log(self, edge: ClientEdge) -> None:
+        chunks = await self._logged(edge, edge.next)
+        if any(after.first_row != before.first_row + before.num_rows for before, after in pairwise(chunks)):
+            self.fail(ChunkOrderError(f"edge {edge.name}: its log does not follow on itself; do all processes have one version?"))
+            return
+        for chunk in chunks:
+            self.put(chunk, from_log=True)
+
+    async def _logged(self, edge: ClientEdge, first: int, last: int | None = None) -> list[Chunk]:
+        """The chunks of these indices, which the log names by one more."""
+        end = "+" if last is None else f"{last + 1}-0"
+        entries = await self._redis.xrange(keys.edge(self.request_id, edge.name), min=f"{first + 1}-0", max=end)
+        return [decode_chunk(pairs(raw)["h"]) for _, raw in cast("list[tuple[bytes, object]]", entries)]
+
+    async def _learn_credit(self) -> dict[EdgeName, Epoch]:
+        """A Redis that lost its last writes may know of less than was given, and the producer waits for it.
+
+        Returns the epoch of the task that writes each edge.
+        """
+        edges = list(self._edges.values())
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.hmget(keys.task(self.request_id, CLIENT), [f"consumed:{edge.name}" for edge in edges])
+        for edge in edges:
+            pipe.hget(keys.task(self.request_id, edge.source), "epoch")
+        known, *epochs = cast("list[object]", await pipe.execute())
+        for edge, consumed in zip(edges, cast("list[bytes | None]", known), strict=True):
+            edge.acked = min(edge.acked, int(consumed or 0))
+        return {edge.name: Epoch(int(text(epoch) or 0)) for edge, epoch in zip(edges, epochs, strict=True)}
+
+    async def _compare(self, edge: ClientEdge, epoch: Epoch) -> None:
+        """Whoever writes the log since `epoch` began where it ended then: before our last chunk, if Redis lost that."""
+        if epoch != edge.checked:
+            edge.drop_early()  # it may be lost as well; if not, it is read anew
+            count, last = edge.next, edge.epoch
+            if count and epoch != last:
+                found = await self._logged(edge, count - 1, count - 1)
+                edge.forked |= not found or found[0].epoch != last
+            edge.checked = epoch
+        if edge.forked and not edge.ended:
+            log.warning("redis lost chunks of %s that were told; edge %s is followed anew", self.request_id, edge.name)
+            self._ready = deque(chunk for chunk in self._ready if chunk.edge != edge.name)
+            edge.begin_again()
 
     @property
     def told_nothing(self) -> bool:
         """Whether the client has got no chunk yet."""
-        return not any(self._next.values())
+        return not any(edge.next or edge.told for edge in self._edges.values())
 
     async def _fail_as_lost(self) -> None:
         self.fail(RedisUnreachable("Redis lost the request; try again"))
@@ -188,7 +228,7 @@ class ClientStream:
     async def _learn_what_is_kept(self) -> None:
         """An answer is finished once all of it was told, so what its logs have no more will never come."""
         complete = {chunk.edge for chunk in self._ready if chunk.final}
-        awaited = [keys.edge(self.request_id, edge) for edge in self._open - complete]
+        awaited = [keys.edge(self.request_id, edge.name) for edge in self._open() if edge.name not in complete]
         if awaited and await self._redis.exists(*awaited) < len(awaited):
             gone = f"the answer of {self.request_id} has ended, and its sound is kept for a minute after that; ask again"
             self.fail(NotFound(gone, param="request_id"))
@@ -217,5 +257,6 @@ class ClientStream:
 
     def _forget_when_square(self) -> None:
         """A stream that still owes credit stays known, so that `catch_up` gives it: without it the request would never end."""
-        if self._error is not None or self._open or self._consumed == self._acked:
+        square = all(edge.consumed == edge.acked for edge in self._edges.values())
+        if self._error is not None or self._open() or square:
             self.on_close()

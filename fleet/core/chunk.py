@@ -7,7 +7,7 @@ import math
 
 import msgspec
 
-from fleet.core.errors import UnknownWireVersion
+from fleet.core.errors import ChunkOrderError, UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 
 WIRE_VERSION = 1
@@ -51,6 +51,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `ordinal` counts the producer's items in `producer_walk` before this chunk.
     `final`: no chunk follows; the end is "produced = index + 1, and consumed reaches it". A final chunk may be empty.
     `made_us`: wall clock of the producer when the chunk was made, for the request's story only.
+    `first_row` counts the rows of the edge before this chunk: where its rows belong, however those before them were cut.
     """
 
     request: RequestId
@@ -65,6 +66,26 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     final: bool = False
     made_us: int = 0
     version: int = WIRE_VERSION
+    first_row: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of its first tensor, by which an edge is counted."""
+        return next((tensor.shape[0] for tensor in self.tensors.values() if tensor.shape), 0)
+
+    def without(self, num_rows: int) -> "Chunk":
+        """All but its first rows. Raises: ChunkOrderError where tensors do not share rows, or are not inline."""
+        if num_rows >= self.num_rows:
+            return msgspec.structs.replace(self, tensors={}, first_row=self.first_row + self.num_rows)
+        (name, tensor), *others = self.tensors.items()
+        if others or tensor.data is None:
+            raise ChunkOrderError(f"edge {self.edge}: chunk {self.index} cannot be cut; it has more than one inline tensor")
+        rest = WireTensor(
+            dtype=tensor.dtype,
+            shape=(tensor.shape[0] - num_rows, *tensor.shape[1:]),
+            data=tensor.data[num_rows * tensor.length_bytes // tensor.shape[0] :],
+        )
+        return msgspec.structs.replace(self, tensors={name: rest}, first_row=self.first_row + num_rows)
 
 
 Location = dict[str, TensorRef | bytes]

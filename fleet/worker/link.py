@@ -108,6 +108,8 @@ class Link:
 
     def owners_of(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
         """Who runs each of these tasks; "" where nobody does."""
+        if not tasks:
+            return []
         pipe = self._client.pipeline(transaction=False)
         for request, stage in tasks:
             pipe.hget(keys.task(request, stage), "owner")

@@ -204,8 +204,8 @@ class WorkerLoop:
         if appends:
             posts.append((scripts.append(appends), partial(self._settle_appends, appends)))
         posts += self._rests() + [(scripts.fail(event), _ignore) for event in self.failures]
-        for task, edge in self.receiver.lost:
-            posts.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), _ignore))
+        lost = [(task, task.producers[edge]) for task, edge in self.receiver.lost]
+        posts += [(scripts.lose_tensors(task.request, task.stage, task.epoch, producer), _ignore) for task, producer in lost]
         return posts + self.passing.posts()
 
     def _collected(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
@@ -284,8 +284,6 @@ class WorkerLoop:
     def _look_for_consumers(self) -> None:
         """Who waits for credit holds a slot; the consumer that should give it may itself wait for one, and so on in a ring."""
         ahead = [(task, name) for task in self.tasks.values() for name, edge in task.outbound.items() if edge.is_ahead()]
-        if not ahead:
-            return
         owners = self.link.owners_of([(task.request, self.outputs[name]) for task, name in ahead])
         for (task, name), owner in zip(ahead, owners, strict=True):
             task.outbound[name].unattended = not owner

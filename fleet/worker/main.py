@@ -138,7 +138,7 @@ class WorkerProcess:
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
         self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
-        client, lease_client = connect(self.redis_url), connect(self.redis_url)
+        client, lease_client = connect(self.redis_url, one_connection=True), connect(self.redis_url)
         if self.last is not None:
             # Nobody need wait for the lease of an incarnation that we know to be over.
             run(client, scripts.fence_worker("", self.last))

@@ -19,7 +19,8 @@ from fleet.stages.base import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A chunk to be: its index, its joined arrays, and what its header will say. `ordinal` counts items of `producer_walk`.
+    """A chunk to be: its index, its joined arrays, and what its header will say. `ordinal` counts items of `producer_walk`,
+    `first_row` rows of the edge.
 
     `again`: the log holds this chunk; only where its remote tensors lie is new.
     """
@@ -32,6 +33,7 @@ class Draft:
     walk: Walk | None
     final: bool
     num_items: int
+    first_row: int = 0
     again: bool = False
 
 
@@ -103,7 +105,7 @@ class OutboundEdge:
     ) -> None:  # fmt: skip
         self.edge, self._policy, self._credits, self._marks = edge, policy, credits, marks
         logged = logged or Logged()
-        self.produced = len(logged.rows)
+        self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
         self.ended = False
         self.unattended = False
@@ -229,7 +231,9 @@ class OutboundEdge:
             walk=group.consumer_walk if group and group.boundary and self._marks else None,
             final=final,
             num_items=len(self._items),
+            first_row=self._num_rows,
         )
+        self._num_rows += self.num_rows(draft.arrays)
         now_s = self._clock()
         self._listened = self._listened or self._begin_listening(now_s)
         if self._listened is not None:

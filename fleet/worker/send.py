@@ -83,6 +83,7 @@ class Sender:
             ordinal=draft.ordinal,
             final=draft.final,
             made_us=now_us(),
+            first_row=draft.first_row,
         )
         return Append(
             stage=task.stage,

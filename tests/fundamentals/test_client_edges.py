@@ -1,0 +1,201 @@
+"""The gateway's end of an edge: whatever Redis loses, and however that is cut when made again, each row is told once."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import fakeredis
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from fleet.config import load_config
+from fleet.control import keys, scripts
+from fleet.control.connect import text
+from fleet.control.stream import ClientStream
+from fleet.core.chunk import Chunk, WireTensor, encode_chunk
+from fleet.core.errors import ChunkOrderError, RedisUnreachable
+from fleet.core.ids import CLIENT, EdgeName, Epoch, StageName
+from tests.harness import fake_spec_of
+
+CONFIG = load_config(None, ("engine=fake", "device=cpu", "graph=text"))
+NUM_ROWS = 120
+
+
+class Log:
+    """The log of one edge in Redis, as its producers write it and as a restart may leave it, and the stream that follows it."""
+
+    def __init__(self, num_rows: int = NUM_ROWS) -> None:
+        self.client = cast(Redis, fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(6, 2))))
+        self.spec = fake_spec_of(CONFIG)
+        self.stream = ClientStream(self.spec, None, CONFIG, self.client, scripts.Retention())
+        self.edge: EdgeName = self.spec.outputs[0]
+        self.source: StageName = CONFIG.graph_declaration().edge(self.edge).source
+        self.rows, self.chunks = np.arange(num_rows, dtype="<i4"), list[Chunk]()
+        self.got: list[int] = []
+        self.stream.held_by(self.stream.gateway, Epoch(1))
+
+    async def begin(self) -> None:
+        await self.client.sadd(keys.LIVE, self.spec.id)
+        await self.client.hset(keys.request(self.spec.id), "state", "running")
+        await self.client.hset(keys.task(self.spec.id, CLIENT), mapping={"epoch": 1, "state": "running"})
+        await self.grant()
+
+    async def grant(self) -> None:
+        """To a new owner, which goes on where the log ends."""
+        self.epoch = await self.client.hincrby(keys.task(self.spec.id, self.source), "epoch", 1)
+
+    async def append(self, size: int, *, noticed: bool = True) -> None:
+        """The next rows, at most so many; the chunk with the last row is final."""
+        first = sum(chunk.num_rows for chunk in self.chunks)
+        part = self.rows[first : first + size]
+        chunk = Chunk(
+            request=self.spec.id, edge=self.edge, index=len(self.chunks), epoch=Epoch(self.epoch), first_row=first,
+            tensors={"ids": WireTensor("int32", part.shape, part.tobytes())}, final=first + size >= len(self.rows),
+        )  # fmt: skip
+        if self.ended():
+            return
+        self.chunks.append(chunk)
+        await self.client.xadd(keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{len(self.chunks)}-0")
+        if noticed:
+            self.stream.put(chunk)
+
+    def ended(self) -> bool:
+        return bool(self.chunks) and self.chunks[-1].final
+
+    async def cut(self, num_kept: int) -> None:
+        """Redis comes back with so many chunks, at most, and the task is granted anew."""
+        self.chunks = self.chunks[:num_kept]
+        await self.client.delete(keys.edge(self.spec.id, self.edge))
+        for position, chunk in enumerate(self.chunks):
+            await self.client.xadd(keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{position + 1}-0")
+        await self.client.hset(keys.task(self.spec.id, CLIENT), f"consumed:{self.edge}", min(len(self.chunks), num_kept))
+        await self.grant()
+
+    async def taken(self) -> tuple[str, int]:
+        """What Redis knows of the client: its state, and of how many chunks it has given credit."""
+        key = keys.task(self.spec.id, CLIENT)
+        state, consumed = [await self.client.hget(key, field) for field in ("state", f"consumed:{self.edge}")]
+        return text(state), int(text(consumed))
+
+    async def hear(self, most: int | None = None) -> bool:
+        """Up to so many chunks, of those that are here; whether that was the last one."""
+        while most is None or most > 0:
+            pending = asyncio.ensure_future(anext(self.stream))
+            await asyncio.wait([pending], timeout=None if await self._has_more(pending) else 0)
+            if not pending.done():
+                pending.cancel()
+                return False
+            try:
+                self._note(pending.result())
+            except StopAsyncIteration:
+                return True
+            most = None if most is None else most - 1
+        return False
+
+    async def _has_more(self, pending: "asyncio.Future[Chunk]") -> bool:
+        """Lets the stream run until it waits for a chunk that is not here."""
+        stream = self.stream
+        while not pending.done():
+            waits = not stream._ready and not stream._wake.is_set()  # pyright: ignore[reportPrivateUsage]
+            if waits and stream._open():  # pyright: ignore[reportPrivateUsage]
+                return False
+            await asyncio.sleep(0)
+        return True
+
+    def _note(self, chunk: Chunk) -> None:
+        self.got += [int(row) for t in chunk.tensors.values() for row in np.frombuffer(t.data or b"", "<i4")]
+
+
+SIZES = st.integers(1, 25)
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), SIZES),
+        st.tuples(st.just("append unnoticed"), SIZES),
+        st.tuples(st.just("hear"), st.integers(1, 3)),
+        st.tuples(st.just("cut"), st.integers(0, 8)),
+        st.tuples(st.just("grant"), st.just(0)),
+        st.tuples(st.just("catch up"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+async def told(moves: Sequence[tuple[str, int]], last: int) -> Log:
+    log = Log()
+    await log.begin()
+    for move, number in moves:
+        if move.startswith("append"):
+            await log.append(number, noticed=move == "append")
+        elif move == "hear":
+            await log.hear(number)
+        elif move == "cut":
+            await log.cut(number)
+        elif move == "grant":
+            await log.grant()
+        else:
+            await log.stream.catch_up()
+    while not log.ended():
+        await log.append(last, noticed=False)
+    for _ in range(2):
+        await log.hear()
+        await log.stream.catch_up()
+    assert await log.hear(), "the answer never ends"
+    assert (await log.taken())[0] == "finished"
+    return log
+
+
+@given(MOVES, SIZES)
+def test_each_row_is_told_once_in_order(moves: list[tuple[str, int]], last: int) -> None:
+    """Whatever is appended, with a notice or without, cut off, and cut otherwise when it is made again."""
+    log = asyncio.run(told(moves, last))
+    assert log.got == list(range(NUM_ROWS))
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("again", [1, 7, 25, 120])
+@pytest.mark.parametrize(("heard", "kept"), [(5, 3), (2, 1)], ids=["all that came", "less than came"])
+async def test_what_was_told_is_left_out_of_larger_and_smaller_chunks(heard: int, kept: int, again: int, noticed: bool) -> None:
+    log = Log()
+    await log.begin()
+    for size in (2, 4, 8, 16, 25):
+        await log.append(size)
+    await log.hear(heard)
+    assert log.got == list(range(sum((2, 4, 8, 16, 25)[:heard])))
+    await log.cut(kept)
+    while not log.ended():
+        await log.append(again, noticed=noticed)
+    await log.stream.catch_up()
+    assert await log.hear()
+    assert log.got == list(range(NUM_ROWS))
+    assert await log.taken() == ("finished", len(log.chunks))
+
+
+async def test_what_comes_out_shorter_than_what_was_told_is_one_clear_error() -> None:
+    log = Log()
+    await log.begin()
+    await log.append(20)
+    await log.append(20)
+    await log.hear(2)
+    await log.cut(1)
+    log.rows = log.rows[:30]
+    await log.append(10)
+    await log.stream.catch_up()
+    with pytest.raises(RedisUnreachable, match="came out shorter; try again"):
+        await log.hear()
+    assert log.got == list(range(40))
+
+
+async def test_a_log_that_does_not_follow_on_itself_is_one_clear_error() -> None:
+    log = Log()
+    await log.begin()
+    await log.append(5, noticed=False)
+    log.chunks[0] = msgspec.structs.replace(log.chunks[0], tensors={})
+    await log.append(5, noticed=False)
+    await log.stream.catch_up()
+    with pytest.raises(ChunkOrderError, match="does not follow on itself"):
+        await log.hear()
+    assert not log.got

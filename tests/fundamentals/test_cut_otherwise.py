@@ -1,0 +1,180 @@
+"""Where a chunk's size is a matter of timing, what Redis lost is cut otherwise when it is made again: still each row once."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet.config import FleetConfig, load_config
+from fleet.control import keys
+from fleet.control.client import FleetClient
+from fleet.control.connect import connect, pairs
+from fleet.core.chunk import decode_chunk
+from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.request import RequestSpec
+from fleet.engine.base import EngineOutput
+from fleet.engine.fake import OUT, FakeEngine
+from fleet.graphs import Graph
+from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.fake import FakeTask
+from fleet.worker.main import build_options
+from tests.fundamentals.test_redis_restart import LEASES, OMNI
+from tests.harness import ANSWER_TIMEOUT_S, Heard, assert_same, build, collected, fake_spec_of, in_step, processes, ready
+from tests.support import RedisProcess
+
+AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
+NUM_FRAMES = 80
+FIRST = (2, 4, 8, 16, 25)
+"""The windows of whoever begins the answer, which comes frame by frame."""
+
+
+class Windows(FakeTask):
+    """Sound in windows of so many frames, the last number again and again: one item each, as a codec makes them."""
+
+    def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions, sizes: Sequence[int]) -> None:
+        super().__init__(spec, graph, options)
+        self._sizes = itertools.chain(sizes, itertools.repeat(sizes[-1]))
+        self._size, self._waiting = next(self._sizes), list[np.ndarray]()
+
+    def produce(self, output: EngineOutput) -> Sequence[Item]:
+        made: list[Item] = []
+        for item in super().produce(output):
+            self._waiting += item.arrays.values()
+            if len(self._waiting) >= self._size or item.final:
+                arrays = {"pcm": np.concatenate(self._waiting)} if self._waiting else {}
+                made.append(Item(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
+                self._size, self._waiting = next(self._sizes), []
+        return made
+
+
+def windowed(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
+    """Whoever takes a task over has other windows than who began it."""
+
+    def built(config: FleetConfig, stage: StageName) -> BuiltStage:
+        plain = build(config, stage)
+        if stage != CODEC:
+            return plain
+        owners: dict[RequestId, int] = {}
+
+        def adapter(spec: RequestSpec, _blob: bytes | None) -> FakeTask:
+            owners[spec.id] = owners.get(spec.id, 0) + 1
+            options = build_options(config, stage, Path())
+            return Windows(spec, config.graph_declaration(), options, FIRST if owners[spec.id] == 1 else again)
+
+        return BuiltStage(engine=plain.engine, adapter=adapter)
+
+    return built
+
+
+class Tail:
+    """The append-only file of a server, which can be cut to what it was at a moment."""
+
+    def __init__(self, server: RedisProcess, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._sizes: Mapping[Path, int] = {}
+
+    def mark(self) -> None:
+        self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
+
+    def restart(self) -> None:
+        self._server.kill()
+        for file, size in self._sizes.items():
+            with file.open("r+b") as log:
+                log.truncate(size)
+        self._server.start()
+
+
+def sizes_of(url: str, request: RequestId) -> list[int]:
+    """The frames of each chunk of sound that the log has."""
+    with connect(url) as client:
+        entries = client.xrange(keys.edge(request, AUDIO))
+    return [decode_chunk(pairs(raw)["h"]).num_rows // 1920 for _, raw in entries]  # pyright: ignore
+
+
+async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, Callable[[], object]]) -> Heard:
+    """The answer; once so many chunks of its sound were heard as the log then had, and one more, that strike is dealt."""
+    parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        async for chunk in await client.submit(spec, None):
+            parts[chunk.edge] += [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
+            if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in strikes:
+                await asyncio.to_thread(strikes[chunk.index])
+    return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
+
+
+@pytest.mark.parametrize("again", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
+@pytest.mark.parametrize(("kept", "heard"), [(2, 4), (0, 3), (3, 4)])
+async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_no_repeat(
+    own_redis: RedisProcess, tmp_path: Path, again: Sequence[int], kept: int, heard: int
+) -> None:
+    """The client has heard chunks up to `heard`, and Redis comes back with those up to `kept`."""
+    config = load_config(None, ("engine=fake", "device=cpu", "numerics=fast", *LEASES, *in_step(OMNI, credits=3)))
+    tail = Tail(own_redis, tmp_path)
+    with processes(own_redis.url, config, windowed(again)):
+        client = await FleetClient.connect(own_redis.url, config)
+        await client.start()
+        try:
+            await ready(client)
+            whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
+            expected = await collected(await client.submit(whole, None), whole)
+            before = sizes_of(own_redis.url, whole.id)
+
+            spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
+            assert_same(await struck(client, spec, {kept: tail.mark, heard: tail.restart}), expected)
+            after = sizes_of(own_redis.url, spec.id)
+            assert sum(after) == sum(before) == NUM_FRAMES
+            assert after[: kept + 1] == before[: kept + 1] and after != before, "it was to be cut otherwise"
+        finally:
+            await client.stop()
+
+
+class Held(FakeEngine):
+    """A codec which, after so many frames more, is long within one step."""
+
+    def __init__(self) -> None:
+        super().__init__(max_batch=8, autoregressive=False)
+        self.within, self.go = threading.Event(), threading.Event()
+        self.num_frames = 1_000_000
+
+    def step(self) -> Sequence[EngineOutput]:
+        outputs = super().step()
+        self.num_frames -= sum(len(output.arrays[OUT]) for output in outputs)
+        if self.num_frames <= 0 and not self.within.is_set():
+            self.within.set()
+            assert self.go.wait(timeout=30), "nobody lets it go on"
+        return outputs
+
+
+async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew(own_redis: RedisProcess, tmp_path: Path) -> None:
+    """It reads and writes nothing meanwhile, and has taken chunks that the log has no more: they come again, cut otherwise."""
+    settings = ("engine=fake", "device=cpu", "numerics=fast", "transfer.kind=redis", "lease.worker_s=20", "lease.conductor_s=1")
+    config = load_config(None, (*settings, *in_step(OMNI, credits=3)))
+    tail, held = Tail(own_redis, tmp_path), Held()
+
+    def built(config: FleetConfig, stage: StageName) -> BuiltStage:
+        plain = build(config, stage)
+        return BuiltStage(engine=held, adapter=plain.adapter) if stage == CODEC else plain
+
+    def strike() -> None:
+        assert held.within.wait(timeout=30), "the codec takes no step"
+        tail.restart()
+        held.go.set()
+
+    with processes(own_redis.url, config, built):
+        client = await FleetClient.connect(own_redis.url, config)
+        await client.start()
+        try:
+            await ready(client)
+            whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
+            expected = await collected(await client.submit(whole, None), whole)
+            spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
+            held.num_frames = 50
+            striking = asyncio.create_task(asyncio.to_thread(strike))
+            assert_same(await struck(client, spec, {3: tail.mark}), expected)
+            await striking
+        finally:
+            await client.stop()
