@@ -147,7 +147,7 @@ def processes(
     url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
 ) -> Generator[list[WorkerProcess]]:
     """A conductor and a worker for each role as their processes run them, reconnecting included, each on a thread."""
-    client = connect(url)
+    client = connect(url, one_connection=True)
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():

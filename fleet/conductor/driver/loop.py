@@ -232,7 +232,7 @@ class Driver:
 
 def run_conductor(config: FleetConfig, redis_url: str) -> None:
     """Run one conductor until SIGTERM or SIGINT."""
-    client = connect(redis_url)
+    client = connect(redis_url, one_connection=True)
     driver = Driver(config, client, new_worker_id("conductor", socket.gethostname(), os.getpid()))
 
     def stop(_signum: int, _frame: object) -> None:
