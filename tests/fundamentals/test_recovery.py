@@ -191,7 +191,7 @@ async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str)
                 return view is not None and view.state == "finished"
 
             await await_until(has_ended, "the request to be finished")
-            left_s = [cast(int, reader.ttl(keys.edge(spec.id, EdgeName(edge)))) for edge in ("text", "audio")]
+            left_s = [reader.ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
             assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
             taken = await client.resume(spec.id)
             assert taken is not None
