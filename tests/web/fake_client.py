@@ -401,7 +401,7 @@ async def _pass(seconds: float) -> None:
     """The pace of a real answer."""
     loop = asyncio.get_running_loop()
     tick = loop.create_future()
-    loop.call_later(seconds, tick.set_result, None)
+    loop.call_later(seconds, lambda: tick.done() or tick.set_result(None))
     await tick
 
 
