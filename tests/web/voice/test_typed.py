@@ -137,12 +137,13 @@ def test_the_chosen_voice_is_remembered_and_used_from_the_next_answer_on(typist:
 
 
 def test_a_failure_names_its_reason_and_what_to_do(typist: Page, double: Double) -> None:
-    failure: dict[str, object] = {"type": "server_error", "code": "no_worker", "message": "no worker serves talker"}
+    message = "no worker serves talker; start one with `fleet worker talker`"
+    failure: dict[str, object] = {"type": "server_error", "code": "overloaded", "message": message}
     double.script = Script(failure=failure)
     ask(typist)
     reason = typist.locator(".reason")
     expect(reason).to_contain_text("no worker serves talker")
-    expect(reason).to_contain_text("fleet worker")
+    expect(reason).to_contain_text("Then ask again.")
     expect(typist.locator(".turn.assistant .notes")).to_contain_text("no worker serves talker")
     double.script = Script()
     ask(typist)
