@@ -132,7 +132,7 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="logs", redis_type="stream", life="forever", owner="all processes", meaning="log lines, trimmed"),
     Row(pattern="logs:dropped", redis_type="string", life="forever", owner="all processes", meaning="lines that were lost"),
     Row(pattern="req:{r}:task:{stage}", redis_type="hash", life="retention", owner="grant",
-        meaning="state, role, owner, epoch, walks, produced and consumed per edge, what was told of it"),
+        meaning="state, role, owner, epoch, walks, inputs, produced, consumed and worked off per edge, what was told of it"),
     Row(pattern="req:{r}:edge:{edge}", redis_type="stream", life="retention", owner="append", meaning="chunk headers"),
     Row(pattern="req:{r}:loc:{edge}", redis_type="hash", life="live", owner="append", meaning="index -> where its tensors are"),
     Row(pattern="req:{r}:kv:{stage}", redis_type="hash", life="live", owner="hand_off",

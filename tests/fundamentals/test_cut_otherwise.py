@@ -23,7 +23,18 @@ from fleet.stages.base import BuildOptions, BuiltStage, Item
 from fleet.stages.fake import FakeTask
 from fleet.worker.main import build_options
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
-from tests.harness import ANSWER_TIMEOUT_S, Heard, assert_same, build, collected, fake_spec_of, in_step, processes, ready
+from tests.harness import (
+    ANSWER_TIMEOUT_S,
+    Heard,
+    assert_same,
+    build,
+    collected,
+    fake_spec_of,
+    gateway_at,
+    in_step,
+    processes,
+    ready,
+)
 from tests.support import RedisProcess
 
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
@@ -116,9 +127,7 @@ async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=fast", *LEASES, *paced))
     tail = Tail(own_redis, tmp_path)
     with processes(own_redis.url, config, windowed(again)):
-        client = await FleetClient.connect(own_redis.url, config)
-        await client.start()
-        try:
+        async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
             expected = await collected(await client.submit(whole, None), whole)
@@ -129,8 +138,6 @@ async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_
             after = sizes_of(own_redis.url, spec.id)
             assert sum(after) == sum(before) == NUM_FRAMES
             assert after[: kept + 1] == before[: kept + 1] and after != before, "it was to be cut otherwise"
-        finally:
-            await client.stop()
 
 
 class Held(FakeEngine):
@@ -166,9 +173,7 @@ async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew
         held.go.set()
 
     with processes(own_redis.url, config, built):
-        client = await FleetClient.connect(own_redis.url, config)
-        await client.start()
-        try:
+        async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
             expected = await collected(await client.submit(whole, None), whole)
@@ -177,5 +182,3 @@ async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew
             striking = asyncio.create_task(asyncio.to_thread(strike))
             assert_same(await struck(client, spec, {3: tail.mark}), expected)
             await striking
-        finally:
-            await client.stop()

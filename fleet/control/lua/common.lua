@@ -143,13 +143,13 @@ local function quieten(w)
   if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
 -- Close request r: every right taken, every holder told, every key given its time to live.
-local function close(r, state, code, message, param, retention_s, client_s)
+local function close(r, state, code, message, param, retention_s, brief_s)
   local rk = P .. 'req:' .. r
   if call('SREM', P .. 'live', r) == 0 then return 0 end
   restate(r, state)
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
-  call('EXPIRE', rk .. ':blob', client_s)
+  call('EXPIRE', rk .. ':blob', brief_s)
   mark(r, 'ended', '', '', '', state .. (message ~= '' and ': ' .. message or ''))
   call('EXPIRE', rk .. ':story', retention_s)
   call('ZADD', P .. 'index:expires', int(now_us() + tonumber(retention_s) * 1000000), r)
@@ -171,7 +171,7 @@ local function close(r, state, code, message, param, retention_s, client_s)
     call('EXPIRE', edge_key(r, e), retention_s)
     call('DEL', loc_key(r, e))
   end
-  for _, e in ipairs(split(call('HGET', rk, 'brief'))) do call('EXPIRE', edge_key(r, e), client_s) end
+  for _, e in ipairs(split(call('HGET', rk, 'brief'))) do call('EXPIRE', edge_key(r, e), brief_s) end
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 1
 end
