@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from fleet.core.errors import BadInput, InputTooLarge
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
@@ -29,7 +30,7 @@ class ClientEvent(Patch):
 
 
 class SessionUpdate(ClientEvent):
-    """Its fields are checked one by one, for what is valid is applied: see `update`."""
+    """Fields as they came: `update` checks them one by one."""
 
     type: Literal["session.update"]
     session: dict[str, object]
@@ -196,7 +197,7 @@ def decode_pcm(data: str, where: str) -> bytes:
 
 
 def _bad_input(error: ValidationError) -> BadInput:
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = first_mistake(error)
     if first["type"] == "json_invalid":
         return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if first["loc"]:
@@ -210,11 +211,15 @@ def _bad_input(error: ValidationError) -> BadInput:
     return BadInput(f"type: no event {wrong!r}; use one of {', '.join(EVENTS)}", param="type")
 
 
+def first_mistake(error: ValidationError) -> ErrorDetails:
+    return error.errors(include_url=False, include_input=False)[0]
+
+
 def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
     """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called.
     `within` is the field that holds all of it, where there is one.
     """
-    first = error.errors(include_url=False, include_input=False)[0]
+    first = first_mistake(error)
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
     message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
     if first["type"] == "union_tag_not_found":

@@ -51,13 +51,13 @@ def clipped_reason(reason: str) -> str:
 
 
 def error_event(error: FleetError, event_id: str | None = None) -> Error:
-    """`event_id` is the client's own name for the event that failed."""
+    """The `error` event of a failure; `event_id` is the client's own name for the event that failed."""
     detail = ErrorDetail(type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=event_id)
     return Error(error=detail)
 
 
 def log_refusal(websocket: WebSocket, error: FleetError) -> None:
-    """Names neither the query nor a header, which may hold a key."""
+    """Log a refusal without the query and the headers, which may hold a key."""
     peer = f"{websocket.client.host}:{websocket.client.port}" if websocket.client is not None else "an unknown address"
     path, message = websocket.scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
     log.warning("refused the WebSocket %r of %s: %s: %s", path, peer, error.code, message)
@@ -77,6 +77,6 @@ async def refuse_socket(websocket: WebSocket, error: FleetError) -> None:
 
 
 async def accept(websocket: WebSocket) -> None:
-    """The subprotocol is answered only where it is offered: without it a browser drops the connection before it reads."""
+    """Accept with the subprotocol where it is offered: without it a browser drops the connection before it reads."""
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

@@ -169,7 +169,7 @@ class Replies:
         self._cut(run, "client_cancelled", run.playhead.sent)
 
     def stop_speaking(self) -> None:
-        """The client will not play what is spoken now as the audio that it is."""
+        """Cancel the spoken responses: the client would play them in another format."""
         self.drop_ahead()
         for run in (self.run, *tuple(self._aside.values())):
             if run is not None and run.active and run.plan.spoken:

@@ -43,7 +43,7 @@ class UpgradeRequired(BadInput):
 
 
 class UnknownSocket(BadInput):
-    """Not `not_found`, which is a session that is over."""
+    """A path without a WebSocket. Its code is not `not_found`, which names a session that is over."""
 
     code = "unknown_url"
     status = 404
@@ -98,7 +98,7 @@ class VoiceRoutes:
         await socket.run(default_settings(self._gateway))
 
     async def _settings(self, websocket: WebSocket) -> Settings:
-        """The key comes first: a peer without one learns nothing of this server.
+        """Check the query, the key first: a peer without one learns nothing of this server.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """

@@ -64,7 +64,7 @@ class Secrets:
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
-        """Raises: BadInput for the first field that is not served: who asks is a program that can mend it."""
+        """Merge a session that is served whole. Raises: BadInput for the first field that is not."""
         changed, unserved = merged(settings, patch)
         changed, unable = served(self._gateway, settings, changed)
         for refused in (*unserved, *unable):

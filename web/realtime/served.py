@@ -16,8 +16,8 @@ def default_settings(gateway: Gateway) -> Settings:
 
 
 def served(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
-    """With the default voice where none is named; and a refusal for each field that this model cannot do, which is as it was
-    before.
+    """Restore each field that this model cannot serve to what it was before, and list the refusals. The default voice stands
+    where none is named.
     """
     refused: list[BadInput] = []
     try:

@@ -107,7 +107,7 @@ class Session:
         self.line.tell(error_event(error, event_id))
 
     def _has_input_format(self, event_id: str | None) -> bool:
-        """Refuses audio where there is none, once for each refused format: a microphone sends fifty blocks a second."""
+        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone sends fifty blocks a second."""
         if self.settings.audio.input.format is not None:
             return True
         if not self._audio_refused:
@@ -176,7 +176,7 @@ class Session:
         self.line.tell(say.SessionUpdated(session=settings))
 
     def _log_ignored(self, name: str) -> None:
-        """Once for each field and session: clients send it with every update."""
+        """Log an ignored field once in a session: clients send it with every update."""
         if name and name not in self._logged_ignored:
             self._logged_ignored.add(name)
             log.warning("session %s: %s is ignored: tools are not served", self.id, name)

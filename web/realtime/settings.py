@@ -243,7 +243,7 @@ BETA = {
 
 
 def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
-    """With everything of the patch that is served; and a refusal for each field that is not, which stays as it was."""
+    """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
     refused: list[BadInput] = []
     for name, now in BETA.items():
         if name in patch.model_fields_set:

@@ -1,6 +1,6 @@
 """A `session.update` as it is applied: every field that is valid and served, and a refusal for each of the others.
 
-A field of audio's form is refused as a whole, and leaves none: audio of one format must never be read, or played, as another.
+A refused audio format leaves none: audio of one format must never be read, or played, as another.
 Knows no socket.
 """
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway import Gateway
-from web.realtime.client_events import bad_field
+from web.realtime.client_events import bad_field, first_mistake
 from web.realtime.served import served
 from web.realtime.settings import PcmFormat, SessionPatch, Settings, merged
 
@@ -25,7 +25,7 @@ SAME_IN_BETA = "pcm16"
 
 
 def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
-    """The settings after the update, and what of it is refused, in order."""
+    """The settings after the update, and the refusals of it in order."""
     patch, invalid = read_patch(fields)
     changed, unserved = merged(settings, patch)
     changed, unable = served(gateway, settings, changed)
@@ -37,14 +37,14 @@ def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Setti
 
 
 def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
-    """What of it is valid, and one refusal for each field that is not."""
+    """The valid fields as a patch, and one refusal for each field that is not valid."""
     refused: list[BadInput] = []
     while True:
         try:
             return SessionPatch.model_validate(fields), refused
         except ValidationError as error:
             wrong = bad_field(error, "session", within="session")
-            path = _invalid_path(fields, error.errors(include_url=False, include_input=False)[0]["loc"])
+            path = _invalid_path(fields, first_mistake(error)["loc"])
             if not path:
                 raise wrong from error
             refused.append(wrong)
@@ -52,7 +52,7 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
 
 
 def _invalid_path(fields: Fields, loc: Sequence[int | str]) -> tuple[str, ...]:
-    """The innermost field that can be left out for the mistake to be gone. A location names kinds and items of lists, too."""
+    """The innermost field whose removal removes the mistake. A location also names branches of unions and items of lists."""
     path: list[str] = []
     inner: object = fields
     for piece in loc:

@@ -95,6 +95,12 @@ def test_a_wrong_wish_is_named(gateway: Gateway, body: dict[str, object], param:
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
+def test_secret_for_a_session_with_tools_names_them_as_ignored(gateway: Gateway) -> None:
+    session = {"type": "realtime", "tools": [{"type": "function", "name": "weather"}], "tool_choice": "auto"}
+    answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
+    assert answer.status_code == 200 and answer.json()["session"]["fleet_ignored"] == ["session.tools"]
+
+
 def test_a_body_that_is_no_json(gateway: Gateway) -> None:
     assert gateway.http.post("/v1/realtime/client_secrets", content=b"{").status_code == 400
     assert gateway.http.post("/v1/realtime/client_secrets", content=b"x" * 300_000).status_code == 413

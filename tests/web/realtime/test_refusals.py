@@ -40,7 +40,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("key", [None, WRONG_KEY, "ek_expired"])
-@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=gpt-9", "/v1/realtime?intent=transcription"])
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/realtime?model=gpt-9", "/v1/realtime?intent=transcription", "/console/ws"])
 async def test_socket_without_the_right_key_is_refused_first(
     locked: Gateway, key: str | None, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,8 +83,8 @@ async def test_wrong_query_is_refused_by_name(gateway: Gateway, query: str, code
 
 
 @pytest.mark.parametrize("query", ["", "?model=", "?model=omni", "?intent=", "?intent=conversation"])
-async def test_query_without_a_wish_is_the_default(gateway: Gateway, query: str) -> None:
-    """Clients of the time before GA still send its header; their events are what is refused."""
+async def test_default_query_opens_a_session_with_the_beta_header_too(gateway: Gateway, query: str) -> None:
+    """Many clients still send the header of the beta dialect; fields of the dialect are refused by name."""
     address = f"{gateway.url.replace('http', 'ws')}/v1/realtime{query}"
     async with connect(address, additional_headers={"OpenAI-Beta": "realtime=v1"}) as client:
         assert json.loads(await client.recv())["type"] == "session.created"
@@ -120,10 +120,10 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None
     assert set(gateway.client.held) == held and not gateway.client.submitted
 
 
-async def test_peer_that_never_answers_the_close_has_no_place_on_the_gateway(
+async def test_refused_peer_that_ignores_the_close_does_not_block_others(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The refusal does not wait for it: the next client is served meanwhile."""
+    """The next client is served meanwhile."""
     host, port = gateway.url.removeprefix("http://").split(":")
     nonce = base64.b64encode(os.urandom(16)).decode()
     request = (

@@ -173,7 +173,7 @@ async def test_refused_audio_is_named_again_after_the_next_refused_format(gatewa
         assert not errors and now["audio"]["input"]["format"] is None, "another update does not bring a format back"
 
 
-async def test_page_hears_nothing_in_binary_frames_while_the_format_is_refused(gateway: Gateway) -> None:
+async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await update(page, **input_format(PCMU))
         for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):

@@ -91,7 +91,7 @@ def test_a_refused_page_does_not_try_again(browsers: Browsers, site: Site, doubl
     double.script = Script(refuse=(UNAUTHORIZED, close_reason(Unauthorized("the API key is missing"))))
     with visiting(browsers.hearing("nothing", None), site.url) as page:
         expect(page.locator("#state")).to_have_text("Not connected")
-        expect(page.locator(".reason")).to_contain_text("refused this pagethe API key is missing. Reload the page")
+        expect(page.locator(".reason")).to_contain_text("refused this page the API key is missing. Reload the page")
         assert len(double.connections) == 1
 
 
