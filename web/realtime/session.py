@@ -107,7 +107,7 @@ class Session:
         self.line.tell(error_event(error, event_id))
 
     def _has_input_format(self, event_id: str | None) -> bool:
-        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone sends fifty blocks a second."""
+        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone sends many blocks."""
         if self.settings.audio.input.format is not None:
             return True
         if not self._audio_refused:
