@@ -9,7 +9,6 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from fleet.core.errors import BadInput, InputTooLarge
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
@@ -197,7 +196,7 @@ def decode_pcm(data: str, where: str) -> bytes:
 
 
 def _bad_input(error: ValidationError) -> BadInput:
-    first = first_mistake(error)
+    first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if first["loc"]:
@@ -211,15 +210,11 @@ def _bad_input(error: ValidationError) -> BadInput:
     return BadInput(f"type: no event {wrong!r}; use one of {', '.join(EVENTS)}", param="type")
 
 
-def first_mistake(error: ValidationError) -> ErrorDetails:
-    return error.errors(include_url=False, include_input=False)[0]
-
-
 def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
     """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called.
     `within` is the field that holds all of it, where there is one.
     """
-    first = first_mistake(error)
+    first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
     message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
     if first["type"] == "union_tag_not_found":

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway import Gateway
-from web.realtime.client_events import bad_field, first_mistake
+from web.realtime.client_events import bad_field
 from web.realtime.served import served
 from web.realtime.settings import PcmFormat, SessionPatch, Settings, merged
 
@@ -44,7 +44,7 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
             return SessionPatch.model_validate(fields), refused
         except ValidationError as error:
             wrong = bad_field(error, "session", within="session")
-            path = _invalid_path(fields, first_mistake(error)["loc"])
+            path = _invalid_path(fields, error.errors(include_url=False, include_input=False)[0]["loc"])
             if not path:
                 raise wrong from error
             refused.append(wrong)
