@@ -11,9 +11,11 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
+from web.realtime.refusal import refuse_socket
 
 COOKIE = "fleet_console"
 CSRF_HEADER = "x-csrf-token"
@@ -97,7 +99,7 @@ class Guard:
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+            await refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
             where = f"{LOGIN}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})

@@ -6,14 +6,13 @@ from collections.abc import Callable
 import httpx
 import openai
 import pytest
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Role, Script
+from tests.web.realtime.refusals import refusal_of
 from web.sampling import stage_defaults
 
 
@@ -166,14 +165,8 @@ def test_a_browser_trades_the_key_for_a_cookie(serve_with: Callable[[str | None]
 def test_pages_of_other_sites_are_refused(gateway: Gateway) -> None:
     answer = gateway.http.post("/v1/chat/completions", headers={"sec-fetch-site": "cross-site"})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
-
-    async def open_socket() -> None:
-        async with connect(gateway.url.replace("http", "ws") + "/console/ws", origin=Origin("http://evil.example")):
-            pass
-
-    with pytest.raises(InvalidStatus) as refused:
-        asyncio.run(open_socket())
-    assert refused.value.response.status_code == 403
+    refusal = asyncio.run(refusal_of(gateway, "/console/ws", origin=Origin("http://evil.example")))
+    assert refusal.error["code"] == "cross_site_request"
 
 
 def test_pages_allow_scripts_from_here_only(gateway: Gateway) -> None:

@@ -56,12 +56,20 @@ class Secrets:
         settings = default_settings(self._gateway)
         if body.session is not None:
             self._check_model(body.session.model)
-            settings = served(self._gateway, merged(settings, body.session))
+            settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(value=EPHEMERAL + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
         await self._gateway.client.keep_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
+        """Merge a session that is served whole. Raises: BadInput for the first field that is not."""
+        changed, unserved = merged(settings, patch)
+        changed, unable = served(self._gateway, settings, changed)
+        for refused in (*unserved, *unable):
+            raise refused
+        return changed
 
     def _check_model(self, wanted: str | None) -> None:
         if wanted not in (None, self._gateway.model):
