@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError, ModelNotFound, NotFound
+from fleet.core.errors import BadInput, FleetError, NotFound
 from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
@@ -88,9 +88,7 @@ class VoiceRoutes:
         if websocket.query_params.get("intent") == "transcription":
             message = "sessions that only write down are not served; leave it out, and set session.audio.input.transcription"
             raise UnsupportedValue(f"intent: {message}", param="intent")
-        model = websocket.query_params.get("model", self._gateway.model)
-        if model != self._gateway.model:
-            raise ModelNotFound(f"model: no model {model!r}; this server has {self._gateway.model!r}", param="model")
+        self._gateway.check_model(websocket.query_params.get("model", self._gateway.model))
         key = offered_key(websocket.scope)
         if key is not None and key.startswith(EPHEMERAL):
             return await self._secrets.settings_of(key)
