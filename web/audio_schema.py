@@ -55,7 +55,7 @@ class TranscriptionForm(Body):
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing: the model hears which language it is, and takes no hints.
 
-        The language is repeated in `verbose_json`; its one segment is the granularity `segment`.
+        `verbose_json` honours the granularity `segment` with its one segment.
         """
         verbose = self.response_format == "verbose_json"
         known = {name for name in ("language", "prompt") if getattr(self, name) is not None}
@@ -75,11 +75,11 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
     last = dict(fields)
     kind = last.get("response_format", "")
     if kind in UNSERVED_FORMATS:
-        message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not tell; use json, text or verbose_json"
+        message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
         raise UnsupportedValue(f"response_format: {message}", param="response_format")
     wants_words = any(name in GRANULARITIES and value == "word" for name, value in fields)
     if kind == "verbose_json" and wants_words:
-        message = "word needs the time of each word, which this model does not tell; use segment, or leave it out"
+        message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
         raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
     try:
         return TranscriptionForm.model_validate(last)

@@ -122,7 +122,7 @@ def _foreign(headers: Headers) -> str | None:
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return (
-            f"{not_listed(origin)} to let them call the API; the console takes changes and sockets from its own pages only "
+            f"{not_listed(origin)} to let them call the API; the console's changes and sockets come from its own pages only "
             "(a proxy must pass the Host header on unchanged)"
         )
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):

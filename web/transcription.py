@@ -50,10 +50,10 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole clip, since the model does not give the times of phrases.
+    """One segment over the whole clip, since the model gives no times within it.
 
-    What it does not give either has the value that keeps readers from discarding the segment: no log-probability below 0, no
-    probability of silence, no tokens. Source: openai 3.54, `TranscriptionSegment`.
+    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: their values keep readers that filter by them from dropping the
+    segment. Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
     """
 
     id: int = 0

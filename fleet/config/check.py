@@ -218,7 +218,7 @@ def certificates_are_whole(config: FleetConfig) -> Iterator[Problem]:
 
 
 def aliases_are_other_names(config: FleetConfig) -> Iterator[Problem]:
-    """The default aliases may hold the model's name: a deployment may be named after one of them."""
+    """The default aliases are exempt: a deployment may be named like one of them."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
         message = f"{shown(web.model_name)} is web.model_name, under which the model answers anyway; take it out"

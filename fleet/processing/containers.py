@@ -43,7 +43,7 @@ class NotReadable(Exception):
 
 
 def demuxer_of(raw: bytes) -> str | None:
-    """The PyAV demuxer for a file that libsndfile does not read; None for all others.
+    """Return the PyAV demuxer for a file that libsndfile does not read; None for all others.
 
     FLAC is libsndfile's, unless it was streamed: STREAMINFO then counts 0 samples, and libsndfile fails at the end.
     """
@@ -66,7 +66,7 @@ def check_rate(rate_hz: int, where: str) -> None:
 
 
 def read_mono(raw: bytes, demuxer: str, max_s: float, where: str) -> tuple[NDArray[np.float32], int]:
-    """All samples, averaged over the channels, and their rate. A recording that was cut short is read up to the cut.
+    """Return all samples, averaged over the channels, and their rate. A recording that was cut short is read up to the cut.
 
     Raises: NotReadable; BadInput, InputTooLarge naming `where`.
     """
@@ -93,7 +93,7 @@ def read_mono(raw: bytes, demuxer: str, max_s: float, where: str) -> tuple[NDArr
 
 
 def _frames(container: InputContainer, max_packets: int, where: str) -> Iterator[AudioFrame]:
-    """Frames of the first audio track. A recording that was cut ends in half a packet; one before the end means damage.
+    """Frames of the first audio track. The last packet of a cut recording may be undecodable; an earlier one means damage.
 
     Raises: NotReadable, errors.FFmpegError; BadInput naming `where`.
     """
@@ -123,7 +123,7 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
 
 
 def _num_mp4_samples(raw: bytes) -> int:
-    """Samples that the file counts outside of its media data; FFmpeg reserves memory for all of them. Raises: NotReadable."""
+    """Count the samples that the headers promise, since FFmpeg reserves memory for all of them. Raises: NotReadable."""
     start = total = 0
     for _ in range(MAX_MP4_BOXES):
         if start + _LONG_SIZE.size + _BOX_HEADER.size > len(raw):
@@ -149,7 +149,7 @@ def _mono(frame: AudioFrame) -> NDArray[np.float32]:
 
 
 def _id3_len(raw: bytes) -> int:
-    """Length of a tag before the audio; its size is written in 7 bits a byte."""
+    """Return the length of a tag before the audio; its size is written in 7 bits a byte."""
     if not raw.startswith(b"ID3") or len(raw) < _ID3_HEADER_LEN:
         return 0
     size = 0
@@ -159,5 +159,5 @@ def _id3_len(raw: bytes) -> int:
 
 
 def _is_adts(start: bytes) -> bool:
-    """Twelve set bits, and layer 0, which MPEG audio does not use."""
+    """Return True for twelve set bits and layer 0, which MPEG audio does not use."""
     return len(start) == 2 and start[0] == 0xFF and start[1] & 0xF6 == 0xF0

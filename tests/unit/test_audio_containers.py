@@ -162,7 +162,7 @@ def test_sample_counts_beyond_the_file_are_refused_before_memory_is_reserved() -
         assert str(refused.value.__cause__) == "counts more samples than it has bytes"
 
 
-def test_packets_that_hold_no_audio_are_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_packets_and_boxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "MAX_PACKETS_PER_S", 1)
     assert "not audio" in refusal(recorded("webm of Chromium"))
     monkeypatch.setattr(containers, "MAX_MP4_BOXES", 3)

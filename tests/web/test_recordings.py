@@ -34,7 +34,7 @@ def audio_len_s(gateway: Gateway) -> float:
 
 
 @pytest.mark.parametrize("kind", sorted(FORMATS))
-def test_recording_is_taken_by_chat_data_url_and_transcription(gateway: Gateway, kind: str) -> None:
+def test_recording_is_accepted_by_chat_data_url_and_transcription(gateway: Gateway, kind: str) -> None:
     recorder = next(recorder for recorder in RECORDERS if recorder.name == FORMATS[kind])
     file = recorder.record(second(recorder.rate_hz))
     url = f"data:audio/{kind};codecs=a,b;base64,{base64.b64encode(file).decode()}"
@@ -46,7 +46,7 @@ def test_recording_is_taken_by_chat_data_url_and_transcription(gateway: Gateway,
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "opus", "aac"])
-def test_own_speech_is_taken_back(gateway: Gateway, kind: str) -> None:
+def test_own_speech_is_accepted_as_input(gateway: Gateway, kind: str) -> None:
     gateway.client.script = Script(num_samples=RATE_HZ)
     speech = {"model": "omni", "input": "Hello there.", "voice": "alloy", "response_format": kind}
     said = gateway.http.post("/v1/audio/speech", json=speech).content
