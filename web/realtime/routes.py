@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError, ModelNotFound, NotFound
+from fleet.core.errors import BadInput, FleetError, NotFound
 from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
@@ -110,9 +110,7 @@ class VoiceRoutes:
         if intent not in INTENTS:
             message = f"{intent[:80]!r} is not served, only conversations are; leave it out (for the user's words in writing, "
             raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
-        model = websocket.query_params.get("model") or self._gateway.model
-        if model != self._gateway.model:
-            raise ModelNotFound(f"model: no model {model!r}; this server has {self._gateway.model!r}", param="model")
+        self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
         return settings
 
     async def sessions(self, _request: Request) -> Response:

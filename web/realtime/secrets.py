@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import ModelNotFound
 from web.connection import read_body
 from web.errors import Unauthorized, UnsupportedValue
 from web.gateway import Gateway
@@ -55,7 +54,7 @@ class Secrets:
         body = _parse(await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            self._check_model(body.session.model)
+            self._gateway.check_model(body.session.model or self._gateway.model, "session.model")
             settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
@@ -70,11 +69,6 @@ class Secrets:
         for refused in (*unserved, *unable):
             raise refused
         return changed
-
-    def _check_model(self, wanted: str | None) -> None:
-        if wanted not in (None, self._gateway.model):
-            where = "session.model"
-            raise ModelNotFound(f"{where}: no model {wanted!r}; this server has {self._gateway.model!r}", param=where)
 
     async def settings_of(self, key: str) -> Settings:
         """What the session of a short-lived key begins with. Raises: Unauthorized."""
