@@ -8,6 +8,7 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
+from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
