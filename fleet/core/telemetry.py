@@ -9,6 +9,7 @@ import msgspec
 
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.jobs import BenchArguments
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
@@ -224,17 +225,19 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says.
 
-    `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
+    `arguments` None: a record of another version, which no worker of this one runs. `files`: the names of those that it left, of
+    `REPORT_FILES`. `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
     """
 
     id: str
     kind: str
-    arguments: tuple[str, ...]
+    arguments: BenchArguments | None
     state: str
     created_us: int
     started_us: int = 0
     ended_us: int = 0
     progress: JobProgress | None = None
+    files: tuple[str, ...] = ()
     result: str = ""
     error: str = ""
     traceback: str = ""
