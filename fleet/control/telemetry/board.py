@@ -129,7 +129,7 @@ class Telemetry:
         answer = text(await _ask(run_async(self._redis, scripts.order(WorkerId(worker), order))))
         match answer:
             case "ok":
-                log.info("worker %s is told to %s", worker, order)
+                return
             case "gateway":
                 raise Conflict(f"{worker} is a gateway: it takes no tasks, and no orders", param="worker_id")
             case "leaving":
