@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
 
 PREFIX = "fleet:"
@@ -40,6 +41,9 @@ def inbox(worker_id: WorkerId) -> str:
 
 
 def request(request_id: RequestId) -> str:
+    """The key of a request, whose id may come from an address. Raises: NotFound for one that would name another kind of key."""
+    if ":" in request_id:
+        raise NotFound(f"no request {request_id[:80]!r}; the id of a request holds no colon", param="request_id")
     return f"{PREFIX}req:{request_id}"
 
 

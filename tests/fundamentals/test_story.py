@@ -257,3 +257,16 @@ def test_a_story_is_bounded(control: Control) -> None:
         control.kill()
         control.register(WORKER)
     assert control.client.llen(keys.story(REQUEST)) == 400
+
+
+async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -> None:
+    """Ids come from addresses: with a colon, one would be the key of a task or of an edge's log."""
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet)
+            await answer(client, spec)
+            for other in (f"{spec.id}:edge:audio", f"{spec.id}:task:thinker", f"{spec.id}:story"):
+                calls = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
+                for call in calls:
+                    with pytest.raises(NotFound):
+                        await call(RequestId(other))
