@@ -88,6 +88,8 @@ def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control
     assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
     assert drained.message == f"worker {WORKER} is drained: it holds nothing and takes nothing new"
     assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {("info", WORKER, STAGE)}
+    assert control.run(scripts.order(WORKER, "drain")) == "ok"
+    assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
     for order in ("resume", "resume", "drain"):
         assert control.run(scripts.order(WORKER, order)) == "ok"
     assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"

@@ -15,8 +15,8 @@ if order == 'stop' or (order == 'resume') == (is[3] == '1') then
   local process, stage = labels_of(is[1])
   local held, r = held_by(w)
   log_line('info', process, w, stage, r, 'worker ' .. w .. ' is ordered to ' .. order .. '; it holds ' .. held)
+  call('HDEL', wk, 'drained')
 end
-call('HDEL', wk, 'drained')
 if order == 'resume' then call('HSET', wk, 'draining', '') else quieten(w) end
 if order == 'stop' then call('HSET', wk, 'leaving', '1') end
 notice(w, 'k', 'o', 'o', order)
