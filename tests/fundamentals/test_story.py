@@ -1,6 +1,7 @@
 """What people look at is what happened: a request's story, the index, workers, queues and the series, read from a real Redis."""
 
 import asyncio
+from itertools import product
 
 import msgspec
 import pytest
@@ -265,8 +266,8 @@ async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            for other in (f"{spec.id}:edge:audio", f"{spec.id}:task:thinker", f"{spec.id}:story"):
-                calls = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
-                for call in calls:
-                    with pytest.raises(NotFound):
-                        await call(RequestId(other))
+            reads = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
+            others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "story")]
+            for read, other in product(reads, others):
+                with pytest.raises(NotFound):
+                    await read(other)
