@@ -4,15 +4,16 @@ Knows no stage and no page.
 """
 
 from collections.abc import Sequence
+from typing import Literal, cast
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from fleet.core.errors import BadInput, NotFound
 from fleet.core.ids import Epoch, RequestId, StageName
+from fleet.core.jobs import EXAMPLE, REPORT_FILES, BenchArguments
 from fleet.core.story import STATES, RequestFilter, RequestRow
 from fleet.core.telemetry import (
     LEVELS,
@@ -113,13 +114,11 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = True
 
 
-class JobBody(BaseModel):
+class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/fleet/jobs."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    kind: str
-    arguments: list[str] = []
+    kind: Literal["bench"]
+    arguments: BenchArguments = BenchArguments()
 
 
 class FleetApi:
@@ -151,6 +150,7 @@ class FleetApi:
             Route(f"{root}/jobs", self.submit_job, methods=["POST"]),
             Route(f"{root}/jobs/{{job_id}}", self.job, methods=["GET"]),
             Route(f"{root}/jobs/{{job_id}}", self.delete_job, methods=["DELETE"]),
+            Route(f"{root}/jobs/{{job_id}}/files/{{name}}", self.job_file),
             Route(f"{root}/jobs/{{job_id}}/retry", self.retry_job, methods=["POST"]),
             Route(f"{root}/jobs/{{job_id}}/stop", self.stop_job, methods=["POST"]),
         ]
@@ -263,9 +263,16 @@ class FleetApi:
             raise NotFound(f"no job {job_id!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
         return _json(job)
 
+    async def job_file(self, request: Request) -> Response:
+        """A file of the job's report: `report.json` or `report.png`."""
+        job_id, name = str(request.path_params["job_id"]), str(request.path_params["name"])
+        content = await self._telemetry.job_file(job_id, name)
+        shown = {"content-disposition": f'inline; filename="{name}"', "cache-control": "no-store"}
+        return Response(content, media_type=REPORT_FILES[name], headers=shown)
+
     async def submit_job(self, request: Request) -> Response:
-        body = _job_body(await read_body(request, MAX_JOB_BODY_BYTES))
-        return _json(await self._telemetry.submit_job(body.kind, body.arguments), 201)
+        kind, arguments = _job_body(await read_body(request, MAX_JOB_BODY_BYTES))
+        return _json(await self._telemetry.submit_job(kind, arguments), 201)
 
     async def retry_job(self, request: Request) -> Response:
         return _json(await self._telemetry.retry_job(str(request.path_params["job_id"])), 201)
@@ -313,13 +320,22 @@ def _order(given: str) -> WorkerOrder:
     raise NotFound(f"no order {given[:40]!r}; a worker takes {', '.join(WORKER_ORDERS)}", param="order")
 
 
-def _job_body(raw: bytes) -> JobBody:
+def _job_body(raw: bytes) -> tuple[str, object]:
+    """The kind and the arguments of a job, which `submit_job` checks. Raises: BadInput."""
     try:
-        return JobBody.model_validate_json(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(piece) for piece in first["loc"])
-        raise BadInput(f"{where or 'the body'}: {first['msg']}", param=where or None) from error
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"the body is not JSON ({error}); send for example {EXAMPLE}") from error
+    if not isinstance(body, dict):
+        raise BadInput(f"the body is not an object; send for example {EXAMPLE}")
+    fields = cast("dict[str, object]", body)
+    for name in fields:
+        if name not in JobBody.__struct_fields__:
+            raise BadInput(f"{name[:40]}: a job has no such field; send for example {EXAMPLE}", param=name[:40])
+    kind = fields.get("kind")
+    if not isinstance(kind, str):
+        raise BadInput(f"kind: it must name the kind of job; send for example {EXAMPLE}", param="kind")
+    return kind, fields.get("arguments", {})
 
 
 def _request_id(request: Request) -> RequestId:

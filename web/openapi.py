@@ -59,7 +59,7 @@ class Operation:
     method: str
     path: str
     summary: str
-    body: type[BaseModel] | None = None
+    body: type[BaseModel] | type[msgspec.Struct] | None = None
     form: type[BaseModel] | None = None
     answer: type[msgspec.Struct] | None = None
     others: Sequence[type[msgspec.Struct]] = ()
@@ -151,6 +151,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(method="GET", path="/v1/fleet/jobs/{job_id}", summary="One job", answer=Job),
     Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Forget a job that has ended", answer=Deleted),
     Operation(
+        method="GET", path="/v1/fleet/jobs/{job_id}/files/{name}", media=(JSON, "image/png"),
+        summary="A file of a job's report: report.json or report.png",
+    ),
+    Operation(
         method="POST", path="/v1/fleet/jobs/{job_id}/retry", summary="Run a job again", answer=Job, statuses=(201,)
     ),
     Operation(method="POST", path="/v1/fleet/jobs/{job_id}/stop", summary="Stop a running job", answer=Job),
@@ -168,10 +172,11 @@ OPERATIONS: tuple[Operation, ...] = (
 def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
     """OpenAPI 3.1 of a server of this model."""
     bodies = [given for op in operations for given in (op.body, op.form) if given is not None]
-    answers = [answer for op in operations for answer in _shapes(op)]
-    _, of_bodies = models_json_schema([(body, "validation") for body in bodies], ref_template=REF.replace("name", "model"))
-    _, of_answers = msgspec.json.schema_components([*answers, ErrorEnvelope], ref_template=REF)
-    schemas = {**cast(Schema, of_bodies["$defs"]), **of_answers}
+    models = [body for body in bodies if issubclass(body, BaseModel)]
+    structs = [*(body for body in bodies if issubclass(body, msgspec.Struct)), *(answer for op in operations for answer in _shapes(op))]
+    _, of_models = models_json_schema([(body, "validation") for body in models], ref_template=REF.replace("name", "model"))
+    _, of_structs = msgspec.json.schema_components([*structs, ErrorEnvelope], ref_template=REF)
+    schemas = {**cast(Schema, of_models["$defs"]), **of_structs}
     for body in bodies:
         properties = cast("dict[str, Schema]", cast(Schema, schemas[body.__name__])["properties"])
         if "model" in properties:

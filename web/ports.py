@@ -233,8 +233,8 @@ class TelemetryPort(Protocol):
 
     async def job(self, job: str) -> Job | None: ...
 
-    async def submit_job(self, kind: str, arguments: Sequence[str]) -> Job:
-        """Raises: BadInput naming the kinds there are."""
+    async def submit_job(self, kind: str, arguments: object) -> Job:
+        """Raises: BadInput naming the argument, the cause and the remedy; see `fleet.core.jobs.read_arguments`."""
         ...
 
     async def retry_job(self, job: str) -> Job:
@@ -246,7 +246,11 @@ class TelemetryPort(Protocol):
         ...
 
     async def delete_job(self, job: str) -> None:
-        """Forget one that does not run."""
+        """Forget one that does not run, with its files."""
+        ...
+
+    async def job_file(self, job: str, name: str) -> bytes:
+        """One of `fleet.core.jobs.REPORT_FILES` that a job left. Raises: NotFound, Conflict for one that is too large."""
         ...
 
 

@@ -4,10 +4,14 @@ import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml
 
-from fleet.cli.deployment import open_deployment
+from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
+from fleet.cli.up import reachable
+from fleet.core.errors import BadInput
+from fleet.core.jobs import LISTS
 from fleet.core.log_labels import Labels
 
 if TYPE_CHECKING:
@@ -15,48 +19,69 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="jobs", invoke_without_command=True)
 LIST_PATIENCE_S = 2.0
+DEFAULT_PORT = 8000
+Url = Annotated[
+    str | None,
+    typer.Option("--url", help="The gateway that jobs measure, where it is not the deployment's on this machine."),
+]
 
 
 @app.callback()
-def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
-    """Run a worker of background jobs until it is stopped; `add` submits a job, `list` shows them all.
+def jobs(
+    context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, url: Url = None
+) -> None:
+    """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` shows them all.
 
-    Jobs survive restarts, since they lie in Redis. Stopping the worker ends the job under way, which then counts as failed.
+    Jobs survive restarts, since they lie in Redis. Stopping the worker ends the job under way, which then counts as failed. A job
+    writes into a folder of its own under `data_dir`, which is removed with the job.
 
     Examples:
 
       fleet jobs
 
-      fleet jobs add bench -- --help
+      fleet jobs submit bench requests=20
 
       fleet jobs list
     """
     if context.invoked_subcommand:
         return
     if kept:
-        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_)])))
+        named = ["--url", url] if url else []
+        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named])))
     from fleet.control.log_stream import shipping
+    from fleet.jobs.measured import Measured
     from fleet.jobs.worker import run_jobs
 
-    connection = _connect(config, set_, patience_s=10.0)
-    with shipping(open_deployment(config, set_).redis_url, Labels("jobs")):
-        run_jobs(connection)
+    deployment = open_deployment(config, set_)
+    connection = _connect(deployment, patience_s=10.0)
+    with shipping(deployment.redis_url, Labels("jobs")):
+        run_jobs(connection, Measured(config=deployment.config, url=url or _gateway_url(deployment)))
 
 
+@app.command("add", hidden=True)
 @app.command()
-def add(
+def submit(
     kind: Annotated[str, typer.Argument(help="What to run: bench.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its own words, after --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Its arguments.")] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
     """Submit a job and print its id.
 
-    Example: fleet jobs add bench -- --requests 20
-    """
-    from fleet.control.jobs import submit
+    A job measures this deployment and writes into its own folder; `fleet bench` on the command line has more options. A bench job
+    takes measure (serving, voice, barge-in, scale, hop or transfer), requests, concurrency, max_tokens, frames, warm_up,
+    sessions, streams, scale_seconds, hops and check, which mean what the options of `fleet bench` mean.
 
-    print(submit(_connect(config, set_), kind, arguments or []).id)
+    Examples:
+
+      fleet jobs submit bench requests=20
+
+      fleet jobs submit bench measure=scale streams=10,300
+    """
+    from fleet.control.jobs import submit as submit_job
+
+    given = dict(map(_argument, arguments or ()))
+    print(submit_job(_connect(open_deployment(config, set_)), kind, given).id)
 
 
 @app.command("list")
@@ -67,11 +92,34 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
     """
     from fleet.control.jobs import jobs as all_jobs
 
-    for job in all_jobs(_connect(config, set_)):
+    for job in all_jobs(_connect(open_deployment(config, set_))):
         print(f"{job.id}  {job.kind:8} {job.state:9} {job.error}".rstrip())
 
 
-def _connect(config: ConfigFile, overrides: Overrides, patience_s: float = LIST_PATIENCE_S) -> "Redis":
+def _argument(word: str) -> tuple[str, object]:
+    """A name, and a value as YAML has it; commas separate the values of a list. Raises: BadInput."""
+    name, equals, value = word.partition("=")
+    if not equals or not name.isidentifier():
+        raise BadInput(
+            f"{word[:80]!r} is not NAME=VALUE; a job takes named arguments, such as `fleet jobs submit bench requests=20`",
+            param="arguments",
+        )
+    return name, [_value(part) for part in value.split(",")] if name in LISTS else _value(value)
+
+
+def _value(text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _gateway_url(deployment: Deployment) -> str:
+    web = deployment.config.web
+    return f"{web.scheme}://{reachable(web.host)}:{web.port or DEFAULT_PORT}"
+
+
+def _connect(deployment: Deployment, patience_s: float = LIST_PATIENCE_S) -> "Redis":
     from fleet.control.connect import connect
 
-    return connect(open_deployment(config, overrides).redis_url, patience_s=patience_s)
+    return connect(deployment.redis_url, patience_s=patience_s)

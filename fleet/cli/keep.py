@@ -29,6 +29,8 @@ LINGER_POLL_S = 0.05
 STOP_PATIENCE_S = 10.0
 READER_PATIENCE_S = 1.0
 NOT_STARTED = 1
+WhenDead = Callable[[int, str], Awaitable[bool]]
+"""Called with the pid of a command that died and its signal or exit status; returns True if the command had served."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,8 +81,7 @@ class Keeper:
     """Runs `fleet ARGUMENTS` again and again until `stop` is set.
 
     `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
-    goodbye. `when_dead` is told the pid of each command that died, before anything else is done about it, and says whether that
-    had served anybody.
+    goodbye. `when_dead` is called for each command that died, before anything else is done about it.
     """
 
     arguments: list[str]
@@ -88,7 +89,7 @@ class Keeper:
     output: Output = field(default_factory=Terminal)
     env: Mapping[str, str] | None = None
     alone: Callable[[], Awaitable[bool]] | None = None
-    when_dead: Callable[[int], Awaitable[bool]] | None = None
+    when_dead: WhenDead | None = None
     _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
@@ -147,7 +148,7 @@ class Keeper:
         status = await self._until_ended(process)
         if self.when_dead and status != 0 and not self.stop.is_set():
             # First of all: listeners wait for what it held.
-            self._served = await self.when_dead(process.pid)
+            self._served = await self.when_dead(process.pid, cause_of(status))
         await asyncio.to_thread(reader.join, READER_PATIENCE_S)
         return status
 
@@ -178,7 +179,7 @@ class Keeper:
 async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
-    when_dead: Callable[[int], Awaitable[bool]] | None = None,
+    when_dead: WhenDead | None = None,
 ) -> int:
     """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()
@@ -196,8 +197,15 @@ def kill_all(pid: int) -> None:
                 member.kill()
 
 
+def cause_of(status: int) -> str:
+    """The signal or exit status of a process, as `subprocess` counts them. A real-time signal has no name of its own."""
+    if status >= 0:
+        return f"exit status {status}"
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
 def _how(status: int) -> str:
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"was killed by {cause_of(status)}" if status < 0 else f"ended with status {status}"
 
 
 async def _linger(alone: Callable[[], Awaitable[bool]]) -> None:

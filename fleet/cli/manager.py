@@ -85,11 +85,11 @@ class KeptProcess(Process):
             stop.set()
 
         loop.add_reader(self._watched, closed)
-        fence = fence_at(self._redis_url) if self.cmd[0] in REGISTERED else None
+        fence = fence_at(self._redis_url, self.cmd[0]) if self.cmd[0] in REGISTERED else None
         if self.predecessor is not None:
             await asyncio.to_thread(_end, self.predecessor)
             if fence:
-                await fence(self.predecessor)
+                await fence(self.predecessor, "lost with its keeper")
         return await Keeper(
             arguments=self.cmd,
             stop=stop,

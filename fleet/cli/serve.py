@@ -116,7 +116,7 @@ def _keep_fenced(arguments: list[str], deployment: Deployment) -> int:
     """Keep a command that holds a right: what it held is freed when it is seen to die, not when its lease lapses."""
     from fleet.cli.supervise import fence_at
 
-    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url)))
+    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url, arguments[0])))
 
 
 def _await_redis(deployment: Deployment) -> None:

@@ -9,21 +9,27 @@ from typing import cast
 import psutil
 from redis.exceptions import RedisError
 
+from fleet.cli.keep import WhenDead
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
+from fleet.control.log_stream import add_line
 from fleet.core.ids import WorkerId, place_of
+from fleet.core.log_labels import Labels
 
 FENCE_TIMEOUT_S = 2.0
 
 log = logging.getLogger(__name__)
 
 
-def fence_at(redis_url: str) -> Callable[[int], Awaitable[bool]]:
-    """A `Keeper.when_dead` that fences what the dead process had registered; a Redis that is away leaves it to the lease."""
+def fence_at(redis_url: str, process: str) -> WhenDead:
+    """A `Keeper.when_dead` of a `process` (worker, web or conductor): fences what it had registered, and logs its death.
 
-    async def fence(pid: int) -> bool:
+    A Redis that is away leaves both to the lease.
+    """
+
+    async def fence(pid: int, cause: str) -> bool:
         try:
-            return await asyncio.to_thread(fence_process, redis_url, pid)
+            return await asyncio.to_thread(fence_process, redis_url, pid, process, cause)
         except RedisError as error:
             log.warning("process %d could not be fenced (%s); its lease will lapse", pid, error)
             return False
@@ -31,11 +37,12 @@ def fence_at(redis_url: str) -> Callable[[int], Awaitable[bool]]:
     return fence
 
 
-def fence_process(redis_url: str, pid: int) -> bool:
-    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led. Whether it had any.
+def fence_process(redis_url: str, pid: int, process: str, cause: str) -> bool:
+    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led.
 
-    By incarnation, whose id is never used again: a process that meanwhile got the same pid has another one. Should two hosts
-    bear one name, a living worker may be fenced for a dead one; it joins anew, as after any lapse.
+    Returns True if it had any. By incarnation, whose id is never used again: a process that meanwhile got the same pid has
+    another one. Should two hosts bear one name, a living worker may be fenced for a dead one; it joins anew, as after any lapse.
+    The death is a line of the fleet's log: written by the script that fences, else here.
     """
     if _is_running(pid):
         return False
@@ -44,12 +51,16 @@ def fence_process(redis_url: str, pid: int) -> bool:
     try:
         listed, leads = exchange(client, (), ("ZRANGE", keys.WORKERS, 0, -1), ("GET", keys.CONDUCTOR))
         workers = [WorkerId(text(name)) for name in cast("list[bytes]", listed)]
-        calls = [scripts.fence_worker("", worker, died=True) for worker in workers if place_of(worker) == gone]
+        calls = [scripts.fence_worker("", worker, died=True, cause=cause) for worker in workers if place_of(worker) == gone]
         leader = WorkerId(text(leads).partition("|")[0])
-        if place_of(leader) == gone:
-            calls.append(scripts.lead(leader, text(leads), 1))
-        exchange(client, calls)
-        return bool(calls)
+        led = place_of(leader) == gone
+        exchange(client, [*calls, scripts.lead(leader, text(leads), 1)] if led else calls)
+        if led:
+            add_line(client, Labels(process, leader), f"conductor {leader} died ({cause}); it led", level="warning")
+        elif not calls:
+            said = f"process {pid} of {gone[0]}, `fleet {process}`, died ({cause}); it was not registered, and held nothing"
+            add_line(client, Labels(process), said, level="warning")
+        return led or bool(calls)
     finally:
         client.close()
 

@@ -43,7 +43,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     _check_redis(deployment)
     resolved = _resolve(deployment)
     env = _environment(_store(resolved))
-    url = f"{resolved.web.scheme}://{_reachable(resolved.web.host)}:{resolved.web.port}"
+    url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
     redis_url = f"redis://127.0.0.1:{resolved.redis.port}" if deployment.embedded_redis else deployment.redis_url
     manager = FleetManager(redis_url, lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
     for name, arguments in _processes(deployment, resolved):
@@ -111,7 +111,7 @@ def _processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, l
     return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
 
 
-def _reachable(host: str) -> str:
+def reachable(host: str) -> str:
     """An address a client on this machine can use, for a host that may mean "all interfaces"."""
     if host in ("", "0.0.0.0", "::"):
         return "127.0.0.1"

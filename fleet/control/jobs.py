@@ -1,17 +1,16 @@
 """Background jobs under rq: submitting, looking, ordering. A kind names the function that does it; nothing else can be run.
 
-Arguments, results and progress are JSON. Knows no request.
+Arguments are checked here when a job is submitted, and again by its worker. Results and progress are JSON. Knows no request.
 """
 
 import datetime
-from collections.abc import Sequence
 from typing import cast
 
 import msgspec
 from redis import Redis
 from rq import Queue
 from rq.command import send_stop_job_command
-from rq.exceptions import InvalidJobOperation
+from rq.exceptions import DeserializationError, InvalidJobOperation
 from rq.job import Job as RqJob
 from rq.job import JobStatus
 from rq.results import Result
@@ -19,16 +18,17 @@ from rq.serializers import JSONSerializer
 
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, Conflict, NotFound
+from fleet.core.jobs import REPORT_FILES, BenchArguments, read_arguments
 from fleet.core.telemetry import Job, JobProgress
 
 QUEUE = "fleet"
-KINDS = {"bench": "fleet.jobs.bench.run"}
-"""Kind -> the function, which takes a list of strings and returns JSON."""
+FUNCTIONS = {"bench": "fleet.jobs.bench.run"}
+"""Kind -> the function, which takes the arguments of the kind as one JSON object and returns JSON."""
 TIMEOUT_S = 3600
 KEPT_S = 7 * 24 * 3600
 MAX_LISTED = 200
 """Of each state, the latest."""
-PROGRESS = "progress"
+PROGRESS, FILES = "progress", "files"
 UNFINISHED = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
 
@@ -36,12 +36,11 @@ def open_queue(connection: Redis) -> Queue:
     return Queue(QUEUE, connection=connection, serializer=JSONSerializer)
 
 
-def submit(connection: Redis, kind: str, arguments: Sequence[str]) -> Job:
-    """Put a job into the queue. Raises: BadInput naming the kinds there are."""
-    if kind not in KINDS:
-        raise BadInput(f"unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")
+def submit(connection: Redis, kind: str, arguments: object) -> Job:
+    """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy."""
+    given = read_arguments(kind, arguments).given()
     job = open_queue(connection).enqueue(
-        KINDS[kind], list(arguments), job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
+        FUNCTIONS[kind], given, job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
     )
     return _view(job, None)
 
@@ -64,7 +63,9 @@ def retry(connection: Redis, job_id: str) -> Job:
     if found.get_status() in UNFINISHED:
         raise Conflict(f"job {job_id} has not ended; stop it first", param="job_id")
     view = _view(found, None)
-    return submit(connection, view.kind, view.arguments)
+    if view.arguments is None:
+        raise Conflict(f"job {job_id} is of another version; submit it again with this one's arguments", param="job_id")
+    return submit(connection, view.kind, view.arguments.given())
 
 
 def stop(connection: Redis, job_id: str) -> None:
@@ -96,6 +97,26 @@ def note_progress(current: RqJob, progress: JobProgress) -> None:
     current.save_meta()
 
 
+def note_files(current: RqJob, names: list[str]) -> None:
+    """The files that a job has left in its folder."""
+    current.meta[FILES] = names
+    current.save_meta()
+
+
+def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
+    """Those of the jobs that are still kept."""
+    found = RqJob.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
+    return {job.id for job in found if job is not None}
+
+
+def recorded_arguments(job: RqJob) -> BenchArguments:
+    """The checked arguments of a record. Raises: BadInput if it was not written by `submit` of this version."""
+    kind = next((kind for kind, function in FUNCTIONS.items() if function == job.func_name), "")
+    if not kind or job.instance is not None or job.kwargs or len(job.args) != 1:
+        raise BadInput("its record names no kind of job; submit it with `fleet jobs submit` or POST /v1/fleet/jobs", param="kind")
+    return read_arguments(kind, job.args[0])
+
+
 def _ids(connection: Redis) -> list[str]:
     """From rq's lists, read at one moment: one on its way from the queue to a worker is in a list of its own."""
     queue = open_queue(connection)
@@ -125,16 +146,29 @@ def _view(job: RqJob, latest: Result | None) -> Job:
     return Job(
         id=job.id,
         kind=str(job.meta.get("kind", "")),
-        arguments=tuple(map(str, job.args[0])) if job.args and isinstance(job.args[0], list) else (),
+        arguments=_arguments(job),
         state=str(job.get_status(refresh=False).value),
         created_us=_us(job.created_at),
         started_us=_us(job.started_at),
         ended_us=_us(job.ended_at),
         progress=_progress(job),
+        files=_files(job),
         result="" if result is None else msgspec.json.encode(result).decode(),
         error=trace.splitlines()[-1] if trace else "",
         traceback=trace,
     )
+
+
+def _arguments(job: RqJob) -> BenchArguments | None:
+    try:
+        return recorded_arguments(job)
+    except (BadInput, DeserializationError):
+        return None
+
+
+def _files(job: RqJob) -> tuple[str, ...]:
+    noted = job.meta.get(FILES)
+    return tuple(name for name in REPORT_FILES if name in cast("list[object]", noted)) if isinstance(noted, list) else ()
 
 
 def _progress(job: RqJob) -> JobProgress | None:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
 
 PREFIX = "fleet:"
@@ -40,6 +41,9 @@ def inbox(worker_id: WorkerId) -> str:
 
 
 def request(request_id: RequestId) -> str:
+    """The key of a request, whose id may come from an address. Raises: NotFound for one that would name another kind of key."""
+    if ":" in request_id:
+        raise NotFound(f"no request {request_id[:80]!r}; the id of a request holds no colon", param="request_id")
     return f"{PREFIX}req:{request_id}"
 
 
@@ -149,6 +153,10 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
     Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),
+    Row(pattern="refusing", redis_type="string", life="retention", owner="submit",
+        meaning="the request whose refusal was logged in the last seconds"),
+    Row(pattern="conductor:last", redis_type="string", life="forever", owner="lead",
+        meaning="who led last, until it gives the lead up or is seen to die"),
     Row(pattern="conductor", redis_type="string", life="lease", owner="lead", meaning="leader|term"),
     Row(pattern="config", redis_type="string", life="forever", owner="fleet up", meaning="the resolved configuration"),
 )

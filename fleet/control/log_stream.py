@@ -100,6 +100,12 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
     return fields | {name: value for name, value in (*rest.items(), ("x", trace[-MAX_TRACE_CHARS:])) if value}
 
 
+def add_line(client: redis.Redis, labels: Labels, message: str, *, level: str) -> None:
+    """Add one line, now, for a process that ships none of its own. Raises: redis's errors."""
+    record = logging.LogRecord(__name__, logging.getLevelNamesMapping()[level.upper()], "", 0, message, None, None)
+    client.xadd(keys.LOGS, fields_of(record, labels), maxlen=MAX_STORED, approximate=True)
+
+
 @contextmanager
 def shipping(redis_url: str, labels: Labels) -> Iterator[Labels]:
     """What this process logs meanwhile goes to the fleet's log too."""

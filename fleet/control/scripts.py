@@ -265,9 +265,9 @@ def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> C
     return Call("renew", (worker, lease_us, *pairs))
 
 
-def fence_worker(leader: str, worker: WorkerId, *, died: bool = False) -> Call:
-    """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end."""
-    left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left")
+def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
+    """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end, and by which `cause`."""
+    left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
 
 

@@ -114,10 +114,14 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
-    """`how`: `left` by its own word, `died` as whoever saw its process end says, `lapsed` as its lease says."""
+    """`how`: `left` by its own word, `died` as whoever saw its process end says, `lapsed` as its lease says.
+
+    `cause`: the signal or exit status of one that died, where it is known.
+    """
 
     worker: WorkerId
     how: str = ""
+    cause: str = ""
 
 
 class GrantOverdue(Event, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.jobs import BenchArguments
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
@@ -61,7 +62,8 @@ class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
 
     `state`: ready, standby, draining (takes nothing new), leaving (and goes when it is done), late (its lease is over, and nobody
     has said so yet), left (by its own word), died (its process was seen to end), lapsed (its lease was over).
-    `hop_p50_us`: how old chunks were when they reached it, since it joined; None before the first. `tasks`: what it holds.
+    `cause`: the signal or exit status of one that died. `hop_p50_us`: how old chunks were when they reached it, since it joined;
+    None before the first. `tasks`: what it holds.
     Units: `started_us`, `ended_us` as above; `lease_left_s` 0 once it has gone; `memory_bytes` of its process; pages of its KV
     pool; `cpu_percent` of one core. A worker on a GPU (`gpu`: its name) says also what of its memory all processes use and this
     one has reserved, and how busy it is, in percent; None where nobody can tell.
@@ -74,6 +76,7 @@ class WorkerStory(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     started_us: int
     ended_us: int = 0
+    cause: str = ""
     lease_left_s: float = 0.0
     device: str = ""
     package: str = ""
@@ -224,17 +227,19 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says.
 
-    `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
+    `arguments` None: a record of another version, which no worker of this one runs. `files`: the names of those that it left, of
+    `REPORT_FILES`. `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.
     """
 
     id: str
     kind: str
-    arguments: tuple[str, ...]
+    arguments: BenchArguments | None
     state: str
     created_us: int
     started_us: int = 0
     ended_us: int = 0
     progress: JobProgress | None = None
+    files: tuple[str, ...] = ()
     result: str = ""
     error: str = ""
     traceback: str = ""

@@ -1,36 +1,79 @@
 """The job kind `bench`: the benchmark as its own process, so that nothing it loads stays in the worker."""
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+import yaml
 from rq import get_current_job
 
-from fleet.control.jobs import note_progress
+from fleet.control.job_files import files_in, make_folder
+from fleet.control.jobs import note_files, note_progress
+from fleet.core.jobs import MEASURE_TAKES, BenchArguments, read_arguments
 from fleet.core.telemetry import JobProgress
+from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 
 TAIL_CHARS = 20_000
 MAX_NOTE_CHARS = 200
 NOTE_EVERY_S = 1.0
+OF_THE_GATEWAY = ("serving", "voice", "barge-in")
+"""The measures that call the deployment's gateway; the others call what they start."""
+CONFIG_NAME = "deployment.yaml"
 
 
-def run(arguments: list[str]) -> dict[str, str]:
-    """Run `fleet bench ARGUMENTS` and return the end of what it printed; its last line is the job's progress.
+def run(arguments: dict[str, object]) -> dict[str, str]:
+    """Run `fleet bench` and return the end of its output; its last line is the job's progress.
 
-    Raises: RuntimeError with that text if the benchmark failed, which makes the job a failed one.
+    The report and everything temporary lie in the job's folder.
+    Raises: BadInput for arguments that do not fit, before anything is run; RuntimeError with the output if the benchmark failed,
+    which makes the job a failed one.
     """
-    command = [sys.executable, "-m", "fleet.cli", "bench", *arguments]
+    checked, measured, current = read_arguments("bench", arguments), MEASURED.get(), get_current_job()
+    assert current is not None, "a job runs in its worker"
+    folder = make_folder(measured.config.data_dir, current.id)
+    temporary = folder / TEMPORARY
+    temporary.mkdir(mode=0o700)
+    config_file = temporary / CONFIG_NAME
+    config_file.write_text(yaml.safe_dump(measured.config.model_dump(mode="json"), sort_keys=False))
+    status, tail = _run([*command_line(checked, measured, config_file), *report_options(folder)], temporary)
+    note_files(current, files_in(folder))
+    if status != 0:
+        raise RuntimeError(f"fleet bench ended with status {status}: {tail}")
+    return {"output": tail}
+
+
+def command_line(arguments: BenchArguments, measured: Measured, config_file: Path) -> list[str]:
+    """The options of `fleet bench` that the arguments stand for; the deployment and the address are the worker's own."""
+    measure = arguments.measure
+    words = ["--config", str(config_file)]
+    words += ["--url", measured.url] if measure in OF_THE_GATEWAY else []
+    words += [f"--{measure}"] if measure != "serving" else []
+    for name in MEASURE_TAKES[measure]:
+        value: object = getattr(arguments, name)
+        words += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return [*words, "--check"] if arguments.check else words
+
+
+def report_options(folder: Path) -> list[str]:
+    return ["--json", str(folder / "report.json"), "--png", str(folder / "report.png")]
+
+
+def _run(words: Sequence[str], temporary: Path) -> tuple[int, str]:
+    """The exit status, and the end of the output."""
+    command = [sys.executable, "-m", "fleet.cli", "bench", *words]
+    env = {**os.environ, "TMPDIR": str(temporary)}
     tail, noted_s = "", 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
         assert process.stdout is not None
         for line in process.stdout:
             tail = (tail + line)[-TAIL_CHARS:]
             if line.strip() and time.monotonic() - noted_s > NOTE_EVERY_S:
                 noted_s = time.monotonic()
                 _note(line.strip())
-    if process.returncode != 0:
-        raise RuntimeError(f"fleet bench ended with status {process.returncode}: {tail}")
-    return {"output": tail}
+    return process.returncode, tail
 
 
 def _note(line: str) -> None:

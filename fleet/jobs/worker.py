@@ -1,20 +1,34 @@
 """The process that runs jobs, one at a time, each in a fork of its own. It stops at once: an interrupted job counts as failed."""
 
+import datetime
 import logging
+import shutil
 import signal
+from pathlib import Path
 from types import FrameType
+from typing import cast
 
 from redis import Redis
-from rq import Worker
+from rq import Queue, Worker
+from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
-from fleet.control.jobs import QUEUE
+from fleet.control.job_files import folder_of, remove_old_folders
+from fleet.control.jobs import QUEUE, kept_ids
+from fleet.core.errors import NotFound
+from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
+from fleet.jobs.record import JobRecord
 
 log = logging.getLogger(__name__)
 
 
 class JobWorker(Worker):
-    """rq's worker, but a stop signal ends the job under way: the fleet must not wait an hour for a benchmark."""
+    """rq's worker, but a stop signal ends the job under way: the fleet must not wait an hour for a benchmark.
+
+    A record that `JobRecord` refuses fails without being run. Folders of jobs that are gone are removed beside rq's own upkeep.
+    """
+
+    data_dir = Path()
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """The job's fork is killed; rq then sees it dead, records the failure and leaves its loop."""
@@ -23,7 +37,40 @@ class JobWorker(Worker):
             self.kill_horse(signal.SIGKILL)
         super().request_stop(signum, frame)
 
+    def execute_job(self, job: RqJob, queue: Queue) -> None:
+        refusal = cast(JobRecord, job).refusal or self._wrong_id(job)
+        if refusal:
+            self._refuse(job, queue, refusal)
+            return
+        super().execute_job(job, queue)
+        # What the job's own process leaves when it is killed.
+        shutil.rmtree(folder_of(self.data_dir, job.id) / TEMPORARY, ignore_errors=True)
 
-def run_jobs(connection: Redis) -> None:
+    def run_maintenance_tasks(self) -> None:
+        super().run_maintenance_tasks()
+        try:
+            remove_old_folders(self.data_dir, lambda job_ids: kept_ids(self.connection, job_ids))
+        except OSError as error:
+            log.warning("folders of jobs that are gone could not be removed: %s", error)
+
+    def _wrong_id(self, job: RqJob) -> str:
+        try:
+            folder_of(self.data_dir, job.id)
+        except NotFound as error:
+            return error.message
+        return ""
+
+    def _refuse(self, job: RqJob, queue: Queue, why: str) -> None:
+        log.error("job %s is refused and was not run: %s", job.id, why)
+        self.prepare_execution(job)
+        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        job.ended_at = datetime.datetime.now(datetime.UTC)
+        self.handle_job_failure(job, queue, exc_string=f"refused, and not run: {why}")
+
+
+def run_jobs(connection: Redis, measured: Measured) -> None:
     """Work until SIGTERM. rq waits out a Redis that is away for a while."""
-    JobWorker([QUEUE], connection=connection, serializer=JSONSerializer).work(with_scheduler=False)
+    MEASURED.set(measured)
+    worker = JobWorker([QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+    worker.data_dir = measured.config.data_dir
+    worker.work(with_scheduler=False)

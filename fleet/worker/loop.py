@@ -103,7 +103,6 @@ class WorkerLoop:
         """
         if order == "dump":
             return
-        log.info("worker %s is told to %s", self.worker, order)
         self.draining = order != "resume"
         self.standing_by = False
         if order == "stop":

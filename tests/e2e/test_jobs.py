@@ -3,15 +3,18 @@
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from redis import Redis
-from rq.job import JobStatus
+from rq import Callback
 
-from fleet.control.jobs import delete, job, jobs, open_queue, stop, submit
+from fleet.control.job_files import read_file
+from fleet.control.jobs import FUNCTIONS, delete, job, jobs, open_queue, stop, submit
 from fleet.core.errors import BadInput, Conflict
+from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import Job
 from tests.support import run_cli, start_cli, wait_until
 
@@ -22,50 +25,102 @@ def connection(redis_url: str) -> Iterator[Redis]:
         yield client
 
 
+@contextmanager
+def silent_gateway() -> Iterator[tuple[socket.socket, str]]:
+    """A server that never answers, and the option that makes it the deployment's gateway: a job that measures it hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server, f"web.port={server.getsockname()[1]}"
+
+
 def test_a_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": redis_url}
-    job = run_cli("jobs", "add", "bench", "--", "--no-such-option", cwd=tmp_path, env=env).stdout.strip()
+    job = run_cli("jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env).stdout.strip()
     assert run_cli("jobs", "list", cwd=tmp_path, env=env).stdout == f"{job}  bench    queued\n"
-    with start_cli("jobs", cwd=tmp_path, env=env) as worker:
+    assert jobs(connection)[0].arguments == BenchArguments(requests=2, check=True)
+    with start_cli("jobs", "--url", "http://127.0.0.1:1", cwd=tmp_path, env=env) as worker:
         wait_until(lambda: jobs(connection)[0].state == "failed", "the job to fail", timeout_s=60)
         assert worker.stop() == 0
     shown = run_cli("jobs", "list", cwd=tmp_path, env=env).stdout
-    assert shown.startswith(f"{job}  bench    failed") and "no-such-option" in shown
+    assert shown.startswith(f"{job}  bench    failed") and "127.0.0.1:1" in shown
 
 
-def test_a_finished_job_keeps_what_it_printed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    submit(connection, "bench", ["--help"])
-    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}):
-        wait_until(lambda: jobs(connection)[0].state == "finished", "the job to finish", timeout_s=60)
-    (done,) = jobs(connection)
-    assert done.arguments == ("--help",)
-    assert "fleet bench" in str(json.loads(done.result)["output"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--", "--json", "/tmp/x"), "'--json' is not NAME=VALUE"),
+        (("json=/tmp/x",), "arguments.json: a bench job takes no argument of this name"),
+        (("requests=0",), "arguments.requests: expected int >= 1"),
+        (("streams=1,x", "measure=scale"), "arguments.streams: expected int, got str"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_the_command(
+    connection: Redis, redis_url: str, tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    refused = run_cli("jobs", "submit", "bench", *words, cwd=tmp_path, env={"REDIS_URL": redis_url})
+    assert refused.returncode != 0 and said in refused.stderr
+    assert not jobs(connection)
+
+
+def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+    job = submit(connection, "bench", {"measure": "hop", "hops": 20})
+    data_dir = tmp_path / "data"
+    with start_cli("jobs", "--set", f"data_dir={data_dir}", cwd=tmp_path, env={"REDIS_URL": redis_url}):
+        wait_until(lambda: view(connection, job.id).state in ("finished", "failed"), "the job to end", timeout_s=60)
+        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "what is temporary to be removed")
+    done = view(connection, job.id)
+    assert done.state == "finished", done.traceback
+    assert done.files == ("report.json", "report.png") and "hop" in str(json.loads(done.result)["output"])
+    assert json.loads(read_file(data_dir, job.id, "report.json"))["report"]["hops"]
+    assert read_file(data_dir, job.id, "report.png").startswith(b"\x89PNG")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != data_dir / "jobs" / job.id] == []
+
+
+def test_records_that_no_submit_wrote_are_refused_and_not_run(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+    """A record of an older version, and records written by hand: code, calls that follow it, an id that is a path, no JSON."""
+    queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
+    limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
+    records = [
+        queue.enqueue(bench, ["--hop", "--json", str(target)], **limits),
+        queue.enqueue(bench, {"json": str(target)}, **limits),
+        queue.enqueue("subprocess.call", ["touch", str(target)], **limits),
+        queue.enqueue(bench, {"measure": "hop"}, on_failure=Callback("subprocess.call"), **limits),
+        queue.enqueue(bench, {"measure": "hop"}, job_timeout=-1),
+        queue.enqueue(bench, {"measure": "hop"}, job_id="____tmp", **limits),
+    ]
+    garbled = queue.enqueue(bench, {"measure": "hop"}, **limits)
+    connection.hset(garbled.key, "data", b"no JSON")
+    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+        for record in (*records, garbled):
+            wait_until(lambda record=record: view(connection, record.id).state == "failed", f"{record.id} to fail", timeout_s=30)
+            assert view(connection, record.id).error.startswith("refused, and not run: "), view(connection, record.id)
+        assert worker.stop() == 0
+    assert not target.exists() and not (tmp_path / ".fleet").exists()
 
 
 def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    job = open_queue(connection).enqueue("time.sleep", 600)
-    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
-        wait_until(lambda: job.get_status(refresh=True) == JobStatus.STARTED, "the job to start", timeout_s=30)
-        wait_until(psutil.Process(worker.process.pid).children, "the job's own process")
-        family = psutil.Process(worker.process.pid).children(recursive=True)
-        assert worker.stop() == 0
-    assert job.get_status(refresh=True) == JobStatus.FAILED
+    with silent_gateway() as (server, port):
+        hanging = submit(connection, "bench", {})
+        with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+            caller, _ = server.accept()
+            family = psutil.Process(worker.process.pid).children(recursive=True)
+            assert worker.stop() == 0
+        caller.close()
+    assert view(connection, hanging.id).state == "failed"
     wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
 
 
 def test_an_unknown_kind_is_refused_with_the_kinds_there_are(connection: Redis) -> None:
     with pytest.raises(BadInput, match="unknown kind of job 'nothing'; use one of bench"):
-        submit(connection, "nothing", [])
+        submit(connection, "nothing", {})
 
 
 def test_a_running_job_is_stopped_with_all_it_started(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     """By the gateway's port, over a real worker: the benchmark hangs on a server that never answers, until it is stopped."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        hanging = submit(connection, "bench", ["--url", url])
-        waiting = submit(connection, "bench", ["--help"])
-        with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
-            caller, _ = silent.accept()
+    with silent_gateway() as (server, port):
+        hanging = submit(connection, "bench", {})
+        waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
+        with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+            caller, _ = server.accept()
             family = psutil.Process(worker.process.pid).children(recursive=True)
             assert any("bench" in process.cmdline() for process in family), "the benchmark is a process of its own"
             with pytest.raises(Conflict, match="runs; stop it first"):

@@ -15,8 +15,11 @@ import yaml
 
 from fleet.cli.supervise import fence_process
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
-from fleet.core.ids import WorkerId
+from fleet.control.connect import connect, pairs, run, text
+from fleet.control.telemetry.logs import line_of
+from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
+from fleet.core.request import RequestSpec, Sampling
+from fleet.core.telemetry import LogLine
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, start_cli, wait_until
 
@@ -102,11 +105,57 @@ def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_pa
     ):
         first = worker_of(control, ROLE)
         kept.wait_for(f"worker {first} is ready")
+        request = give_request_to(redis_url, first)
         process_of(first).kill()
         kept.wait_for(f"worker {ROLE} was killed by SIGKILL; starting it again in 0.1 s; it said last:\n  .*{first} is ready\n")
         worker_of(control, ROLE, other_than=first)
         assert control.zscore(keys.WORKERS, first) is None, "the next one starts only after the fencing"
+        (death,) = [line for line in log_lines(redis_url) if line.level in ("warning", "error")]
+        assert (death.worker, death.request, death.stage, death.process) == (first, request, ROLE, "worker")
+        assert death.message == f"worker {first} died (SIGKILL); it held {request} ({ROLE})"
         assert kept.stop() == 0
+
+
+def give_request_to(redis_url: str, worker: str) -> RequestId:
+    """Submit a request whose client takes nothing, and grant its first stage; returns once the worker holds it."""
+    graph, gateway = GRAPHS[DEFAULT_GRAPH], WorkerId("gateway@test:1:a")
+    sampling = {stage.name: Sampling(max_tokens=1000, seed=1) for stage in graph.stages}
+    spec = RequestSpec(
+        id=new_request_id(), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media), sampling=sampling
+    )
+    stages, edges = [stage.name for stage in graph.stages], [edge.name for edge in graph.edges]
+    client = connect(redis_url)
+    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+    run(client, scripts.register(gateway, "", 60_000_000, {"kind": "test"}))
+    run(client, scripts.submit(spec, None, bound=8, stages=stages, edges=edges, gateway=gateway))
+    run(client, scripts.grant(leader, spec.id, stages[0], RoleName(ROLE), Epoch(0)))
+    wait_until(lambda: text(client.hget(keys.task(spec.id, stages[0]), "owner")) == worker, "the worker to hold the request")
+    client.close()
+    return spec.id
+
+
+def log_lines(redis_url: str) -> list[LogLine]:
+    """The fleet's log, the oldest line first."""
+    client = connect(redis_url)
+    entries = cast("list[tuple[bytes, object]]", client.xrange(keys.LOGS))
+    client.close()
+    return [line_of(text(entry), pairs(raw)) for entry, raw in entries]
+
+
+def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: str) -> None:
+    """A conductor that led, one that did not, and a worker that died while it was loading."""
+    with psutil.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait(timeout=20)
+    client, leader = connect(redis_url), WorkerId(f"conductor@{socket.gethostname()}:{dead.pid}:a")
+    run(client, scripts.lead(leader, "", 60_000))
+    assert fence_process(redis_url, dead.pid, "conductor", "SIGKILL")
+    wait_until(lambda: run(client, scripts.lead(WorkerId("conductor@other"), "", 60_000)), "the lead to be free")
+    client.close()
+    assert not any(fence_process(redis_url, dead.pid, process, "SIGKILL") for process in ("conductor", "worker"))
+    led, stood_by, loading = log_lines(redis_url)
+    assert (led.level, led.process, led.worker) == ("warning", "conductor", leader) and f"{leader} died (SIGKILL)" in led.message
+    assert "`fleet conductor`, died (SIGKILL)" in stood_by.message and stood_by.process == "conductor"
+    assert (loading.level, loading.process) == ("warning", "worker") and f"process {dead.pid} of" in loading.message
 
 
 def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
@@ -118,7 +167,7 @@ def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None
     client = connect(redis_url)
     for worker, host, pid in [(mine, here, dead.pid), *others]:
         run(client, scripts.register(WorkerId(worker), ROLE, 60_000_000, {"kind": "worker", "host": host, "pid": str(pid)}))
-    assert [fence_process(redis_url, pid) for pid in (dead.pid, alive, dead.pid)] == [True, False, False]
+    assert [fence_process(redis_url, pid, "worker", "SIGKILL") for pid in (dead.pid, alive, dead.pid)] == [True, False, False]
     left = {text(worker) for worker in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))}
     assert left == {worker for worker, _, _ in others}
     client.close()

@@ -61,6 +61,8 @@ def test_people_see_and_steer_a_fleet_of_processes(http: httpx.Client) -> None:
     def processes() -> set[str]:
         return {line["process"] for line in http.get("/v1/fleet/logs", params={"limit": 1000}).json()["data"]}
 
-    wait_until(lambda: {"worker", "conductor", "web", "jobs"} <= processes(), "lines of every kind of process")
+    wait_until(lambda: {"worker", "conductor", "jobs"} <= processes(), "lines of every kind of process")
     said = http.get("/v1/fleet/logs", params={"worker": first}).json()["data"]
-    assert any("told to stop" in line["message"] for line in said) and {line["stage"] for line in said} == {STAGE}
+    assert any("is ordered to stop" in line["message"] for line in said) and {line["stage"] for line in said} == {STAGE}
+    (death,) = http.get("/v1/fleet/logs", params={"level": "warning", "worker": second}).json()["data"]
+    assert f"worker {second} died (SIGKILL)" in death["message"] and death["stage"] == STAGE

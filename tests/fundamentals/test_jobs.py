@@ -1,6 +1,9 @@
 """Jobs seen and ordered through the gateway's port: each state, its progress, its traceback; over real rq, without its worker."""
 
+import os
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -8,11 +11,16 @@ from rq.job import Job as RqJob
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
+from fleet.bench.options import parse
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient
+from fleet.control.job_files import MAX_FILE_BYTES, MAX_FOLDERS, make_folder, read_file, remove_old_folders
 from fleet.core.errors import BadInput, Conflict, NotFound
+from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
 from fleet.core.telemetry import JobProgress
+from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
+from fleet.jobs.measured import Measured
 
 
 @pytest.fixture
@@ -22,8 +30,8 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-async def board(redis_url: str) -> FleetClient:
-    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake",)))
+async def board(redis_url: str, tmp_path: Path) -> FleetClient:
+    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
 
 
 def rq_job(connection: redis.Redis, job: str) -> RqJob:
@@ -32,9 +40,10 @@ def rq_job(connection: redis.Redis, job: str) -> RqJob:
 
 async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis.Redis, board: FleetClient) -> None:
     telemetry = board.telemetry
-    first, second = await telemetry.submit_job("bench", ["--scale"]), await telemetry.submit_job("bench", [])
+    first, second = await telemetry.submit_job("bench", {"measure": "scale"}), await telemetry.submit_job("bench", {})
     assert [job.id for job in await telemetry.jobs()] == [second.id, first.id]
-    assert first.state == "queued" and first.arguments == ("--scale",) and first.created_us > 0 and first.progress is None
+    assert first.state == "queued" and first.created_us > 0 and first.progress is None
+    assert first.arguments == BenchArguments(measure="scale")
     running = rq_job(connection, first.id)
     jobs.note_progress(running, JobProgress(done=3, total=9, note="3 of 9"))
     found = await telemetry.job(first.id)
@@ -48,7 +57,7 @@ async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis
     assert failed is not None and failed.state == "failed" and failed.error == "ValueError: no <b>"
     assert failed.traceback.startswith("Traceback") and failed.result == ""
     again = await telemetry.retry_job(first.id)
-    assert again.id != first.id and again.arguments == ("--scale",) and again.state == "queued"
+    assert again.id != first.id and again.arguments == first.arguments and again.state == "queued"
     await telemetry.delete_job(first.id)
     assert await telemetry.job(first.id) is None and first.id not in {job.id for job in await telemetry.jobs()}
     await board.stop()
@@ -56,7 +65,7 @@ async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis
 
 async def test_a_queued_job_is_taken_out_and_what_cannot_be_is_refused(board: FleetClient) -> None:
     telemetry = board.telemetry
-    job = await telemetry.submit_job("bench", [])
+    job = await telemetry.submit_job("bench", {})
     with pytest.raises(Conflict, match="not ended"):
         await telemetry.retry_job(job.id)
     await telemetry.stop_job(job.id)
@@ -68,12 +77,86 @@ async def test_a_queued_job_is_taken_out_and_what_cannot_be_is_refused(board: Fl
         with pytest.raises(NotFound):
             await call
     with pytest.raises(BadInput, match="bench"):
-        await telemetry.submit_job("rm", ["-rf"])
+        await telemetry.submit_job("rm", {})
     await board.stop()
 
 
 async def test_a_job_of_foreign_make_does_no_harm(connection: redis.Redis, board: FleetClient) -> None:
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
     (job,) = await board.telemetry.jobs()
-    assert (job.kind, job.arguments, job.progress, job.state) == ("", (), None, "queued")
+    assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
     await board.stop()
+
+
+async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, board: FleetClient) -> None:
+    queue = jobs.open_queue(connection)
+    old = queue.enqueue("fleet.jobs.bench.run", ["--json", "/tmp/x"], meta={"kind": "bench"})
+    (job,) = await board.telemetry.jobs()
+    assert (job.kind, job.arguments) == ("bench", None)
+    await board.telemetry.stop_job(old.id)
+    with pytest.raises(Conflict, match="another version; submit it again"):
+        await board.telemetry.retry_job(old.id)
+    await board.stop()
+
+
+async def test_job_folder_is_private_and_removed_with_its_job(board: FleetClient, tmp_path: Path) -> None:
+    telemetry = board.telemetry
+    job = await telemetry.submit_job("bench", {})
+    folder = make_folder(tmp_path, job.id)
+    assert folder == tmp_path / "jobs" / job.id and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "report.json").write_text("{}")
+    (folder / "other.txt").write_text("no")
+    (folder / "report.png").symlink_to(folder / "other.txt")
+    assert await telemetry.job_file(job.id, "report.json") == b"{}"
+    for job_id, name in ((job.id, "other.txt"), (job.id, "report.png"), (job.id, "../report.json"), ("../jobs", "report.json")):
+        with pytest.raises(NotFound):
+            await telemetry.job_file(job_id, name)
+    (folder / "report.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    with pytest.raises(Conflict, match="larger than"):
+        read_file(tmp_path, job.id, "report.json")
+    await telemetry.delete_job(job.id)
+    assert not folder.exists()
+    await board.stop()
+
+
+async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, board: FleetClient, tmp_path: Path) -> None:
+    kept, expired = await board.telemetry.submit_job("bench", {}), await board.telemetry.submit_job("bench", {})
+    folders = [make_folder(tmp_path, job.id) for job in (kept, expired)]
+    foreign = tmp_path / "jobs" / "notes"
+    foreign.mkdir()
+    rq_job(connection, expired.id).delete()
+    remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(connection, job_ids))
+    assert folders[0].exists() and not folders[1].exists() and foreign.exists()
+    await board.stop()
+
+
+def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:
+    for number in range(MAX_FOLDERS + 3):
+        folder = make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}")
+        os.utime(folder, (number, number))
+    remove_old_folders(tmp_path, set)
+    left = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+    assert len(left) == MAX_FOLDERS and left[0].endswith("000000000003")
+
+
+@pytest.mark.parametrize("measure", MEASURE_TAKES)
+def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_path: Path) -> None:
+    measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
+    words = [*command_line(BenchArguments(measure=measure, check=True), measured, tmp_path / "c.yaml"), *report_options(tmp_path)]
+    options = parse(words)
+    assert options.check and options.config == tmp_path / "c.yaml" and options.json == tmp_path / "report.json"
+    assert options.overrides == () and not options.up and options.engine is None and options.wavs == ()
+    assert options.url == (measured.url if measure in OF_THE_GATEWAY else None)
+    assert options.serving == (measure == "serving") and options.voice == (measure == "voice")
+    assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (measure not in ("serving", "voice"))
+
+
+def test_arguments_are_passed_on_as_given(tmp_path: Path) -> None:
+    measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
+    serving = BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0)
+    options = parse(command_line(serving, measured, tmp_path))
+    assert (options.requests, options.concurrency, options.max_tokens, options.frames, options.warm_up) == (3, 2, 5, 6, 0)
+    scale = parse(command_line(BenchArguments(measure="scale", streams=(4, 2), scale_seconds=7), measured, tmp_path))
+    assert (scale.streams, scale.scale_seconds) == ((2, 4), 7)
+    assert parse(command_line(BenchArguments(measure="voice", sessions=5), measured, tmp_path)).sessions == 5
+    assert parse(command_line(BenchArguments(measure="hop", hops=9), measured, tmp_path)).hops == 9

@@ -1,6 +1,7 @@
 """What people look at is what happened: a request's story, the index, workers, queues and the series, read from a real Redis."""
 
 import asyncio
+from itertools import product
 
 import msgspec
 import pytest
@@ -257,3 +258,16 @@ def test_a_story_is_bounded(control: Control) -> None:
         control.kill()
         control.register(WORKER)
     assert control.client.llen(keys.story(REQUEST)) == 400
+
+
+async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -> None:
+    """Ids come from addresses: with a colon, one would be the key of a task or of an edge's log."""
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet)
+            await answer(client, spec)
+            reads = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
+            others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "story")]
+            for read, other in product(reads, others):
+                with pytest.raises(NotFound):
+                    await read(other)

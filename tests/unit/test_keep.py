@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy
+from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy, cause_of
 from fleet.config.schema import LeaseConfig
 from tests.support import await_until
 
@@ -73,7 +73,8 @@ async def test_whoever_saw_it_serve_has_it_started_again() -> None:
     """A command that ends with an error at its first start, at once: it cannot start, but for who says that it had served."""
     told: list[int] = []
 
-    async def had_served(pid: int) -> bool:
+    async def had_served(pid: int, cause: str) -> bool:
+        assert cause == "exit status 2"
         told.append(pid)
         return len(told) == 1
 
@@ -86,3 +87,8 @@ async def test_whoever_saw_it_serve_has_it_started_again() -> None:
     await await_until(started_again, "it to be started again", timeout_s=60.0)
     keeper.stop.set()
     await ending
+
+
+@pytest.mark.parametrize(("status", "cause"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")])
+def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) -> None:
+    assert cause_of(status) == cause

@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.worker": ALL_BELOW_WORKER,
     "fleet.train": (*ALL_BELOW_WORKER, "fleet.worker"),
     "web": ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing"),
-    "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", CLIENT),
+    "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),
     "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.link", "fleet.bench"),

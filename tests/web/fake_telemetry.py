@@ -10,6 +10,7 @@ import msgspec
 from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, Conflict, FleetError, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, new_request_id
+from fleet.core.jobs import read_arguments
 from fleet.core.story import LIVE_STATES, STATES, Heard, Mark, RequestFilter, RequestPage, RequestRow, Story
 from fleet.core.telemetry import (
     LEVELS,
@@ -219,12 +220,11 @@ class FakeTelemetry:
         self._reach()
         return next((view for view in self.job_list if view.id == job), None)
 
-    async def submit_job(self, kind: str, arguments: Sequence[str]) -> Job:
+    async def submit_job(self, kind: str, arguments: object) -> Job:
         self._reach()
-        if kind != "bench":
-            raise BadInput(f"unknown kind of job {kind!r}; use one of bench", param="kind")
+        checked = read_arguments(kind, arguments)
         number = len(self.job_list) + 1
-        job = Job(id=f"job-{number}", kind=kind, arguments=tuple(arguments), state="queued", created_us=now_us())
+        job = Job(id=f"job-{number}", kind=kind, arguments=checked, state="queued", created_us=now_us())
         self.job_list.insert(0, job)
         return job
 
@@ -232,7 +232,7 @@ class FakeTelemetry:
         view = await self._job(job)
         if view.state in ("queued", "started"):
             raise Conflict(f"job {job} has not ended", param="job_id")
-        return await self.submit_job(view.kind, view.arguments)
+        return await self.submit_job(view.kind, view.arguments.given() if view.arguments else {})
 
     async def stop_job(self, job: str) -> None:
         view = await self._job(job)
@@ -247,6 +247,12 @@ class FakeTelemetry:
         if view.state == "started":
             raise Conflict(f"job {job} runs; stop it first", param="job_id")
         self.job_list = [other for other in self.job_list if other.id != job]
+
+    async def job_file(self, job: str, name: str) -> bytes:
+        view = await self._job(job)
+        if name not in view.files:
+            raise NotFound(f"name: no file {name!r}", param="name")
+        return b"{}"
 
     async def _job(self, job: str) -> Job:
         view = await self.job(job)

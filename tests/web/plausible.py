@@ -9,6 +9,7 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.events import TaskClaimed, WorkerLeft
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.jobs import BenchArguments
 from fleet.core.request import Sampling
 from fleet.core.story import (
     AudioIn,
@@ -406,11 +407,11 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
 def _jobs(now: int) -> list[Job]:
     trace = 'Traceback (most recent call last):\n  File "bench.py", line 3\nRuntimeError: fleet bench ended with status 1'
     return [
-        Job(id="job-4", kind="bench", arguments=("--scale",), state="queued", created_us=now - 2_000_000),
+        Job(id="job-4", kind="bench", arguments=BenchArguments(measure="scale"), state="queued", created_us=now - 2_000_000),
         Job(
             id="job-3",
             kind="bench",
-            arguments=("--requests", "20"),
+            arguments=BenchArguments(requests=20),
             state="started",
             created_us=now - 60_000_000,
             started_us=now - 50_000_000,
@@ -419,19 +420,20 @@ def _jobs(now: int) -> list[Job]:
         Job(
             id="job-2",
             kind="bench",
-            arguments=(HOSTILE,),
+            arguments=None,
             state="failed",
             created_us=now - 900_000_000,
             started_us=now - 890_000_000,
             ended_us=now - 880_000_000,
-            error="RuntimeError: fleet bench ended with status 1",
+            error=f"RuntimeError: fleet bench ended with status 1 {HOSTILE}",
             traceback=trace,
         ),
         Job(
             id="job-1",
             kind="bench",
-            arguments=(),
+            arguments=BenchArguments(),
             state="finished",
+            files=("report.json", "report.png"),
             created_us=now - 7_200_000_000,
             started_us=now - 7_199_000_000,
             ended_us=now - 7_000_000_000,

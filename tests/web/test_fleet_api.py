@@ -128,17 +128,55 @@ def test_logs_are_searched(gateway: Gateway, fleet: FakeTelemetry) -> None:
 
 
 def test_jobs_are_submitted_retried_stopped_and_deleted(gateway: Gateway, fleet: FakeTelemetry) -> None:
-    answer = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--scale"]})
+    answer = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": {"measure": "scale"}})
     job = answer.json()["id"]
     assert answer.status_code == 201 and answer.json()["state"] == "queued"
     assert refusal(gateway, "POST", f"/v1/fleet/jobs/{job}/retry") == (409, "conflict", "job_id")
     assert gateway.http.post(f"/v1/fleet/jobs/{job}/stop").json()["state"] == "canceled"
-    assert gateway.http.post(f"/v1/fleet/jobs/{job}/retry").json()["arguments"] == ["--scale"]
+    assert gateway.http.post(f"/v1/fleet/jobs/{job}/retry").json()["arguments"] == {"measure": "scale"}
     assert gateway.http.delete(f"/v1/fleet/jobs/{job}").json()["deleted"] is True
     assert refusal(gateway, "GET", f"/v1/fleet/jobs/{job}") == (404, "not_found", "job_id")
-    for body in ({"kind": 1}, {"kind": "bench", "more": 1}, {"kind": "bench", "arguments": [1]}, {"kind": "no"}, [], None):
-        refused = gateway.http.post("/v1/fleet/jobs", json=body)
-        assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error", body
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"kind": 1}, "kind"),
+        ({"kind": "no"}, "kind"),
+        ({}, "kind"),
+        ({"kind": "bench", "more": 1}, "more"),
+        ({"kind": "bench", "arguments": ["--json", "/tmp/x"]}, "arguments"),
+        ({"kind": "bench", "arguments": None}, "arguments"),
+        ({"kind": "bench", "arguments": "--requests 2"}, "arguments"),
+        *(({"kind": "bench", "arguments": {name: "x"}}, f"arguments.{name}") for name in ("json", "png", "url", "set", "config")),
+        ({"kind": "bench", "arguments": {"requests": 0}}, "arguments.requests"),
+        ({"kind": "bench", "arguments": {"requests": "2"}}, "arguments.requests"),
+        ({"kind": "bench", "arguments": {"measure": "../x"}}, "arguments.measure"),
+        ({"kind": "bench", "arguments": {"measure": "scale", "streams": [1, 10**9]}}, "arguments.streams"),
+        ({"kind": "bench", "arguments": {"measure": "voice", "hops": 5}}, "arguments.hops"),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_job_with_wrong_body_is_refused_by_field(gateway: Gateway, fleet: FakeTelemetry, body: object, param: str | None) -> None:
+    num_jobs = len(fleet.job_list)
+    refused = gateway.http.post("/v1/fleet/jobs", json=body)
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["type"] == "invalid_request_error" and error["param"] == param
+    assert len(fleet.job_list) == num_jobs
+
+
+def test_job_arguments_as_list_are_refused_with_the_new_form(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    refused = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--requests", "20"]})
+    assert '"arguments": {"measure": "scale"' in refused.json()["error"]["message"]
+
+
+def test_job_file_is_served_by_its_fixed_name_only(gateway: Gateway, fleet: FakeTelemetry) -> None:
+    served = gateway.http.get("/v1/fleet/jobs/job-1/files/report.json")
+    assert served.status_code == 200 and served.headers["content-type"] == "application/json"
+    assert gateway.http.get("/v1/fleet/jobs/job-1/files/report.png").headers["content-type"] == "image/png"
+    for path in ("job-1/files/tmp", "job-1/files/..%2freport.json", "job-3/files/report.json", "no/files/report.json"):
+        assert gateway.http.get(f"/v1/fleet/jobs/{path}").status_code == 404
 
 
 PATHS = (

@@ -1,7 +1,9 @@
 """Jobs: what runs in the background, how far it is, and why it failed. Knows no kind of job."""
 
 from dataclasses import dataclass
+from typing import cast
 
+from fleet.core.jobs import MEASURE_TAKES, BenchArguments
 from fleet.core.telemetry import Job
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
@@ -12,11 +14,13 @@ ENDED = ("finished", "failed", "stopped", "canceled")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs(Frame):
-    """`jobs`: the newest; `num_more` are left out."""
+    """`jobs`: the newest; `num_more` are left out. `arguments`: of each, as people read them. `measures`: of a new one."""
 
     jobs: tuple[Job, ...] = ()
+    arguments: tuple[str, ...] = ()
     num_more: int = 0
     ended: tuple[str, ...] = ENDED
+    measures: tuple[str, ...] = tuple(MEASURE_TAKES)
 
 
 class JobsPage:
@@ -32,4 +36,24 @@ class JobsPage:
 
     async def read(self, query: Query) -> Jobs:
         jobs = await self._gateway.client.telemetry.jobs()
-        return Jobs(title="Jobs", stream=stream_path(self.key, {}), jobs=tuple(jobs[:MAX_ROWS]), num_more=len(jobs[MAX_ROWS:]))
+        shown = tuple(jobs[:MAX_ROWS])
+        return Jobs(
+            title="Jobs",
+            stream=stream_path(self.key, {}),
+            jobs=shown,
+            arguments=tuple(readable(job.arguments) for job in shown),
+            num_more=len(jobs[MAX_ROWS:]),
+        )
+
+
+def readable(arguments: BenchArguments | None) -> str:
+    """The arguments that were given, as `fleet jobs submit` takes them."""
+    if arguments is None:
+        return "arguments of another version"
+    return " ".join(f"{name}={_value(value)}" for name, value in arguments.given().items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, cast("list[object]", value)))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -82,11 +82,11 @@
     toast(button.dataset.done, "good", address);
   }
 
-  // A form for the API: its fields as JSON, those marked as words split as a command line's.
+  // A form for the API: the body that `data-json` begins, with the fields as its arguments; an empty field is left out.
   function jsonOf(form) {
-    const fields = [...form.elements].filter((field) => field.name);
-    const value = (field) => ("words" in field.dataset ? field.value.split(/\s+/).filter(Boolean) : field.value);
-    return JSON.stringify(Object.fromEntries(fields.map((field) => [field.name, value(field)])));
+    const given = [...form.elements].filter((field) => field.name && field.value !== "");
+    const pairs = given.map((field) => [field.name, field.type === "number" ? Number(field.value) : field.value]);
+    return JSON.stringify({ ...JSON.parse(form.dataset.json), arguments: Object.fromEntries(pairs) });
   }
 
   // Keys: "/" searches, the arrows go to the neighbour.

@@ -2,6 +2,7 @@
 local P = 'fleet:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD = 20000, 200000, 1000
+local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
 local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
@@ -20,6 +21,29 @@ local function event(json) call('XADD', P .. 'events', 'MAXLEN', '~', MAX_EVENTS
 local function notice(w, ...)
   -- A gone worker has no inbox, and gets none: it would be a key that nobody deletes.
   call('XADD', P .. 'inbox:' .. w, 'NOMKSTREAM', 'MAXLEN', '~', MAX_INBOX, '*', ...)
+end
+-- A line of the fleet's log, written with the fact itself: once per fact, whichever processes see it.
+local function log_line(level, process, w, s, r, message)
+  call('XADD', P .. 'logs', 'MAXLEN', '~', MAX_LOGS, '*', 't', int(now_us()), 'l', level, 'n', 'fleet.control', 'p', process,
+    'w', w or '', 's', s or '', 'r', r or '', 'm', message)
+end
+-- The tasks that a worker or gateway holds, in words, and the request that all of them are of, if it is one.
+local function held_by(w)
+  local named, pairs_held, request = {}, call('SMEMBERS', tasks_of(w)), nil
+  table.sort(pairs_held)
+  for number, pair in ipairs(pairs_held) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    if number <= MAX_NAMED_TASKS then named[number] = r .. ' (' .. s .. ')' end
+    request = (number == 1 or request == r) and r or ''
+  end
+  if #named == 0 then return 'nothing', '' end
+  local more = #pairs_held > #named and ' and ' .. #pairs_held - #named .. ' more' or ''
+  return table.concat(named, ', ') .. more, request
+end
+-- The `process` and `stage` of a log line about a worker of the role; a gateway has none.
+local function labels_of(role)
+  if role == '' then return 'web', '' end
+  return 'worker', string.match(role, '^[^.]+')
 end
 -- A line of the request's story, for people to read; nothing is decided by it. Only for a request that is known.
 local function mark(r, what, s, epoch, w, detail)
@@ -125,7 +149,9 @@ local function lose(tk, r, s, died, how)
   end
   local alone = over and before[3] == '1'
   call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
-  mark(r, 'lost', s, epoch, call('HGET', tk, 'holder'), how or (died and 'died' or 'left'))
+  local holder = call('HGET', tk, 'holder') or ''
+  if died then call('HSET', tk, 'died_with', holder) end
+  mark(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
 end

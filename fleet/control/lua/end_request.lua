@@ -7,5 +7,8 @@ if dead ~= '' and call('SISMEMBER', P .. 'live', r) == 1 then
   call('HSET', P .. 'req:' .. r, 'failed_stage', dead)
   call('XADD', P .. 'dead', 'MAXLEN', '~', MAX_DEAD, '*', 'r', r, 's', dead, 'why', message,
     'spec', call('HGET', P .. 'req:' .. r, 'spec'), 'blob', call('GET', P .. 'req:' .. r .. ':blob') or '')
+  local worker = call('HGET', task_key(r, dead), 'died_with') or ''
+  log_line('error', 'conductor', worker, dead, r, 'request ' .. r .. ' is a dead letter: ' .. message .. '; the last was ' ..
+    (worker ~= '' and worker or 'unknown') .. '; `fleet dead-letters list` shows it')
 end
 return close(r, state, code, message, param, retention, client) == 1 and 'ok' or 'ended'

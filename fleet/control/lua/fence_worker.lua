@@ -1,16 +1,27 @@
 -- fence_worker: compares the leader's term and deadline < TIME (or "left": the worker says goodbye itself, leader "");
 -- raises the epoch of each of its tasks, and of those put to it, reports them lost, and forgets the worker; one that stands by takes
--- its place. What it was is kept for some minutes, for people to read.
+-- its place. What it was is kept for some minutes, for people to read, and a line of the log says how it went and what it held.
 -- ARGV: leader, worker, event, died ("1")
-local function bury(w, how)
+local function bury(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
   call('RENAME', P .. 'worker:' .. w, gone)
   call('HDEL', gone, 'transfer')
-  call('HSET', gone, 'how', how, 'ended_us', int(now))
+  call('HSET', gone, 'how', how, 'cause', cause, 'ended_us', int(now))
   call('EXPIRE', gone, GONE_S)
   call('ZADD', P .. 'gone', int(now), w)
   call('ZREMRANGEBYSCORE', P .. 'gone', '-inf', int(now - GONE_S * 1000000))
   call('ZREMRANGEBYRANK', P .. 'gone', 0, -MAX_GONE - 1)
+end
+local function log_end(w, role, how, cause, held, r)
+  local process, stage = labels_of(role)
+  local who = (role == '' and 'gateway ' or 'worker ') .. w
+  if how == 'left' then
+    log_line('info', process, w, stage, r, who .. ' left; it held ' .. held)
+  elseif how == 'died' then
+    log_line('warning', process, w, stage, r, who .. ' died (' .. (cause ~= '' and cause or 'cause unknown') .. '); it held ' .. held)
+  else
+    log_line('warning', process, w, stage, r, who .. ' is lost: its lease lapsed, and no end of its process was seen; it held ' .. held)
+  end
 end
 local leader, w, ev, died = unpack(ARGV)
 if leader ~= '' then
@@ -19,6 +30,7 @@ if leader ~= '' then
   if not deadline or tonumber(deadline) >= now_us() then return 'alive' end
 end
 call('ZREM', P .. 'workers', w)
+local held, only_request = held_by(w)
 for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
   local r, s = string.match(pair, '^(.-)|(.+)$')
   local tk = task_key(r, s)
@@ -35,7 +47,12 @@ local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
 call('DEL', tasks_of(w), P .. 'inbox:' .. w)
-if role then bury(w, cjson.decode(ev).how) end
+if role then
+  local left = cjson.decode(ev)
+  local cause = left.cause or ''
+  bury(w, left.how, cause)
+  log_end(w, role, left.how, cause, held, only_request)
+end
 -- One that was leaving has been replaced when it said so.
 if role and role ~= '' and is[2] ~= '1' and is[3] ~= '1' then promote(role) end
 event(ev)

@@ -1,12 +1,19 @@
--- lead: compares that nobody leads, or that we do; writes the leader's lease. A new term is above every earlier one.
+-- lead: compares that nobody leads, or that we do; writes the leader's lease. A new term is above every earlier one. A lease of
+-- 1 ms gives the lead up; a lead that ended otherwise lapsed, and the next leader's first call writes that into the log.
 -- ARGV: candidate, held value ("" if not leading), lease ms
 local candidate, held, lease = unpack(ARGV)
 local current = call('GET', P .. 'conductor')
 if current and current == held then
   call('PEXPIRE', P .. 'conductor', lease)
+  if lease == '1' then call('DEL', P .. 'conductor:last') end
   return held
 end
 if current then return '' end
 local value = candidate .. '|' .. int(now_us())
 call('SET', P .. 'conductor', value, 'PX', lease)
+local last = string.match(call('GETSET', P .. 'conductor:last', candidate) or '', '^.+')
+if last and last ~= candidate then
+  log_line('warning', 'conductor', last, '', '', 'the lead of conductor ' .. last .. ' lapsed, and no end of its process was ' ..
+    'seen; ' .. candidate .. ' leads now')
+end
 return value

@@ -20,6 +20,9 @@ for _, other in ipairs(call('ZRANGEBYSCORE', P .. 'workers', int(now_us()), '+in
       local why = 'its ' .. field .. ' is ' .. given[field] .. ', that of ' .. other .. ' is ' .. theirs
       call('HSET', P .. 'refused', w, int(now_us()) .. ' ' .. why)
       call('EXPIRE', P .. 'refused', 3600)
+      local process, stage = labels_of(role)
+      log_line('warning', process, w, stage, '', (role == '' and 'gateway ' or 'worker ') .. w .. ' is refused: ' .. why ..
+        '; give all processes of the fleet the same version, checkpoint and settings')
       return {'skew', why}
     end
   end

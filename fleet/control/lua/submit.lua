@@ -1,11 +1,19 @@
 -- submit: compares the queue bound; writes the request, its tasks, the client task attached to its gateway, `live`, an event.
 -- ARGV: bound, request, spec, blob, stages, edges, outputs, gateway, event, session, what people look for it by: kind, model, brief
+-- A refusal is a line of the log, but not while there was one in the last seconds: a flood of requests must not fill the log.
 -- `brief`: those of its edges that are kept for less long than the others.
+local REFUSING_S = 10
 local bound, r, spec, blob, stages, edges, outputs, gateway = unpack(ARGV)
 local rk = P .. 'req:' .. r
 if call('EXISTS', rk) == 1 then return {'exists'} end
 local live = call('SCARD', P .. 'live')
-if live >= tonumber(bound) then return {'full', live} end
+if live >= tonumber(bound) then
+  if call('SET', P .. 'refusing', r, 'NX', 'EX', REFUSING_S) then
+    log_line('warning', 'web', gateway, '', r, 'request ' .. r .. ' is refused: ' .. live .. ' requests are live, and ' ..
+      'limits.max_requests allows ' .. bound .. '; more refusals within ' .. REFUSING_S .. ' s are not logged')
+  end
+  return {'full', live}
+end
 if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
 call('HSET', rk, 'spec', spec, 'created_us', int(now_us()), 'stages', stages .. ',client', 'edges', edges, 'outputs', outputs,
   'kind', ARGV[11], 'model', ARGV[12], 'brief', ARGV[13])

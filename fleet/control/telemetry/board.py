@@ -15,6 +15,7 @@ from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import SOCKET_TIMEOUT_S, connect_for_a_call, pairs, run_async, text
 from fleet.control.dead_letters import spec_of
+from fleet.control.job_files import read_file, remove_folder
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
 from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, says
@@ -128,7 +129,7 @@ class Telemetry:
         answer = text(await _ask(run_async(self._redis, scripts.order(WorkerId(worker), order))))
         match answer:
             case "ok":
-                log.info("worker %s is told to %s", worker, order)
+                return
             case "gateway":
                 raise Conflict(f"{worker} is a gateway: it takes no tasks, and no orders", param="worker_id")
             case "leaving":
@@ -222,7 +223,7 @@ class Telemetry:
 
         return await self._with_rq(lambda connection: jobs.job(connection, job))
 
-    async def submit_job(self, kind: str, arguments: Sequence[str]) -> Job:
+    async def submit_job(self, kind: str, arguments: object) -> Job:
         from fleet.control import jobs
 
         return await self._with_rq(lambda connection: jobs.submit(connection, kind, arguments))
@@ -241,6 +242,13 @@ class Telemetry:
         from fleet.control import jobs
 
         await self._with_rq(lambda connection: jobs.delete(connection, job))
+        # A folder on another machine is removed by the worker there.
+        await asyncio.to_thread(remove_folder, self._config.data_dir, job)
+
+    async def job_file(self, job: str, name: str) -> bytes:
+        if await self.job(job) is None:
+            raise NotFound(f"job_id: no job {job[:80]!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
+        return await asyncio.to_thread(read_file, self._config.data_dir, job, name)
 
     async def _with_rq(self, work: Callable[[redis.Redis], T]) -> T:
         """rq waits for its answers, so it is asked aside, over a connection of its own."""

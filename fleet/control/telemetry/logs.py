@@ -14,6 +14,9 @@ from fleet.core.telemetry import LEVELS, LogLine, LogPage, LogQuery
 BATCH = 1000
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 
+REQUESTS = re.compile(r"\breq-[\w-]+")
+"""The requests that a message names: a line about a worker names all that it held, and its label at most one."""
+
 
 def checked_entry(given: str, name: str) -> str:
     """A stream's entry id from outside. Raises: BadInput."""
@@ -78,6 +81,6 @@ def says(line: LogLine, wanted: LogQuery) -> bool:
         wanted.text.casefold() in line.message.casefold()
         and (not wanted.level or LEVELS.index(line.level) >= LEVELS.index(wanted.level))
         and wanted.worker in ("", line.worker)
-        and wanted.request in ("", line.request)
+        and (wanted.request in ("", line.request) or wanted.request in REQUESTS.findall(line.message))
         and wanted.process in ("", line.process)
     )

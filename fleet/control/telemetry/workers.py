@@ -74,6 +74,7 @@ def _worker(
         state=state,
         started_us=_number(fields, "started_us"),
         ended_us=ended_us,
+        cause=text(fields.get("cause")),
         lease_left_s=lease_left_s,
         device=text(fields.get("device")),
         package=text(fields.get("package")),

@@ -50,7 +50,7 @@ def crowd(gateway: Gateway, num_requests: int = 10_000) -> None:
         msgspec.structs.replace(telemetry.letters[0], id=request_id(number, now), why=LONG) for number in range(NUM_ROWS)
     ]
     telemetry.job_list = [
-        msgspec.structs.replace(telemetry.job_list[number % 4], id=f"{LONG[:36]}-{number}", arguments=("--note", LONG))
+        msgspec.structs.replace(telemetry.job_list[number % 4], id=f"{LONG[:36]}-{number}", error=LONG)
         for number in range(NUM_ROWS)
     ]
     for number in range(NUM_ROWS):

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, Request, expect
 
 from fleet.core.ids import RequestId
+from fleet.core.jobs import BenchArguments
 from fleet.core.telemetry import LogLine
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
@@ -181,10 +182,11 @@ def test_a_retried_request_can_be_opened(open_page: Callable[[str], Page], gatew
 
 def test_a_job_is_queued_with_its_arguments(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     page = open_page("/jobs")
-    page.get_by_label("Arguments").fill("--requests 3  --voice")
+    page.get_by_label("Measure").select_option("voice")
+    page.get_by_label("Requests").fill("3")
     page.get_by_role("button", name="Queue it").click()
-    expect(page.locator("#jobs")).to_contain_text("bench --requests 3 --voice")
-    assert gateway.client.telemetry.job_list[0].arguments == ("--requests", "3", "--voice")
+    expect(page.locator("#jobs")).to_contain_text("bench measure=voice requests=3")
+    assert gateway.client.telemetry.job_list[0].arguments == BenchArguments(measure="voice", requests=3)
 
 
 def test_what_a_reader_opened_stays_open(open_page: Callable[[str], Page], gateway: Gateway) -> None:

@@ -1,0 +1,77 @@
+"""The folder of each job, under the deployment's `data_dir`: made, read and removed. Knows no kind of job.
+
+A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path comes from outside.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.core.errors import Conflict, NotFound
+from fleet.core.jobs import REPORT_FILES
+
+FOLDER = "jobs"
+JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+MAX_FOLDERS = 200
+MAX_FILE_BYTES = 16 * 1024 * 1024
+
+
+def folder_of(data_dir: Path, job_id: str) -> Path:
+    """The place of a job's folder, whether it is there or not. Raises: NotFound for an id that no job can have."""
+    if not JOB_ID.fullmatch(job_id):
+        raise NotFound(f"job_id: {job_id[:80]!r} is not the id of a job; GET /v1/fleet/jobs lists them", param="job_id")
+    return data_dir.absolute() / FOLDER / job_id
+
+
+def make_folder(data_dir: Path, job_id: str) -> Path:
+    """An empty folder for a job, readable by this user only. Raises: OSError, NotFound."""
+    folder = folder_of(data_dir, job_id)
+    remove_folder(data_dir, job_id)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def files_in(folder: Path) -> list[str]:
+    """The names of the report's files that are there."""
+    return [name for name in REPORT_FILES if (folder / name).is_file()]
+
+
+def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
+    """One file of a job. Raises: NotFound, Conflict if it is too large."""
+    if name not in REPORT_FILES:
+        raise NotFound(f"name: no file {name[:80]!r}; a job has {' and '.join(REPORT_FILES)} at most", param="name")
+    path = folder_of(data_dir, job_id) / name
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise NotFound(
+            f"name: job {job_id} has no {name} on this machine ({error.strerror}); where its worker runs on another one, it is "
+            f"in {path} there",
+            param="name",
+        ) from error
+    if len(content) > MAX_FILE_BYTES:
+        raise Conflict(f"name: {name} of job {job_id} is larger than {MAX_FILE_BYTES} bytes; it is in {path}", param="name")
+    return content
+
+
+def remove_folder(data_dir: Path, job_id: str) -> None:
+    """Remove a job's folder if it is there; a record with an id of another form has none. Raises: OSError."""
+    if JOB_ID.fullmatch(job_id) and folder_of(data_dir, job_id).is_dir():
+        shutil.rmtree(folder_of(data_dir, job_id))
+
+
+def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) -> None:
+    """Remove the folders of jobs that are no longer `kept`, and the oldest beyond `MAX_FOLDERS`. Raises: OSError."""
+    root = data_dir.absolute() / FOLDER
+    folders = [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    staying = kept([path.name for path in folders]) if folders else set[str]()
+    for path in folders:
+        if path.name not in staying:
+            shutil.rmtree(path)
+    for path in [path for path in folders if path.name in staying][MAX_FOLDERS:]:
+        shutil.rmtree(path)

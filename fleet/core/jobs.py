@@ -1,0 +1,104 @@
+"""Kinds of background job, and the arguments that each takes: names, types and ranges. Runs nothing.
+
+No argument names a path, an address or a configuration: a job measures the deployment whose `fleet jobs` runs it.
+"""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fleet.core.errors import BadInput
+
+REPORT_FILES = {"report.json": "application/json", "report.png": "image/png"}
+"""The files that a job may leave in its folder, and their media types."""
+EXAMPLE = '{"kind": "bench", "arguments": {"measure": "scale", "streams": [10, 300]}}'
+
+Measure = Literal["serving", "voice", "barge-in", "scale", "hop", "transfer"]
+Streams = Annotated[int, Meta(ge=1, le=1000)]
+MEASURE_TAKES: dict[Measure, tuple[str, ...]] = {
+    "serving": ("requests", "concurrency", "max_tokens", "frames", "warm_up"),
+    "voice": ("requests", "sessions"),
+    "barge-in": ("requests",),
+    "scale": ("streams", "scale_seconds"),
+    "hop": ("hops",),
+    "transfer": (),
+}
+"""The arguments that each measure takes, beside `check`."""
+LISTS = ("streams",)
+"""The arguments that are lists."""
+
+
+def _serving() -> Measure:
+    """A function, and no plain default: `omit_defaults` leaves out plain defaults, and the measure is always shown."""
+    return "serving"
+
+
+class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of a job of kind `bench`; each means what the option of `fleet bench` with its name means.
+
+    `serving`, `voice` and `barge-in` measure the gateway of the deployment. `scale`, `hop` and `transfer` measure processes that
+    they start beside it, with its configuration.
+    Raises: BadInput for an argument that `measure` does not take.
+    """
+
+    measure: Measure = msgspec.field(default_factory=_serving)
+    requests: Annotated[int, Meta(ge=1, le=1000)] = 16
+    concurrency: Annotated[int, Meta(ge=1, le=256)] = 8
+    max_tokens: Annotated[int, Meta(ge=2, le=4096)] = 24
+    frames: Annotated[int, Meta(ge=2, le=4096)] = 60
+    warm_up: Annotated[int, Meta(ge=0, le=100)] = 3
+    sessions: Annotated[int, Meta(ge=1, le=200)] = 1
+    streams: Annotated[tuple[Streams, ...], Meta(min_length=1, max_length=8)] = (10, 300)
+    scale_seconds: Annotated[int, Meta(ge=1, le=120)] = 10
+    hops: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        takes = MEASURE_TAKES[self.measure]
+        for name in self.given():
+            if name not in ("measure", *takes, "check"):
+                fitting = [measure for measure, names in MEASURE_TAKES.items() if name in names]
+                raise BadInput(
+                    f"arguments.{name}: the measure {self.measure} does not take it; leave it out, or use measure "
+                    f"{' or '.join(fitting)}",
+                    param=f"arguments.{name}",
+                )
+
+    def given(self) -> dict[str, object]:
+        """The measure, and the arguments that differ from their defaults, as JSON has them."""
+        return msgspec.to_builtins(self)
+
+
+KINDS: dict[str, type[BenchArguments]] = {"bench": BenchArguments}
+
+
+def read_arguments(kind: str, given: object) -> BenchArguments:
+    """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the remedy."""
+    if kind not in KINDS:
+        raise BadInput(f"kind: unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")
+    if not isinstance(given, dict):
+        raise BadInput(
+            f"arguments: a {kind} job takes an object of named arguments, and no options of a command line; send for example "
+            f"{EXAMPLE}",
+            param="arguments",
+        )
+    try:
+        return msgspec.convert(given, KINDS[kind])
+    except msgspec.ValidationError as error:
+        raise _refusal(kind, str(error)) from error
+
+
+def _refusal(kind: str, said: str) -> BadInput:
+    """The refusal of what msgspec found: its cause is `CAUSE - at `$.NAME``, without a path for the object itself."""
+    cause, _, path = said.partition(" - at ")
+    unknown = re.search(r"unknown field `(.*)`", cause, re.DOTALL)
+    if unknown:
+        names = ", ".join(KINDS[kind].__struct_fields__)
+        cause = f"a {kind} job takes no argument of this name; leave it out, or use one of {names}"
+    name = unknown[1][:40] if unknown else re.sub(r"^[`$.]+|\[.*|`$", "", path)
+    if name == "measure":
+        cause += f"; use one of {', '.join(MEASURE_TAKES)}"
+    where = f"arguments.{name}" if name else "arguments"
+    return BadInput(f"{where}: {cause[:1].lower()}{cause[1:]}".replace("`", ""), param=where)

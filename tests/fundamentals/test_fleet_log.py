@@ -1,0 +1,159 @@
+"""Deaths, dead letters, drains and refusals are lines of the fleet's log: once per fact, with worker, stage and request."""
+
+import asyncio
+from typing import cast
+
+import pytest
+import redis
+
+from fleet.conductor.step import MAX_DEATHS
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run, text
+from fleet.control.telemetry.logs import line_of
+from fleet.core.ids import RequestId, WorkerId
+from fleet.core.request import RequestSpec
+from fleet.core.telemetry import LogLine, LogQuery
+from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
+from tests.harness import collected, fake_spec, gateway, thread_fleet
+
+
+def lines(client: redis.Redis, level: str = "") -> list[LogLine]:
+    """The lines that scripts wrote, of one level or of all, the oldest first."""
+    entries = cast("list[tuple[bytes, object]]", client.xrange(keys.LOGS))
+    found = [line_of(text(entry), pairs(raw)) for entry, raw in entries]
+    return [line for line in found if line.logger == "fleet.control" and level in ("", line.level)]
+
+
+def submit(control: Control, request: str, *, bound: int = 8) -> str:
+    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    return control.run(scripts.submit(spec, None, bound=bound, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
+
+
+def test_death_of_a_worker_is_one_warning_with_its_cause_and_what_it_held(control: Control) -> None:
+    control.own()
+    for _ in range(2):
+        assert control.run(scripts.fence_worker("", WORKER, died=True, cause="SIGKILL")) == "ok"
+    (line,) = lines(control.client)
+    assert (line.level, line.process, line.worker, line.stage, line.request) == ("warning", "worker", WORKER, STAGE, REQUEST)
+    assert line.message == f"worker {WORKER} died (SIGKILL); it held {REQUEST} ({STAGE})" and line.at_us > 0
+    assert control.client.hget(keys.gone(WORKER), "cause") == b"SIGKILL"
+
+
+def test_death_noticed_by_a_lapsed_lease_says_so(control: Control) -> None:
+    control.own()
+    control.kill()
+    (line,) = lines(control.client)
+    assert (line.level, line.worker, line.request) == ("warning", WORKER, REQUEST)
+    assert "its lease lapsed" in line.message and f"it held {REQUEST} ({STAGE})" in line.message
+
+
+def test_death_of_a_gateway_names_the_requests_of_its_clients(control: Control) -> None:
+    submit(control, "req-2")
+    control.run(scripts.fence_worker("", GATEWAY, died=True, cause="exit status 3"))
+    (line,) = lines(control.client)
+    assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "")
+    assert line.message == f"gateway {GATEWAY} died (exit status 3); it held req-1 (client), req-2 (client)"
+
+
+def test_death_with_many_requests_names_a_bounded_number(control: Control) -> None:
+    for number in range(100):
+        submit(control, f"req-more{number:03}", bound=200)
+    control.run(scripts.fence_worker("", GATEWAY, died=True, cause="SIGKILL"))
+    (line,) = lines(control.client)
+    assert "req-more000 (client)" in line.message and line.message.endswith(" and 41 more") and len(line.message) < 4000
+
+
+def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: Control) -> None:
+    for _ in range(MAX_DEATHS + 1):
+        control.register(WORKER)
+        control.own()
+        control.run(scripts.fence_worker("", WORKER, died=True, cause="SIGSEGV"))
+    end = scripts.end_request(control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, KEEP, dead_stage=STAGE)
+    assert [control.run(end), control.run(end)] == ["ok", "ended"]
+    (line,) = lines(control.client, "error")
+    assert (line.worker, line.stage, line.request) == (WORKER, STAGE, REQUEST)
+    assert f"request {REQUEST} is a dead letter: 3 workers died" in line.message
+    assert len(lines(control.client, "warning")) == MAX_DEATHS + 1
+
+
+def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control) -> None:
+    epoch = control.own()
+    for _ in range(2):
+        assert control.run(scripts.order(WORKER, "drain")) == "ok"
+        assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+    control.append(epoch, finish=True)
+    for _ in range(2):
+        assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+    ordered, drained = lines(control.client)
+    assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
+    assert drained.message == f"worker {WORKER} is drained: it holds nothing and takes nothing new"
+    assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {("info", WORKER, STAGE)}
+    assert control.run(scripts.order(WORKER, "drain")) == "ok"
+    assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+    for order in ("resume", "resume", "drain"):
+        assert control.run(scripts.order(WORKER, order)) == "ok"
+    assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+    again = [line.message.partition(";")[0].removeprefix(f"worker {WORKER} is ") for line in lines(control.client)[2:]]
+    assert again == ["ordered to resume", "ordered to drain", "drained: it holds nothing and takes nothing new"]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_stop_is_logged_when_it_begins_and_when_the_worker_has_left(control: Control, ordered: bool) -> None:
+    if ordered:
+        assert control.run(scripts.order(WORKER, "stop")) == "ok"
+    for call in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
+        control.run(call)
+        control.run(call)
+    began, left = lines(control.client)
+    how = "is ordered to stop" if ordered else "is leaving by its own decision"
+    assert began.message == f"worker {WORKER} {how}; it holds nothing"
+    assert left.message == f"worker {WORKER} left; it held nothing"
+    assert {(line.level, line.worker) for line in (began, left)} == {("info", WORKER)}
+
+
+def test_refused_worker_is_a_warning_that_says_why(control: Control) -> None:
+    control.client.hset(keys.worker(WORKER), "package", "1.0")
+    reply = run(control.client, scripts.register(OTHER, ROLE, 60_000_000, {"kind": "test", "package": "2.0"}))
+    assert text(cast("list[bytes]", reply)[0]) == "skew"
+    (line,) = lines(control.client)
+    assert (line.level, line.process, line.worker, line.stage) == ("warning", "worker", OTHER, STAGE)
+    assert f"worker {OTHER} is refused: its package is 2.0, that of {WORKER} is 1.0; give all" in line.message
+
+
+def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Control) -> None:
+    assert [submit(control, f"req-over{number}", bound=1) for number in range(5)] == ["full"] * 5
+    (line,) = lines(control.client)
+    assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "req-over0")
+    assert "limits.max_requests allows 1" in line.message
+
+
+def test_lapsed_lead_is_a_warning_and_one_that_was_given_up_is_none(control: Control) -> None:
+    first, old = WorkerId("conductor@test"), control.leader
+    assert control.run(scripts.lead(first, old, 1)) == old
+    control.depose()
+    assert not lines(control.client)
+    control.client.delete(keys.CONDUCTOR)
+    assert control.run(scripts.lead(first, "", 60_000))
+    (line,) = lines(control.client)
+    assert (line.level, line.process, line.worker) == ("warning", "conductor", "conductor@other")
+    assert "the lead of conductor conductor@other lapsed" in line.message and f"{first} leads now" in line.message
+
+
+async def test_deaths_are_found_by_each_request_that_the_worker_held(redis_url: str) -> None:
+    """With a conductor and workers at work: whichever of them see a death, it is one line, and the answers are whole."""
+    with thread_fleet(redis_url, "graph=text", "edges.text.credits=2") as fleet:
+        async with gateway(fleet) as client:
+            specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]
+            streams = [await client.submit(spec, None) for spec in specs]
+            first = [await asyncio.to_thread(fleet.owner, spec.id, STAGE) for spec in specs][0]
+            other = await asyncio.to_thread(fleet.add_worker, ROLE)
+            await asyncio.to_thread(fleet.kill, first)
+            for stream, spec in zip(streams, specs, strict=True):
+                await collected(stream, spec)
+            for spec in specs:
+                (line,) = (await client.telemetry.logs(LogQuery(level="warning", request=spec.id))).lines
+                assert line.worker == first.worker and f"{spec.id} ({STAGE})" in line.message
+            assert not (await client.telemetry.logs(LogQuery(level="warning", worker=other.worker))).lines
+            assert not (await client.telemetry.logs(LogQuery(level="warning", request="req-0"))).lines
+            (gone,) = [view for view in await client.telemetry.workers() if view.id == first.worker]
+            assert gone.state == "died"
