@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from web.encoder import FileFormat
 from web.errors import UnsupportedValue
 from web.schema import Body, Seed, StageFields, Temperature, Voice, bad_input
+from web.unserved import refuse_content
 
 UNSERVED_FORMATS = ("srt", "vtt", "verbose_json", "diarized_json")
 
@@ -54,11 +55,13 @@ class TranscriptionForm(Body):
 
 
 def parse_speech(body: bytes) -> SpeechBody:
-    """Raises: BadInput naming the field."""
+    """Raises: BadInput, UnsupportedValue naming the field."""
     try:
-        return SpeechBody.model_validate_json(body)
+        speech = SpeechBody.model_validate_json(body)
     except ValidationError as error:
         raise bad_input(error) from error
+    refuse_content(speech)
+    return speech
 
 
 def parse_transcription(fields: dict[str, str]) -> TranscriptionForm:
@@ -70,6 +73,8 @@ def parse_transcription(fields: dict[str, str]) -> TranscriptionForm:
             param="response_format",
         )
     try:
-        return TranscriptionForm.model_validate(fields)
+        form = TranscriptionForm.model_validate(fields)
     except ValidationError as error:
         raise bad_input(error) from error
+    refuse_content(form)
+    return form
