@@ -44,7 +44,7 @@ class AudioUrl(Body):
     @classmethod
     def _inline(cls, url: str) -> str:
         if not url.startswith("data:"):
-            raise ValueError("only data: URLs are read; this server fetches nothing")
+            raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
         return url
 
 
