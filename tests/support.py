@@ -61,12 +61,16 @@ def redis_answers(url: str) -> bool:
 
 
 class RedisProcess:
-    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back."""
+    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back.
 
-    def __init__(self, data_dir: Path) -> None:
+    `binary` is the server program; None is the one that Fleet would run.
+    """
+
+    def __init__(self, data_dir: Path, binary: Path | None = None) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._data_dir = data_dir
+        self._binary = binary or find_server()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +80,7 @@ class RedisProcess:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = server_command(find_server(), ServerOptions(data_dir=self._data_dir, port=self.port))
+        command = server_command(self._binary, ServerOptions(data_dir=self._data_dir, port=self.port))
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: redis_answers(self.url), f"Redis on port {self.port}", timeout_s=20)
 

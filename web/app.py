@@ -18,6 +18,7 @@ from web.guard import Guard, Rules
 from web.hosts import Hosts
 from web.middleware import RequestContext
 from web.openapi import OpenApi
+from web.origins import Cors, Origins
 from web.pages.site import console_routes
 from web.ports import FleetPort
 from web.realtime.routes import VoiceRoutes
@@ -27,12 +28,18 @@ from web.transcription import TranscriptionEndpoint
 
 
 def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
-    """Raises: ConfigError if the graph or the deployment's sampling cannot be served."""
+    """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
     gateway = Gateway(config, client, frontend)
-    rules = Rules(api_key, config.web.read_only, Hosts(config.web, has_key=api_key is not None))
+    has_key = api_key is not None
+    origins = Origins(config.web, has_key=has_key)
+    rules = Rules(api_key, config.web.read_only, Hosts(config.web, has_key=has_key), origins)
     app = Starlette(
         routes=_routes(gateway, api_key),
-        middleware=[Middleware(RequestContext, metrics=gateway.metrics), Middleware(Guard, rules=rules)],
+        middleware=[
+            Middleware(Cors, origins=origins),
+            Middleware(RequestContext, metrics=gateway.metrics),
+            Middleware(Guard, rules=rules),
+        ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
@@ -48,6 +55,7 @@ def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/translations", fleet.translations, methods=["POST"]),
         Route("/v1/audio/voices", fleet.voices),
+        Route("/v1/audio/models", fleet.speech_models),
         Route("/v1/models", fleet.models),
         Route("/v1/models/{model:path}", fleet.model),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),

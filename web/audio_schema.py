@@ -1,5 +1,6 @@
 """What clients send to the audio routes, checked. Knows no stage and no limit of the deployment."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -9,7 +10,11 @@ from web.errors import UnsupportedValue
 from web.schema import Body, Seed, StageFields, Temperature, Voice, bad_input
 from web.unserved import refuse_content
 
-UNSERVED_FORMATS = ("srt", "vtt", "verbose_json", "diarized_json")
+UNSERVED_FORMATS = {
+    "srt": "needs the time of each phrase", "vtt": "needs the time of each phrase", "diarized_json": "needs the speakers",
+}  # fmt: skip
+GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")
+"""The field's names in a form: with brackets as OpenAI's clients write lists, without them as others do."""
 
 
 class SpeechBody(Body):
@@ -44,14 +49,18 @@ class TranscriptionForm(Body):
     model: str
     language: str | None = None
     prompt: str | None = None
-    response_format: Literal["json", "text"] = "json"
+    response_format: Literal["json", "text", "verbose_json"] = "json"
     temperature: Temperature | None = None
     stream: bool = False
 
     def ignored(self) -> list[str]:
-        """Names of given fields that change nothing: the model hears which language it is, and takes no hints."""
+        """Names of given fields that change nothing: the model hears which language it is, and takes no hints.
+
+        `verbose_json` honours the granularity `segment` with its one segment.
+        """
+        verbose = self.response_format == "verbose_json"
         known = {name for name in ("language", "prompt") if getattr(self, name) is not None}
-        return sorted(known | set(self.model_extra or {}))
+        return sorted(known | set(self.model_extra or {}) - (set(GRANULARITIES) if verbose else set[str]()))
 
 
 def parse_speech(body: bytes) -> SpeechBody:
@@ -64,16 +73,19 @@ def parse_speech(body: bytes) -> SpeechBody:
     return speech
 
 
-def parse_transcription(fields: dict[str, str]) -> TranscriptionForm:
-    """Raises: BadInput, UnsupportedValue naming the field."""
-    kind = fields.get("response_format")
+def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
+    """The form's fields as they came, some perhaps more than once. Raises: BadInput, UnsupportedValue naming the field."""
+    last = dict(fields)
+    kind = last.get("response_format", "")
     if kind in UNSERVED_FORMATS:
-        raise UnsupportedValue(
-            f"response_format: {kind} needs the time of each word, which this model does not tell; use json or text",
-            param="response_format",
-        )
+        message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
+        raise UnsupportedValue(f"response_format: {message}", param="response_format")
+    wants_words = any(name in GRANULARITIES and value == "word" for name, value in fields)
+    if kind == "verbose_json" and wants_words:
+        message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
+        raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
     try:
-        form = TranscriptionForm.model_validate(fields)
+        form = TranscriptionForm.model_validate(last)
     except ValidationError as error:
         raise bad_input(error) from error
     refuse_content(form)

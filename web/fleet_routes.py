@@ -9,18 +9,13 @@ from fleet.core.ids import RequestId
 from web.errors import ErrorBody, UnservedRoute, envelope_of
 from web.gateway import Gateway
 from web.story import no_request
-from web.wire import Model, ModelList
+from web.wire import ListedVoice, Model, ModelList, SpeechModel, SpeechModelList, VoiceList
 
 
 class Aborted(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "fleet.request.aborted"
     aborted: bool
-
-
-class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
-    voices: list[str]
-    uploaded_voices: list[str] = []
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +50,13 @@ class FleetRoutes:
 
     async def voices(self, _request: Request) -> Response:
         """The default one first; OpenAI's names are understood too."""
-        return json_response(VoiceList(voices=self._gateway.frontend.voices()))
+        voices = [ListedVoice(id=name, name=name) for name in self._gateway.frontend.voices()]
+        return json_response(VoiceList(voices=voices))
+
+    async def speech_models(self, _request: Request) -> Response:
+        """Models for /v1/audio/speech: the served one, or none if it does not speak."""
+        model = self._gateway.model
+        return json_response(SpeechModelList(models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []))
 
     async def translations(self, _request: Request) -> Response:
         raise UnservedRoute("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")

@@ -85,10 +85,11 @@ class Gateway:
         """End whatever still runs here; see `FleetPort.part`."""
         self.client.part()
 
-    def check_model(self, wanted: str) -> None:
-        """Raises: ModelNotFound."""
-        if wanted != self.model:
-            raise ModelNotFound(f"model: no model {wanted!r}; this server has {self.model!r}", param="model")
+    def check_model(self, wanted: str, where: str = "model") -> None:
+        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming `where`."""
+        if wanted != self.model and wanted not in self.config.web.model_aliases:
+            message = f"no model {wanted!r}; this server has {self.model!r}, and web.model_aliases lists its other names"
+            raise ModelNotFound(f"{where}: {message}", param=where)
 
     async def open(self, body: ChatBody, request_id: RequestId, asked: Asked | None = None, *, kind: str = "") -> Opened:
         """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.

@@ -11,9 +11,12 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
+from web.origins import Origins, not_listed
+from web.realtime.refusal import refuse_socket
 
 COOKIE = "fleet_console"
 CSRF_HEADER = "x-csrf-token"
@@ -53,6 +56,7 @@ class Rules:
     api_key: str | None
     read_only: bool
     hosts: Hosts
+    origins: Origins
 
     def refusal(self, scope: Scope) -> Unauthorized | Forbidden | ForeignHost | ReadOnly | None:
         if reason := self.hosts.refusal(Headers(scope=scope).get("host")):
@@ -62,8 +66,6 @@ class Rules:
         headers = Headers(scope=scope)
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
         bears_key = self.api_key is not None and same_key((offered_key(scope) or "").encode("latin-1"), self.api_key)
-        if not bears_key and (changes or scope["type"] == "websocket") and (reason := _foreign(headers)):
-            return Forbidden(reason)
         if not bears_key and (refused := self._without_key(scope, headers, changes)) is not None:
             return refused
         if self.read_only and changes and scope["path"].startswith(OPERATING):
@@ -71,10 +73,13 @@ class Rules:
         return None
 
     def _without_key(self, scope: Scope, headers: Headers, changes: bool) -> Unauthorized | Forbidden | None:
-        """The rules for whoever does not send the key itself: a browser with our cookie, or somebody else."""
+        """The rules for requests without the key: from a browser with the cookie, from pages of other origins, from anywhere."""
+        foreign, allowed = _foreign(headers), self.origins.allow(scope)
+        if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
+            return Forbidden(foreign)
         if self.api_key is None or scope["path"].startswith(OPEN_PATHS):
             return None
-        if not _cookie_is(headers, cookie_value(self.api_key)):
+        if (foreign is not None and allowed) or not _cookie_is(headers, cookie_value(self.api_key)):
             return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
         token = headers.get(CSRF_HEADER, "").encode("latin-1")
         if changes and not same_key(token, csrf_token(self.api_key)):
@@ -97,7 +102,7 @@ class Guard:
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
+            await refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
             where = f"{LOGIN}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})
@@ -119,7 +124,7 @@ def _foreign(headers: Headers) -> str | None:
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return (
-            f"origin: {origin[:80]} is another site; the console takes changes and sockets from its own pages only "
+            f"{not_listed(origin)} to let them call the API; the console's changes and sockets come from its own pages only "
             "(a proxy must pass the Host header on unchanged)"
         )
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):

@@ -33,14 +33,14 @@ from web.fleet_api import (
     Series,
     WorkerStories,
 )
-from web.fleet_routes import Aborted, Health, Readiness, VoiceList
+from web.fleet_routes import Aborted, Health, Readiness
 from web.gateway import Gateway
 from web.realtime.routes import SessionEnded, SessionList
 from web.realtime.secrets import Secret, SecretBody
 from web.schema import ChatBody
 from web.story import Told
-from web.transcription import Transcription
-from web.wire import ChatCompletion, Model, ModelList
+from web.transcription import Transcription, VerboseTranscription
+from web.wire import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
 REF = "#/components/schemas/{name}"
@@ -51,8 +51,9 @@ Schema = dict[str, object]
 class Operation:
     """One method of one route.
 
-    `body` is what it takes as JSON, `form` as multipart beside a `file`. `answer` is what it says as JSON; `media` other kinds of
-    what it may answer. `headers` and `query` are those of the request that it reads. `statuses`: of answers that are no error.
+    `body` is what it takes as JSON, `form` as multipart beside a `file`. `answer` is what it says as JSON, `others` are other
+    shapes of that; `media` other kinds of what it may answer. `headers` and `query` are those of the request that it reads.
+    `statuses`: of answers that are no error.
     """
 
     method: str
@@ -61,6 +62,7 @@ class Operation:
     body: type[BaseModel] | None = None
     form: type[BaseModel] | None = None
     answer: type[msgspec.Struct] | None = None
+    others: Sequence[type[msgspec.Struct]] = ()
     media: Sequence[str] = ()
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     query: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -78,11 +80,12 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="POST", path="/v1/audio/transcriptions", summary="Write down what a sound says",
-        form=TranscriptionForm, answer=Transcription, media=(TEXT, EVENTS),
+        form=TranscriptionForm, answer=Transcription, others=(VerboseTranscription,), media=(TEXT, EVENTS),
     ),
     Operation(method="POST", path="/v1/audio/translations", summary="Not served: always 404", statuses=()),
     Operation(method="GET", path="/v1/realtime", summary="A WebSocket; over plain HTTP always 426", statuses=()),
     Operation(method="GET", path="/v1/audio/voices", summary="The voices, the default one first", answer=VoiceList),
+    Operation(method="GET", path="/v1/audio/models", summary="The model, if it speaks", answer=SpeechModelList),
     Operation(method="GET", path="/v1/models", summary="The one model that is served", answer=ModelList),
     Operation(method="GET", path="/v1/models/{model}", summary="That model", answer=Model),
     Operation(
@@ -165,7 +168,7 @@ OPERATIONS: tuple[Operation, ...] = (
 def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
     """OpenAPI 3.1 of a server of this model."""
     bodies = [given for op in operations for given in (op.body, op.form) if given is not None]
-    answers: list[type[msgspec.Struct]] = [op.answer for op in operations if op.answer is not None]
+    answers = [answer for op in operations for answer in _shapes(op)]
     _, of_bodies = models_json_schema([(body, "validation") for body in bodies], ref_template=REF.replace("name", "model"))
     _, of_answers = msgspec.json.schema_components([*answers, ErrorEnvelope], ref_template=REF)
     schemas = {**cast(Schema, of_bodies["$defs"]), **of_answers}
@@ -226,9 +229,14 @@ def _parameter(name: str, place: str, what: str) -> Schema:
 
 def _answered(op: Operation) -> Schema:
     content: Schema = {kind: {} for kind in op.media}
-    if op.answer is not None:
-        content[JSON] = {"schema": _ref(op.answer)}
+    shapes = [_ref(shape) for shape in _shapes(op)]
+    if shapes:
+        content[JSON] = {"schema": {"anyOf": shapes} if len(shapes) > 1 else shapes[0]}
     return {"description": op.summary, "content": content}
+
+
+def _shapes(op: Operation) -> list[type[msgspec.Struct]]:
+    return [op.answer, *op.others] if op.answer is not None else []
 
 
 def _ref(named: type[object]) -> Schema:

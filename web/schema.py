@@ -20,6 +20,10 @@ IGNORED = frozenset(
 )
 """Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
 
+InputFormat = Literal[
+    "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
+]  # fmt: skip
+"""Names that clients have for files that can be read; see `fleet/processing/audio.py`."""
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
 
@@ -31,10 +35,10 @@ class Body(BaseModel):
 
 
 class InputAudio(Body):
-    """`format` is what OpenAI's API asks for; what the file is, its own header says."""
+    """`format` is what OpenAI's API asks for; what the file is, its own header says. Raw samples have none: send WAV."""
 
     data: str
-    format: Literal["wav", "mp3", "flac", "ogg", "opus"] = "wav"
+    format: InputFormat = "wav"
 
 
 class AudioUrl(Body):

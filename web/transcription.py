@@ -1,5 +1,6 @@
 """POST /v1/audio/transcriptions: what a sound says, as text; and the same for callers inside. Knows no stage."""
 
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Literal
 
@@ -26,6 +27,7 @@ from web.schema import ChatBody, MessageBody
 from web.wire import event
 
 MAX_FIELDS = 32
+UNKNOWN_LANGUAGE = "unknown"
 PCM_PEAK = 32767
 
 
@@ -45,6 +47,41 @@ class TranscriptionUsage(msgspec.Struct, frozen=True, kw_only=True):
 class Transcription(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     usage: TranscriptionUsage
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One segment over the whole clip, since the model gives no times within it.
+
+    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: their values keep readers that filter by them from dropping the
+    segment. Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
+    """
+
+    id: int = 0
+    seek: int = 0
+    start: float = 0.0
+    end: float
+    text: str
+    tokens: list[int] = []
+    temperature: float
+    avg_logprob: float = 0.0
+    compression_ratio: float
+    no_speech_prob: float = 0.0
+
+
+class DurationUsage(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["duration"] = "duration"
+    seconds: float
+
+
+class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
+    """`verbose_json`; `language` is the one that the client gave. Units: seconds. Source: openai 3.54, `TranscriptionVerbose`."""
+
+    task: Literal["transcribe"] = "transcribe"
+    language: str
+    duration: float
+    text: str
+    segments: list[Segment]
+    usage: DurationUsage
 
 
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +124,7 @@ class TranscriptionEndpoint:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
         async with _Form(request, raw) as form:
-            fields = {name: value for name, value in form.multi_items() if isinstance(value, str) and name != "file"}
+            fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
             asked = parse_transcription(fields)
             self._gateway.check_model(asked.model)
             file = await _file_of(form)
@@ -101,11 +138,29 @@ class TranscriptionEndpoint:
                 await send_stream(send, headers, _events(answer))
                 return
             text = "".join([text async for text in _texts(answer)])
-            response: Response = PlainTextResponse(text, headers=headers)
-            if asked.response_format == "json":
-                whole = msgspec.json.encode(Transcription(text=text, usage=_usage(answer)))
-                response = Response(whole, media_type="application/json", headers=headers)
-            await response(scope, receive, send)
+            await _whole(asked, answer, text, headers)(scope, receive, send)
+
+
+def _whole(asked: TranscriptionForm, answer: Answer, text: str, headers: dict[str, str]) -> Response:
+    if asked.response_format == "text":
+        return PlainTextResponse(text, headers=headers)
+    shaped: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
+    if asked.response_format == "verbose_json":
+        shaped = _verbose(asked, answer, text)
+    return Response(msgspec.json.encode(shaped), media_type="application/json", headers=headers)
+
+
+def _verbose(asked: TranscriptionForm, answer: Answer, text: str) -> VerboseTranscription:
+    seconds = round(sum(clip.num_samples / clip.rate_hz for clip in answer.spec.audio), 3)
+    raw = text.encode()
+    segment = Segment(
+        end=seconds, text=text, temperature=asked.temperature or 0.0,
+        compression_ratio=round(len(raw) / len(zlib.compress(raw)), 3),
+    )  # fmt: skip
+    return VerboseTranscription(
+        language=asked.language or UNKNOWN_LANGUAGE, duration=seconds, text=text, segments=[segment] if text else [],
+        usage=DurationUsage(seconds=seconds),
+    )  # fmt: skip
 
 
 class _Form:

@@ -103,6 +103,29 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
+class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+
+
+class SpeechModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/audio/models, which is not OpenAI's. Source: Open WebUI, `get_available_models` in routers/audio.py."""
+
+    models: list[SpeechModel]
+
+
+class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+
+
+class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/audio/voices, which is not OpenAI's. Source: Open WebUI, `get_available_voices`; vLLM-Omni, `uploaded_voices`."""
+
+    voices: list[ListedVoice]
+    uploaded_voices: list[str] = []
+
+
 _encode = msgspec.json.Encoder().encode
 
 

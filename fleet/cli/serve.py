@@ -20,8 +20,8 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
     """Run the fleet's Redis server; idle if REDIS_URL names one elsewhere.
 
-    The server is redis-server from PATH (6.2 or newer), else the one bundled with Fleet. Its data lies in `redis.data_dir`, or in
-    `redis` under `data_dir`, as an append-only file and survives restarts.
+    The server is redis-server or valkey-server from PATH (6.2 or newer), else the Valkey that is installed with Fleet. Its data
+    lies in `redis.data_dir`, or in `redis` under `data_dir`, as an append-only file and survives restarts.
 
     Example: fleet redis --set redis.port=6400
     """

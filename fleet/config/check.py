@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from fleet.config.explain import Place, Problem, first_sampling_problem
 from fleet.config.names import meant, shown
-from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig
+from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig, WebConfig
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
@@ -217,8 +217,17 @@ def certificates_are_whole(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(("web", "tls"), f"makes a certificate, and web.{name} names one; give one of them")
 
 
+def aliases_are_other_names(config: FleetConfig) -> Iterator[Problem]:
+    """The default aliases are exempt: a deployment may be named like one of them."""
+    web = config.web
+    if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
+        message = f"{shown(web.model_name)} is web.model_name, under which the model answers anyway; take it out"
+        yield Problem(("web", "model_aliases"), message)
+
+
 RULES: tuple[Rule, ...] = (
     certificates_are_whole,
+    aliases_are_other_names,
     graph_is_known,
     stages_and_edges_are_the_graphs,
     ramps_are_used,

@@ -68,7 +68,8 @@ def _wrong_value(kind: str, said: str, given: object) -> str:
     if kind in _NO_SECTION:
         return f"must be a section of keys and values (got {shown(given)})"
     if kind == "tuple_type":
-        return f"must be a list, such as [2, 4, 8] (got {shown(given)})"
+        example = f"[{given}]" if isinstance(given, str) and given else "[2, 4, 8]"
+        return f"must be a list, such as {example} (got {shown(given)})"
     return f"{said.removeprefix('Value error, ')} (got {shown(given)})"
 
 

@@ -19,10 +19,19 @@ Text = Annotated[str, BeforeValidator(values.text)]
 Folder = Annotated[Path, BeforeValidator(values.folder)]
 Device = Annotated[str, BeforeValidator(values.device)]
 Host = Annotated[str, BeforeValidator(values.host)]
+Origin = Annotated[str, BeforeValidator(values.origin)]
 Port = Annotated[int, BeforeValidator(values.port)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
 Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
 """Counts of tokens, frames, chunks: beyond a million nobody means it."""
+
+MODEL_ALIASES = (
+    "tts-1", "tts-1-hd", "gpt-4o-mini-tts",
+    "whisper-1", "gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe",
+    "gpt-realtime", "gpt-realtime-mini", "gpt-realtime-1.5", "gpt-realtime-2", "gpt-realtime-2.1", "gpt-realtime-2.1-mini",
+    "gpt-4o-realtime-preview", "gpt-4o-mini-realtime-preview",
+)  # fmt: skip
+"""Models that clients of the audio and Realtime APIs ask for by default. Names of chat models are left to `web.model_name`."""
 
 MAX_ACK_STRIDE = 16
 RENEWALS = 5
@@ -126,12 +135,16 @@ class WebConfig(Strict):
     """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder.
 
     `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/hosts.py`.
+    `allowed_origins`: origins whose pages may call the API from a browser; see `web/origins.py`.
+    `model_aliases`: other names under which the model answers; it is listed under its own alone.
     """
 
     host: Host = "127.0.0.1"
     port: Port = 8000
     allowed_hosts: tuple[Host, ...] = ()
+    allowed_origins: tuple[Origin, ...] = ()
     model_name: Text | None = None
+    model_aliases: tuple[Text, ...] = MODEL_ALIASES
     read_only: Switch = False
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None

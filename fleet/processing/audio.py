@@ -10,37 +10,36 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, InputTooLarge
+from fleet.processing.containers import NotReadable, check_rate, demuxer_of, read_mono
 
-MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 192_000
 MIN_CLIP_MS = 50
 """Shorter clips hold fewer samples than the first analysis window reflects."""
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
+READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
 _BLOCK_FRAMES = 1 << 16
 
 Samples = NDArray[np.float32]
 
 
 def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) -> Samples:
-    """Decode WAV, FLAC, Ogg or MP3 to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
-    the file's base64.
+    """Decode an audio file to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
+    the file's base64, or a `data:` URL of it.
 
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; give a WAV, FLAC, Ogg or MP3 file", param=where)
+        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
+    demuxer = demuxer_of(raw)
     try:
-        with soundfile.SoundFile(io.BytesIO(raw)) as file:
-            if not MIN_RATE_HZ <= file.samplerate <= MAX_RATE_HZ:
-                raise BadInput(
-                    f"{where}: sample rate {file.samplerate} Hz; use {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz", param=where
-                )
-            mono = _read_mono(file, max_s, where)
-            source_hz = int(file.samplerate)
-    except (soundfile.SoundFileError, RuntimeError) as error:
-        raise BadInput(f"{where}: not audio that can be read (WAV, FLAC, Ogg or MP3 expected)", param=where) from error
+        if demuxer is None:
+            mono, source_hz = _read_file(raw, max_s, where)
+        else:
+            mono, source_hz = read_mono(raw, demuxer, max_s, where)
+    except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
+        raise BadInput(f"{where}: not audio that can be read ({READABLE} expected)", param=where) from error
     _check_samples(mono, source_hz, where)
     if source_hz != rate_hz:
         mono = soxr.resample(mono, source_hz, rate_hz)
@@ -48,15 +47,22 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) ->
 
 
 def _from_base64(data: str, where: str) -> bytes:
-    header, comma, rest = data.partition(",")
-    if header.startswith("data:") and comma:
-        data = rest
+    if data.startswith("data:"):
+        # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`
+        before, mark, rest = data.partition(";base64," if ";base64," in data else ",")
+        data = rest if mark else before
     # MIME encoders break lines every 76 characters.
     compact = "".join(data.split())
     try:
         return base64.b64decode(compact.encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
+
+
+def _read_file(raw: bytes, max_s: float, where: str) -> tuple[Samples, int]:
+    with soundfile.SoundFile(io.BytesIO(raw)) as file:
+        check_rate(file.samplerate, where)
+        return _read_mono(file, max_s, where), int(file.samplerate)
 
 
 def _read_mono(file: soundfile.SoundFile, max_s: float, where: str) -> Samples:

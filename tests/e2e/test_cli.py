@@ -161,6 +161,18 @@ def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> No
             assert client.get("kept") == "yes"
 
 
+def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> None:
+    """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
+    data, port = tmp_path / "data", free_port()
+    data.mkdir()
+    file = data / "appendonly.aof"
+    file.write_bytes(b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$3\r\nyes\r\n")
+    with start_cli("redis", *redis_options(data, port), cwd=tmp_path):
+        wait_until(lambda: ping(port), "Redis to answer")
+        with redis.Redis(port=port, decode_responses=True) as client:
+            assert client.get("kept") == "yes"
+
+
 def test_one_folder_is_served_once(tmp_path: Path) -> None:
     port = free_port()
     with start_cli("redis", *redis_options(tmp_path / "data", port), cwd=tmp_path) as server:

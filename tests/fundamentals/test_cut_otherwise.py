@@ -35,7 +35,7 @@ from tests.harness import (
     processes,
     ready,
 )
-from tests.support import RedisProcess
+from tests.support import RedisProcess, wait_until
 
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
 NUM_FRAMES = 80
@@ -89,6 +89,9 @@ class Tail:
         self._sizes: Mapping[Path, int] = {}
 
     def mark(self) -> None:
+        """Note what the file holds once everything acknowledged so far was written: a slow fsync may delay that for seconds."""
+        with connect(self._server.url) as client:
+            wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, "the append-only file to be written")  # pyright: ignore
         self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
 
     def restart(self) -> None:

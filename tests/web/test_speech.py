@@ -218,6 +218,16 @@ def test_any_text_is_spoken_whole_or_refused(gateway: Gateway, text: str) -> Non
         assert error_of(answer, answer.status_code)["param"] == "input" and answer.status_code < 500
 
 
-def test_voices_are_listed(gateway: Gateway) -> None:
+def test_voices_are_listed_with_id_and_name(gateway: Gateway) -> None:
+    """As Open WebUI reads them; each id is a voice that can be asked for."""
     answer = gateway.http.get("/v1/audio/voices").json()
-    assert answer["voices"][0] == "ethan" and "chelsie" in answer["voices"] and answer["uploaded_voices"] == []
+    names = {voice["id"]: voice["name"] for voice in answer["voices"]}
+    assert next(iter(names)) == "ethan" and "chelsie" in names and answer["uploaded_voices"] == []
+    assert all(speak(gateway, voice=voice).headers["x-fleet-voice"] == voice for voice in names)
+
+
+def test_speech_models_are_listed(gateway: Gateway, text_only: Loaded) -> None:
+    assert gateway.http.get("/v1/audio/models").json() == {"models": [{"id": "omni", "name": "omni"}]}
+    with serving(text_only) as silent:
+        assert silent.http.get("/v1/audio/models").json() == {"models": []}
+        assert silent.http.get("/v1/audio/voices").json()["voices"] == []

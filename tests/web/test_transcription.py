@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.audio import Transcription
+from openai.types.audio import Transcription, TranscriptionVerbose
 from openai.types.audio.transcription_create_params import TranscriptionCreateParamsNonStreaming
 from tokenizers import Tokenizer
 
@@ -69,6 +69,40 @@ def test_plain_text(gateway: Gateway) -> None:
     assert write_down(gateway, response_format="text").headers["content-type"].startswith("text/plain")
 
 
+@pytest.mark.parametrize("language", ["de", None])
+def test_verbose_json_is_one_segment_over_the_clip(gateway: Gateway, language: str | None) -> None:
+    given = {"language": language} if language is not None else {}
+    fields = params(response_format="verbose_json", timestamp_granularities=["segment"], temperature=0.5, **given)
+    answer = cast(object, gateway.openai().audio.transcriptions.create(**fields))
+    assert isinstance(answer, TranscriptionVerbose)
+    TranscriptionVerbose.model_validate(answer.model_dump(), strict=True)
+    assert answer.text == Script().text and answer.duration == 2.0 and answer.language == (language or "unknown")
+    assert answer.usage is not None and answer.usage.seconds == 2.0 and answer.words is None
+    (segment,) = answer.segments or []
+    assert (segment.start, segment.end, segment.text, segment.temperature) == (0, 2.0, answer.text, 0.5)
+    # readers discard a segment below -1, above 2.4 and above 0.6
+    assert segment.avg_logprob > -1 and segment.compression_ratio < 2.4 and segment.no_speech_prob < 0.6
+
+
+@pytest.mark.parametrize(
+    ("kind", "granularities", "status"),
+    [
+        ("verbose_json", ["segment"], 200),
+        ("verbose_json", ["segment", "word"], 400),
+        ("verbose_json", ["word", "segment"], 400),
+        ("json", ["segment", "word"], 200),
+    ],
+)
+def test_times_of_words_are_refused_where_they_would_be_missing(
+    gateway: Gateway, kind: str, granularities: list[str], status: int
+) -> None:
+    fields = {"model": "omni", "response_format": kind, "timestamp_granularities[]": granularities}
+    answer = gateway.http.post(PATH, data=fields, files={"file": ("a.wav", sound())})
+    assert answer.status_code == status
+    assert ("use segment" in answer.text) is (status == 400)
+    assert ("x-fleet-ignored" in answer.headers) is (kind == "json")
+
+
 def test_streamed_it_comes_as_it_is_heard(gateway: Gateway) -> None:
     stream = gateway.openai().audio.transcriptions.create(model="omni", file=("a.wav", sound()), stream=True)
     *deltas, done = list(stream)
@@ -105,7 +139,8 @@ def test_leaving_aborts_it(gateway: Gateway, stream: str) -> None:
     [
         ({"response_format": "srt"}, "response_format", 400),
         ({"response_format": "vtt"}, "response_format", 400),
-        ({"response_format": "verbose_json"}, "response_format", 400),
+        ({"response_format": "diarized_json"}, "response_format", 400),
+        ({"response_format": "verbose_json", "timestamp_granularities": "word"}, "timestamp_granularities", 400),
         ({"response_format": "xml"}, "response_format", 400),
         ({"temperature": "warm"}, "temperature", 400),
         ({"temperature": "nan"}, "temperature", 400),

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge
-from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, SessionPatch, ToolChoice, Unserved, VoiceId
+from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
@@ -29,8 +29,10 @@ class ClientEvent(Patch):
 
 
 class SessionUpdate(ClientEvent):
+    """Fields as they came: `update` checks them one by one."""
+
     type: Literal["session.update"]
-    session: SessionPatch
+    session: dict[str, object]
 
 
 class BufferAppend(ClientEvent):
@@ -61,7 +63,10 @@ class PartPatch(Patch):
 
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
-        raise ValueError(f"{kind[:SHOWN]}: tools are not served; say it in a message")
+        raise ValueError(
+            f"{kind[:SHOWN]!r} is not served, as tools are not; only items of type message are: "
+            "write what it says as text of a user or system message"
+        )
     return kind
 
 
@@ -120,7 +125,7 @@ class ResponsePatch(Patch):
     max_output_tokens: OutputTokens | None = None
     audio: ResponseAudioPatch | None = None
     tools: list[object] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice = None
     prompt: Unserved = None
 
 
@@ -205,10 +210,12 @@ def _bad_input(error: ValidationError) -> BadInput:
     return BadInput(f"type: no event {wrong!r}; use one of {', '.join(EVENTS)}", param="type")
 
 
-def bad_field(error: ValidationError, whole: str, *, skip: int = 0) -> BadInput:
-    """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called."""
+def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
+    """The first mistake, its field named without the first `skip` pieces of where it is; `whole`: what all of it is called.
+    `within` is the field that holds all of it, where there is one.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
-    path = _path(first["loc"][skip:])
+    path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
     message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
     if first["type"] == "union_tag_not_found":
         path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"

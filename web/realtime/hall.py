@@ -115,7 +115,8 @@ class Hall:
         run = session.replies.run
         if run is not None:
             asked(run.making.request_id)
-            if received.samples is not None and run.id == received.response_id:
+            playable = session.settings.audio.output.format is not None
+            if playable and received.samples is not None and run.id == received.response_id:
                 run.rewind(received.samples)
             elif run.active:
                 run.making.poke()

@@ -13,7 +13,7 @@ from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
-from web.realtime.settings import Settings
+from web.realtime.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 from web.realtime.turns import RATE_HZ
 
 MIN_CLIP_MS = 100
@@ -25,7 +25,7 @@ class ItemReader:
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
         self._check_text = gateway.frontend.check_text
-        self._rate_hz, self._max_audio_s = settings.audio.input.format.rate, gateway.config.limits.max_audio_s
+        self._format, self._max_audio_s = settings.audio.input.format, gateway.config.limits.max_audio_s
 
     def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
         """Raises: BadInput, UnsupportedValue naming the field."""
@@ -67,15 +67,24 @@ class ItemReader:
         return found
 
     def clip(self, data: str, where: str) -> Clip:
+        if self._format is None:
+            raise no_input_format(where)
+        rate_hz = self._format.rate
         pcm = decode_pcm(data, where)
         samples = np.frombuffer(pcm[: len(pcm) - len(pcm) % 2], "<i2")
-        if len(samples) * 1000 < MIN_CLIP_MS * self._rate_hz:
+        if len(samples) * 1000 < MIN_CLIP_MS * rate_hz:
             raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
-        if len(samples) > self._max_audio_s * self._rate_hz:
+        if len(samples) > self._max_audio_s * rate_hz:
             raise InputTooLarge(f"{where}: the audio is longer than {self._max_audio_s:g} s", param=where)
-        if self._rate_hz != RATE_HZ:
-            samples = soxr.resample(samples, self._rate_hz, RATE_HZ)
+        if rate_hz != RATE_HZ:
+            samples = soxr.resample(samples, rate_hz, RATE_HZ)
         return Clip(samples.astype("<i2").tobytes())
+
+
+def no_input_format(where: str) -> UnsupportedValue:
+    """The refusal of audio while the session has no input format."""
+    message = f"{where}: audio is not read while {INPUT_FORMAT} is refused; set it to {SERVED_FORMAT}"
+    return UnsupportedValue(message, param=where)
 
 
 def _part(given: PartPatch, role: str, where: str) -> Part:

@@ -23,7 +23,7 @@ from web.realtime.items import MIN_CLIP_MS
 from web.realtime.line import Line
 from web.realtime.replies import BufferEmpty, Replies
 from web.realtime.run import Marks
-from web.realtime.settings import Settings
+from web.realtime.settings import INPUT_FORMAT, PcmFormat, Settings
 from web.realtime.turns import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
 from web.schema import InputAudio, InputAudioPartBody, MessageBody
 from web.transcription import transcribe
@@ -50,7 +50,8 @@ class Listener:
         self._gateway, self._line, self._conversation, self._replies = gateway, line, conversation, replies
         self._settings, self._add = settings, add
         self._max_s = gateway.config.limits.max_audio_s
-        self.ear = Ear(settings().audio.input.format.rate, self._rules())
+        form = settings().audio.input.format or PcmFormat()
+        self.ear = Ear(form.rate, self._rules())
         self.interruptions = 0
         self._together = together
         self._hearing = asyncio.Lock()
@@ -73,8 +74,9 @@ class Listener:
     def changed(self, before: Settings) -> None:
         """The settings are others now."""
         now = self._settings()
-        if now.audio.input.format.rate != before.audio.input.format.rate:
-            self.ear.set_rate(now.audio.input.format.rate)
+        form = now.audio.input.format
+        if form is not None and form.rate != self.ear.rate_hz:
+            self.ear.set_rate(form.rate)
         if now.detection != before.detection:
             self.ear.listen(self._rules())
             if not self.hearing:
@@ -112,7 +114,9 @@ class Listener:
     def commit(self) -> None:
         """The client says that the turn is over. Raises: BufferEmpty."""
         if self.ear.kept_ms < MIN_CLIP_MS:
-            raise BufferEmpty(f"the input buffer holds {self.ear.kept_ms} ms of audio; at least {MIN_CLIP_MS} ms are needed")
+            unread = f" ({INPUT_FORMAT} is refused, so audio is not read)" if self._settings().audio.input.format is None else ""
+            least = f"at least {MIN_CLIP_MS} ms are needed"
+            raise BufferEmpty(f"the input buffer holds {self.ear.kept_ms} ms of audio; {least}{unread}")
         self._replies.drop_ahead()
         turn, self._turn = self._turn, None
         self._add_turn(turn.item_id if turn is not None else say.new_id("item"), self.ear.take_all())

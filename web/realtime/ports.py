@@ -11,6 +11,7 @@ from collections import deque
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from web.realtime.refusal import clipped_reason
 from web.realtime.server_events import (
     AudioSerial,
     Error,
@@ -93,7 +94,7 @@ class SocketPort:
                 await (self._websocket.send_text(frame) if isinstance(frame, str) else self._websocket.send_bytes(frame))
             if self._websocket.application_state == WebSocketState.CONNECTED:
                 code, reason = self._closing
-                await self._websocket.close(code, reason[:120])
+                await self._websocket.close(code, clipped_reason(reason))
         except (WebSocketDisconnect, RuntimeError) as error:
             # Starlette says RuntimeError where it has been told of the disconnect already.
             log.debug("a voice client left while it was written to: %s", error)

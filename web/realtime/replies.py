@@ -11,6 +11,7 @@ from typing import Protocol
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
 from fleet.processing import TextPart
+from web.errors import UnsupportedValue
 from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime.ask import chat_body
@@ -20,9 +21,10 @@ from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader
 from web.realtime.line import Line
 from web.realtime.making import Making
+from web.realtime.refusal import error_event
 from web.realtime.run import CANCELLED, Marks, Plan, Run
 from web.realtime.served import check_speaks
-from web.realtime.settings import Settings, check_output_format, refuse_tools, voice_name
+from web.realtime.settings import OUTPUT_FORMAT, SERVED_FORMAT, Settings, check_output_format, voice_name
 from web.schema import MessageBody
 
 MAX_ASIDE = 4
@@ -96,8 +98,11 @@ class Replies:
         if self.active is not None:
             return
         settings = self._settings()
+        plan = self._plan(settings)
+        if plan.spoken and settings.audio.output.format is None:
+            return
         messages = [*self._conversation.messages(settings.instructions), said]
-        making = self._make(messages, settings, self._plan(settings))
+        making = self._make(messages, settings, plan)
         self._ahead = Ahead(making=making, version=self._conversation.version, settings=settings)
 
     def drop_ahead(self) -> None:
@@ -122,6 +127,9 @@ class Replies:
         """Answer the conversation as it stands. Where it is empty, or an answer is under way (`over` says when), it is not."""
         settings = self._settings()
         plan = self._plan(settings)
+        if plan.spoken and settings.audio.output.format is None:
+            self._line.tell(error_event(_no_output_format()))
+            return
         if making is None:
             messages = self._conversation.messages(settings.instructions)
             if not messages:
@@ -131,7 +139,6 @@ class Replies:
 
     def create(self, wanted: ResponsePatch) -> None:
         """`response.create`. Raises: BadInput, NotFound."""
-        refuse_tools(wanted.tools, "response.tools")
         settings, aside = self._settings(), wanted.conversation == "none"
         if not aside and self.active is not None:
             raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
@@ -160,6 +167,13 @@ class Replies:
             raise NotActive("there is no active response to cancel", param="response_id" if response_id else None)
         # The listener may still play whatever it has been sent; a `truncate` says where it stopped.
         self._cut(run, "client_cancelled", run.playhead.sent)
+
+    def stop_speaking(self) -> None:
+        """Cancel the spoken responses: the client would play them in another format."""
+        self.drop_ahead()
+        for run in (self.run, *tuple(self._aside.values())):
+            if run is not None and run.active and run.plan.spoken:
+                self._cut(run, "client_cancelled", run.playhead.sent)
 
     # the user speaks
 
@@ -193,7 +207,7 @@ class Replies:
     def go_on(self) -> None:
         """It was a false alarm: what was cut goes on as a response of its own."""
         old, self.interrupted = self.interrupted, None
-        if old is None or self.active is not None:
+        if old is None or self.active is not None or (old.plan.spoken and self._settings().audio.output.format is None):
             return
         chars = len(old.item.parts[0].text) if old.item is not None else 0
         plan = replace(
@@ -288,7 +302,9 @@ class Replies:
         )
 
     def _wanted_plan(self, settings: Settings, wanted: ResponsePatch) -> Plan:
-        plan = replace(self._plan(settings), in_conversation=wanted.conversation != "none", metadata=wanted.metadata)
+        ignored = ("response.tools",) if wanted.tools else ()
+        in_conversation = wanted.conversation != "none"
+        plan = replace(self._plan(settings), in_conversation=in_conversation, metadata=wanted.metadata, ignored=ignored)
         if wanted.output_modalities is not None:
             plan = replace(plan, spoken="audio" in wanted.output_modalities)
         if wanted.max_output_tokens is not None:
@@ -296,11 +312,19 @@ class Replies:
         output = wanted.audio.output if wanted.audio is not None else None
         if output is not None:
             check_output_format(output.format, "response.audio.output.format")
+        declared = settings.audio.output.format is not None or (output is not None and output.format is not None)
+        if plan.spoken and not declared:
+            raise _no_output_format()
         if output is not None and output.voice is not None:
             plan = replace(plan, voice=voice_name(output.voice))
             self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
         check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
         return plan
+
+
+def _no_output_format() -> UnsupportedValue:
+    message = f"{OUTPUT_FORMAT}: no audio is sent while it is refused; set it to {SERVED_FORMAT}, or ask for text"
+    return UnsupportedValue(message, param=OUTPUT_FORMAT)
 
 
 def _heard_of(run: Run) -> int:

@@ -8,20 +8,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError, ModelNotFound, NotFound
+from fleet.core.errors import BadInput, FleetError, NotFound
 from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
 from web.realtime.hall import Hall
 from web.realtime.ports import ConsolePort, SocketPort
+from web.realtime.refusal import accept, refuse_socket
 from web.realtime.secrets import Secrets
 from web.realtime.served import default_settings
 from web.realtime.settings import Settings
-from web.realtime.sockets import VoiceSocket, accept
+from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
 
 ON = ("1", "true", "yes")
+INTENTS = ("", "conversation", "realtime")
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,13 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
 class UpgradeRequired(BadInput):
     code = "upgrade_required"
     status = 426
+
+
+class UnknownSocket(BadInput):
+    """A path without a WebSocket. Its code is not `not_found`, which names a session that is over."""
+
+    code = "unknown_url"
+    status = 404
 
 
 _view = msgspec.json.Decoder(SessionView)
@@ -60,13 +69,14 @@ class VoiceRoutes:
             Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
             Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
+            WebSocketRoute("/{path:path}", self.no_such_socket),
         ]
 
     async def realtime(self, websocket: WebSocket) -> None:
         try:
             settings = await self._settings(websocket)
         except FleetError as error:
-            await websocket.send_denial_response(error_response(envelope_of(error), error.status))
+            await refuse_socket(websocket, error)
             return
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
@@ -77,6 +87,10 @@ class VoiceRoutes:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
         return error_response(envelope_of(error), error.status, {"upgrade": "websocket"})
 
+    async def no_such_socket(self, websocket: WebSocket) -> None:
+        path = websocket.scope["path"][:80]
+        await refuse_socket(websocket, UnknownSocket(f"there is no WebSocket at {path!r}; connect to /v1/realtime"))
+
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
         page = websocket.query_params.get("page", "")
@@ -84,17 +98,20 @@ class VoiceRoutes:
         await socket.run(default_settings(self._gateway))
 
     async def _settings(self, websocket: WebSocket) -> Settings:
-        """Raises: Unauthorized, ModelNotFound, UnsupportedValue."""
-        if websocket.query_params.get("intent") == "transcription":
-            message = "sessions that only write down are not served; leave it out, and set session.audio.input.transcription"
-            raise UnsupportedValue(f"intent: {message}", param="intent")
-        model = websocket.query_params.get("model", self._gateway.model)
-        if model != self._gateway.model:
-            raise ModelNotFound(f"model: no model {model!r}; this server has {self._gateway.model!r}", param="model")
+        """Check the query, the key first: a peer without one learns nothing of this server.
+
+        Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
+        """
         key = offered_key(websocket.scope)
+        settings = default_settings(self._gateway)
         if key is not None and key.startswith(EPHEMERAL):
-            return await self._secrets.settings_of(key)
-        return default_settings(self._gateway)
+            settings = await self._secrets.settings_of(key)
+        intent = websocket.query_params.get("intent", "")
+        if intent not in INTENTS:
+            message = f"{intent[:80]!r} is not served, only conversations are; leave it out (for the user's words in writing, "
+            raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
+        self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
+        return settings
 
     async def sessions(self, _request: Request) -> Response:
         """GET /v1/fleet/sessions: those of every gateway, the newest first."""

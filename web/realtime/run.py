@@ -10,6 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
@@ -55,7 +56,9 @@ class Out(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a response was asked to be. `skip_*`: how much of what is made was told by the response that this one goes on with."""
+    """What a response was asked to be. `skip_*`: how much of what is made was told by the response that this one goes on with.
+    `ignored` names fields of the request that have no effect.
+    """
 
     spoken: bool
     in_conversation: bool
@@ -65,6 +68,7 @@ class Plan:
     metadata: dict[str, str] | None = None
     skip_samples: int = 0
     skip_chars: int = 0
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -336,6 +340,7 @@ class Run:
             audio=say.ResponseAudio(output=say.ResponseOutput(voice=plan.voice)),
             usage=self.making.usage if over else None,
             metadata=plan.metadata,
+            fleet_ignored=list(plan.ignored) or msgspec.UNSET,
         )
 
 

@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import ModelNotFound
 from web.connection import read_body
 from web.errors import Unauthorized, UnsupportedValue
 from web.gateway import Gateway
@@ -55,18 +54,21 @@ class Secrets:
         body = _parse(await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            self._check_model(body.session.model)
-            settings = served(self._gateway, merged(settings, body.session))
+            self._gateway.check_model(body.session.model or self._gateway.model, "session.model")
+            settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(value=EPHEMERAL + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
         await self._gateway.client.keep_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
 
-    def _check_model(self, wanted: str | None) -> None:
-        if wanted not in (None, self._gateway.model):
-            where = "session.model"
-            raise ModelNotFound(f"{where}: no model {wanted!r}; this server has {self._gateway.model!r}", param=where)
+    def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
+        """Merge a session that is served whole. Raises: BadInput for the first field that is not."""
+        changed, unserved = merged(settings, patch)
+        changed, unable = served(self._gateway, settings, changed)
+        for refused in (*unserved, *unable):
+            raise refused
+        return changed
 
     async def settings_of(self, key: str) -> Settings:
         """What the session of a short-lived key begins with. Raises: Unauthorized."""

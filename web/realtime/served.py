@@ -12,15 +12,32 @@ def default_settings(gateway: Gateway) -> Settings:
     settings = Settings(model=gateway.model)
     if not gateway.speaks:
         return msgspec.structs.replace(settings, output_modalities=("text",))
-    return _with_voice(gateway, settings)
+    return _with_voice(settings, gateway.frontend.voice(None))
 
 
-def served(gateway: Gateway, settings: Settings) -> Settings:
-    """With the default voice where none is named. Raises: BadInput naming the field."""
-    check_speaks(gateway, "session.output_modalities", spoken="audio" in settings.output_modalities)
-    gateway.frontend.check_text(TextPart(text=settings.instructions, where="session.instructions"))
-    gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
-    return settings if settings.audio.output.voice or not gateway.speaks else _with_voice(gateway, settings)
+def served(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
+    """Restore each field that this model cannot serve to what it was before, and list the refusals. The default voice stands
+    where none is named.
+    """
+    refused: list[BadInput] = []
+    try:
+        check_speaks(gateway, "session.output_modalities", spoken="audio" in settings.output_modalities)
+    except BadInput as error:
+        refused.append(error)
+        settings = msgspec.structs.replace(settings, output_modalities=before.output_modalities)
+    try:
+        gateway.frontend.check_text(TextPart(text=settings.instructions, where="session.instructions"))
+    except BadInput as error:
+        refused.append(error)
+        settings = msgspec.structs.replace(settings, instructions=before.instructions)
+    try:
+        gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
+    except BadInput as error:
+        refused.append(error)
+        settings = _with_voice(settings, before.audio.output.voice)
+    if not settings.audio.output.voice and gateway.speaks:
+        settings = _with_voice(settings, gateway.frontend.voice(None))
+    return settings, refused
 
 
 def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
@@ -29,6 +46,6 @@ def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
         raise BadInput(f'{where}: this model does not speak; use ["text"]', param=where)
 
 
-def _with_voice(gateway: Gateway, settings: Settings) -> Settings:
-    output = msgspec.structs.replace(settings.audio.output, voice=gateway.frontend.voice(None))
+def _with_voice(settings: Settings, voice: str) -> Settings:
+    output = msgspec.structs.replace(settings.audio.output, voice=voice)
     return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, output=output))

@@ -103,6 +103,8 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     audio: ResponseAudio
     usage: UsageBody | None
     metadata: dict[str, str] | None
+    fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Ours: what was asked for and has no effect; left out where there is none."""
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):

@@ -7,26 +7,26 @@ outlives its socket: see `hall`. Knows no socket and no Redis.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId
-from web.errors import type_of
 from web.gateway import Gateway
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
 from web.realtime.conversation import Clip, Conversation, Item
 from web.realtime.heard import SpeakingRate
-from web.realtime.items import ItemReader
+from web.realtime.items import ItemReader, no_input_format
 from web.realtime.line import Line
 from web.realtime.listening import Listener
+from web.realtime.refusal import error_event
 from web.realtime.replies import Replies
 from web.realtime.run import Run
-from web.realtime.served import served
-from web.realtime.settings import ServerVad, Settings, merged
+from web.realtime.settings import ServerVad, Settings
 from web.realtime.story import SessionView, Story, timing_parts
+from web.realtime.update import updated
 from web.realtime.vad import Together
 
 log = logging.getLogger("fleet.web")
@@ -72,6 +72,9 @@ class Session:
         )
         self._gateway = gateway
         self._jobs: set[asyncio.Task[None]] = set()
+        self._audio_refused = False
+        """The client knows already that its audio is not read."""
+        self._logged_ignored: set[str] = set()
         self._state = ""
         self._quiet: asyncio.TimerHandle | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -81,7 +84,8 @@ class Session:
         try:
             event = ask.parse_event(raw)
             if isinstance(event, ask.BufferAppend):
-                await self.hear(ask.decode_pcm(event.audio, "audio"), event.event_id)
+                if self._has_input_format(event.event_id):
+                    await self.hear(ask.decode_pcm(event.audio, "audio"), event.event_id)
                 return
             self._handle(event)
         except FleetError as error:
@@ -90,6 +94,8 @@ class Session:
 
     async def hear(self, pcm: bytes, event_id: str | None = None) -> None:
         """Sound as it is: PCM16 at the rate that the settings declare. Most of it changes nothing that anybody is told."""
+        if not self._has_input_format(event_id):
+            return
         try:
             if await self.listener.hear(pcm):
                 self.note()
@@ -98,15 +104,21 @@ class Session:
         self._note_state()
 
     def refuse(self, error: FleetError, event_id: str | None = None) -> None:
-        detail = say.ErrorDetail(
-            type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=event_id
-        )
-        self.line.tell(say.Error(error=detail))
+        self.line.tell(error_event(error, event_id))
+
+    def _has_input_format(self, event_id: str | None) -> bool:
+        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone sends many blocks."""
+        if self.settings.audio.input.format is not None:
+            return True
+        if not self._audio_refused:
+            self._audio_refused = True
+            self.refuse(no_input_format("audio"), event_id)
+        return False
 
     def _handle(self, event: ask.AnyClientEvent) -> None:
         match event:
             case ask.SessionUpdate():
-                self.update(event.session)
+                self.update(event.session, event.event_id)
             case ask.BufferCommit():
                 self.listener.commit()
             case ask.BufferClear():
@@ -114,7 +126,9 @@ class Session:
             case ask.ItemCreate() | ask.ItemDelete() | ask.ItemRetrieve() | ask.ItemTruncate():
                 self._handle_item(event)
             case ask.ResponseCreate():
-                self.replies.create(event.response or ask.ResponsePatch())
+                wanted = event.response or ask.ResponsePatch()
+                self.replies.create(wanted)
+                self._log_ignored("response.tools" if wanted.tools else "")
             case ask.ResponseCancel():
                 self.replies.cancel(event.response_id)
             case ask.Played():
@@ -134,7 +148,8 @@ class Session:
                 conversation.remove(event.item_id)
                 self.line.tell(say.ItemDeleted(item_id=event.item_id))
             case ask.ItemRetrieve():
-                found = conversation.body(conversation.find(event.item_id), with_audio=True)
+                with_audio = self.settings.audio.input.format is not None
+                found = conversation.body(conversation.find(event.item_id), with_audio=with_audio)
                 self.line.tell(say.ItemRetrieved(item=found))
             case ask.ItemTruncate():
                 self.replies.note_told(event.item_id)
@@ -144,12 +159,27 @@ class Session:
                 )
                 self.line.tell(told)
 
-    def update(self, patch: ask.SessionPatch) -> None:
-        """Raises: BadInput; then nothing has changed."""
-        settings = served(self._gateway, merged(self.settings, patch))
+    def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
+        """Apply what is served of a `session.update`. Each field that is not is refused by its name; `session.updated` always
+        follows, since clients wait for it.
+        """
+        settings, refused = updated(self._gateway, self.settings, fields)
         before, self.settings = self.settings, settings
+        self._audio_refused = False
         self.listener.changed(before)
+        for error in refused:
+            self.refuse(error, event_id)
+        if settings.audio.output.format is None and before.audio.output.format is not None:
+            self.replies.stop_speaking()
+        for name in settings.fleet_ignored or ():
+            self._log_ignored(name)
         self.line.tell(say.SessionUpdated(session=settings))
+
+    def _log_ignored(self, name: str) -> None:
+        """Log an ignored field once in a session: clients send it with every update."""
+        if name and name not in self._logged_ignored:
+            self._logged_ignored.add(name)
+            log.warning("session %s: %s is ignored: tools are not served", self.id, name)
 
     def _add(self, item: Item, clips: dict[str, Clip], after: str | None = None) -> None:
         gone = self.conversation.add(item, clips, after)
@@ -259,7 +289,7 @@ class Session:
         self.note()
 
     def view(self, gateway_id: str) -> SessionView:
-        active, rate = self.replies.active, self.settings.audio.input.format.rate
+        active = self.replies.active
         return SessionView(
             id=self.id,
             gateway=gateway_id,
@@ -269,7 +299,7 @@ class Session:
             voice_to_voice_median_ms=self.story.median_ms,
             interruptions=self.listener.interruptions,
             underruns=self.story.underruns,
-            input_rate_hz=rate,
+            input_rate_hz=self.listener.ear.rate_hz,
             voice=self.settings.audio.output.voice,
             request_id=active.making.request_id if active is not None else None,
             created_us=self.created_us,

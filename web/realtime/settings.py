@@ -18,6 +18,9 @@ EAGERNESS_MS = {"low": 1000, "medium": 600, "auto": 600, "high": 400}
 """`semantic_vad` is served as silence: how long it must last, as whoever is eager to answer waits less."""
 MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD = "session.audio.output.voice"
+INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
+SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
+"""In words for refusals."""
 
 
 class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,14 +59,18 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
-    format: PcmFormat = PcmFormat()
+    """`format` is null while one that the client asked for is refused: audio in it must not be read as another."""
+
+    format: PcmFormat | None = PcmFormat()
     transcription: TranscriptionSettings | None = None
     noise_reduction: NoiseReduction | None = None
     turn_detection: TurnDetection | None = ServerVad()
 
 
 class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
-    format: PcmFormat = PcmFormat()
+    """`format` is null while one that the client asked for is refused: it would play audio in another as noise."""
+
+    format: PcmFormat | None = PcmFormat()
     voice: str = ""
     speed: float = 1.0
 
@@ -74,7 +81,9 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `model` are the server's; the rest a client may change."""
+    """`id` and `model` are the server's; the rest a client may change. `fleet_ignored` names fields that were given and have no
+    effect; OpenAI's object has no such field, and it is left out while there are none.
+    """
 
     type: str = "realtime"
     object: str = "realtime.session"
@@ -91,6 +100,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     include: tuple[str, ...] | None = None
     expires_at: int = 0
     audio: SessionAudio = SessionAudio()
+    fleet_ignored: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def detection(self) -> TurnDetection | None:
@@ -182,7 +192,16 @@ class AudioPatch(Patch):
 
 
 Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
-ToolChoice = Literal["auto", "none"]
+
+
+def _no_choice(value: object) -> object:
+    if value not in (None, "auto", "none"):
+        raise ValueError('tools are not served, so no call of one can be required; use "auto" or "none"')
+    return value
+
+
+ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_no_choice)]
+"""Without a call that is required, tools can be ignored: a model need not use them."""
 
 
 def _no_prompt(value: object) -> object:
@@ -203,7 +222,7 @@ class SessionPatch(Patch):
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ToolChoice = None
     prompt: Unserved = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: OutputTokens | None = None
@@ -223,12 +242,13 @@ BETA = {
 """Fields of the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
 
 
-def merged(settings: Settings, patch: SessionPatch) -> Settings:
-    """Raises: UnsupportedValue, BadInput naming the field."""
+def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
+    """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
+    refused: list[BadInput] = []
     for name, now in BETA.items():
         if name in patch.model_fields_set:
-            raise BadInput(f"session.{name}: a field of the beta dialect; use session.{now}", param=f"session.{name}")
-    refuse_tools(patch.tools, "session.tools")
+            wrong = f"session.{name}: a field of the beta dialect; use session.{now}"
+            refused.append(BadInput(wrong, param=f"session.{name}"))
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:
@@ -238,6 +258,8 @@ def merged(settings: Settings, patch: SessionPatch) -> Settings:
         changes["instructions"] = patch.instructions or ""
     if "max_output_tokens" in given:
         changes["max_output_tokens"] = patch.max_output_tokens or "inf"
+    if "tools" in given:
+        changes["fleet_ignored"] = ("session.tools",) if patch.tools else msgspec.UNSET
     if "tool_choice" in given:
         changes["tool_choice"] = patch.tool_choice or "auto"
     if "truncation" in given:
@@ -246,13 +268,8 @@ def merged(settings: Settings, patch: SessionPatch) -> Settings:
     if patch.audio is not None and patch.audio.input is not None:
         audio = msgspec.structs.replace(audio, input=_input(audio.input, patch.audio.input))
     if patch.audio is not None and patch.audio.output is not None:
-        audio = msgspec.structs.replace(audio, output=_output(audio.output, patch.audio.output))
-    return msgspec.structs.replace(settings, audio=audio, **changes)
-
-
-def refuse_tools(tools: list[object] | None, param: str) -> None:
-    if tools:
-        raise UnsupportedValue(f"{param}: tools are not served; leave it out or send []", param=param)
+        audio = msgspec.structs.replace(audio, output=_output(audio.output, patch.audio.output, refused))
+    return msgspec.structs.replace(settings, audio=audio, **changes), refused
 
 
 def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
@@ -289,15 +306,20 @@ def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPat
     return msgspec.structs.replace(base, **kept)
 
 
-def _output(now: AudioOutput, patch: AudioOutputPatch) -> AudioOutput:
+def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) -> AudioOutput:
     given = patch.model_fields_set
     changes: dict[str, object] = {}
-    check_output_format(patch.format, "session.audio.output.format")
+    if "format" in given:
+        try:
+            check_output_format(patch.format, OUTPUT_FORMAT)
+            changes["format"] = PcmFormat()
+        except BadInput as error:
+            refused.append(error)
     if "voice" in given:
         changes["voice"] = voice_name(patch.voice) if patch.voice is not None else ""
     if "speed" in given and patch.speed not in (None, 1.0):
         where = "session.audio.output.speed"
-        raise UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where)
+        refused.append(UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where))
     return msgspec.structs.replace(now, **changes)
 
 

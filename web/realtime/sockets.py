@@ -12,17 +12,15 @@ from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.ids import RequestId
-from web.errors import type_of
 from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.server_events import Error, ErrorDetail
+from web.realtime.refusal import close_code, close_reason, error_event, log_refusal
 from web.realtime.session import Session
 from web.realtime.settings import Settings
 
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
-CLOSE_OF = {"rate_limit_exceeded": 1013, "redis_unreachable": 1013, "invalid_api_key": 1008, "not_found": 1008}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +120,9 @@ class VoiceSocket:
             session.refuse(BadInput("binary frames are not read here; send input_audio_buffer.append"))
 
     def _refuse(self, error: FleetError) -> None:
-        detail = ErrorDetail(type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=None)
-        self._port.tell(Error(error=detail))
-        self._port.close(CLOSE_OF.get(error.code, 1008 if error.status < 500 else 1011), error.message)
+        log_refusal(self._websocket, error)
+        self._port.tell(error_event(error))
+        self._port.close(close_code(error), close_reason(error))
 
     async def _leave(self, entering: asyncio.Task[Session], code: int) -> None:
         entering.cancel()
@@ -135,9 +133,3 @@ class VoiceSocket:
             gone = self._hall.left if code == GOODBYE else self._hall.lost
             gone(self._session, self._port)
         await self._port.finish()
-
-
-async def accept(websocket: WebSocket) -> None:
-    """The subprotocol is answered only where it is offered."""
-    offered = websocket.scope.get("subprotocols", [])
-    await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

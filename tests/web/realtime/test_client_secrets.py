@@ -8,10 +8,10 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.realtime import ClientSecretCreateResponse, RealtimeSessionCreateRequestParam
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
 from websockets.typing import Origin, Subprotocol
 
 from tests.web.conftest import Gateway
+from tests.web.realtime.refusals import refusal_of
 
 INSTRUCTIONS = "Speak like a captain."
 SESSION: RealtimeSessionCreateRequestParam = {
@@ -35,13 +35,6 @@ async def created(socket: ClientConnection) -> dict[str, Any]:
     return event["session"]
 
 
-async def refused(gateway: Gateway, query: str = "", **options: Any) -> int:
-    with pytest.raises(InvalidStatus) as error:
-        async with connect(address(gateway, query), **options):
-            pass
-    return error.value.response.status_code
-
-
 async def test_a_secret_opens_the_session_it_was_made_for_from_any_page(serve_with: Callable[[str | None], Gateway]) -> None:
     gateway = serve_with("secret")
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="secret", max_retries=0) as client:
@@ -60,14 +53,15 @@ async def test_a_secret_opens_the_session_it_was_made_for_from_any_page(serve_wi
     async with connect(address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}) as socket:
         assert socket.subprotocol is None and (await created(socket))["instructions"]
     gateway.client.secrets.clear()
-    assert await refused(gateway, subprotocols=protocols(secret.value)) == 401
+    refusal = await refusal_of(gateway, subprotocols=protocols(secret.value))
+    assert refusal.close_code == 3000 and "client secret is unknown or has expired" in refusal.error["message"]
 
 
 async def test_without_a_key_nobody_gets_in(serve_with: Callable[[str | None], Gateway]) -> None:
     gateway = serve_with("secret")
-    assert await refused(gateway) == 403
-    assert await refused(gateway, subprotocols=protocols("wrong")) == 403
-    assert await refused(gateway, subprotocols=protocols("ek_made-up")) == 401
+    for key in ("wrong", "ek_made-up"):
+        refusal = await refusal_of(gateway, subprotocols=protocols(key))
+        assert refusal.close_code == 3000 and refusal.subprotocol == "realtime"
     async with connect(address(gateway), subprotocols=protocols("secret")) as socket:
         assert await created(socket)
     denied = gateway.http.post("/v1/realtime/client_secrets", json={})
@@ -75,9 +69,7 @@ async def test_without_a_key_nobody_gets_in(serve_with: Callable[[str | None], G
 
 
 async def test_other_sites_and_other_models_are_refused(gateway: Gateway) -> None:
-    assert await refused(gateway, origin=Origin("http://evil.example")) == 403
-    assert await refused(gateway, "?model=gpt-9") == 404
-    assert await refused(gateway, "?intent=transcription") == 400
+    assert (await refusal_of(gateway, origin=Origin("http://evil.example"))).error["code"] == "cross_site_request"
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", "model": "gpt-9"}})
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "session.model"
     async with connect(address(gateway, "?model=omni")) as socket:
@@ -90,7 +82,9 @@ async def test_other_sites_and_other_models_are_refused(gateway: Gateway) -> Non
         ({"expires_after": {"seconds": 1}}, "expires_after.seconds"),
         ({"session": {"type": "transcription"}}, "session.type"),
         ({"session": {"type": "realtime", "audio": {"output": {"voice": "nobody"}}}}, "session.audio.output.voice"),
-        ({"session": {"type": "realtime", "tools": [{"type": "function"}]}}, "session.tools"),
+        ({"session": {"type": "realtime", "tools": [{"type": "function"}], "tool_choice": "required"}}, "session.tool_choice"),
+        ({"session": {"type": "realtime", "audio": {"output": {"speed": 1.2}}}}, "session.audio.output.speed"),
+        ({"session": {"type": "realtime", "modalities": ["text"]}}, "session.modalities"),
         ({"session": {"type": "realtime", "audio": {"output": {"voice": 5}}}}, "session.audio.output.voice"),
         ({"session": {"type": "realtime", "instructions": "<|im_end|>"}}, "session.instructions"),
         ({"session": 5}, "session"),
@@ -99,6 +93,12 @@ async def test_other_sites_and_other_models_are_refused(gateway: Gateway) -> Non
 def test_a_wrong_wish_is_named(gateway: Gateway, body: dict[str, object], param: str) -> None:
     answer = gateway.http.post("/v1/realtime/client_secrets", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_secret_for_a_session_with_tools_names_them_as_ignored(gateway: Gateway) -> None:
+    session = {"type": "realtime", "tools": [{"type": "function", "name": "weather"}], "tool_choice": "auto"}
+    answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
+    assert answer.status_code == 200 and answer.json()["session"]["fleet_ignored"] == ["session.tools"]
 
 
 def test_a_body_that_is_no_json(gateway: Gateway) -> None:

@@ -42,6 +42,7 @@ async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None
                 assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
+                assert (fifth.close_reason or "").startswith("rate_limit_error.rate_limit_exceeded: ")
             # What is said meanwhile is heard once there is a session.
             await third.send('{"type":"input_audio_buffer.clear"}')
             await first.socket.close()

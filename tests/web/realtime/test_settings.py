@@ -11,14 +11,20 @@ from hypothesis import strategies as st
 from fleet.core.errors import BadInput
 from web.realtime.client_events import SessionUpdate, parse_event
 from web.realtime.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
+from web.realtime.update import read_patch
 
 ON, OFF = 200, 60_000
 
 
 def updated(settings: Settings, **session: Any) -> Settings:
+    """Raises: BadInput for the first field that is refused."""
     event = parse_event(json.dumps({"type": "session.update", "session": {"type": "realtime", **session}}))
     assert isinstance(event, SessionUpdate)
-    return merged(settings, event.session)
+    patch, invalid = read_patch(event.session)
+    changed, unserved = merged(settings, patch)
+    for refused in (*invalid, *unserved):
+        raise refused
+    return changed
 
 
 def heard(settings: Settings, **input_: Any) -> Settings:
@@ -52,7 +58,6 @@ def test_semantic_detection_is_a_silence(eagerness: str) -> None:
         ({"audio": {"output": {"speed": 1.2}}}, "session.audio.output.speed"),
         ({"audio": {"input": {"turn_detection": {"type": "server_vad", "threshold": 2}}}}, "turn_detection.threshold"),
         ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, "session.audio.input.turn_detection"),
-        ({"tools": [{"type": "function", "name": "f"}]}, "session.tools"),
         ({"modalities": ["text"]}, "session.modalities"),
         ({"turn_detection": None}, "session.turn_detection"),
         ({"output_modalities": []}, "session.output_modalities"),

@@ -96,24 +96,6 @@ async def test_a_response_that_cannot_be_had_is_refused_before_it_is_begun(
     assert not gateway.client.submitted
 
 
-@pytest.mark.parametrize(
-    ("session", "param"),
-    [
-        ({"instructions": f"be brief {CONTROL}"}, "session.instructions"),
-        ({"audio": {"output": {"voice": "nobody"}}}, "session.audio.output.voice"),
-        ({"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}, "session.truncation"),
-    ],
-)
-async def test_settings_that_no_answer_could_be_made_with_change_nothing(
-    gateway: Gateway, session: dict[str, object], param: str
-) -> None:
-    async with opened(gateway, "/v1/realtime") as page:
-        wish = {"type": "realtime", "output_modalities": ["text"], **session}
-        assert (await refused(page, "session.update", session=wish))["param"] == param
-        (same,) = await told(page, "session.update", session={"type": "realtime"})
-    assert same["session"]["output_modalities"] == ["audio"] and same["session"]["instructions"] == ""
-
-
 async def test_an_event_that_there_is_not_is_told_which_there_are(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         error = await refused(page, "response.audio.delta" + "x" * 1000)

@@ -14,6 +14,8 @@ MORE_THAN_TYPED = frozenset({
     "response.status_details.error.message",
     # told by OpenAI's service too; the types are those of what a client sends
     "session.id", "session.object", "session.expires_at",
+    # fields that were given and have no effect
+    "session.fleet_ignored", "response.fleet_ignored",
 })  # fmt: skip
 
 
@@ -44,7 +46,8 @@ def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
     if "session" not in event:
         return event
     changed = deepcopy(event)
-    changed["session"]["audio"]["input"]["format"]["rate"] = 24_000
+    if changed["session"]["audio"]["input"]["format"] is not None:
+        changed["session"]["audio"]["input"]["format"]["rate"] = 24_000
     return changed
 
 

@@ -11,6 +11,8 @@ from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, tap, tapped, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.double import CHUNK, RATE_HZ, TEXT, Double, Script, tone
+from web.errors import Unauthorized
+from web.realtime.refusal import UNAUTHORIZED, close_reason
 
 
 def test_an_answer_goes_on_after_the_connection_is_lost(typist: Page, double: Double) -> None:
@@ -86,10 +88,10 @@ def test_a_full_server_says_so_and_is_tried_again(browsers: Browsers, site: Site
 
 
 def test_a_refused_page_does_not_try_again(browsers: Browsers, site: Site, double: Double) -> None:
-    double.script = Script(refuse=(1008, "the API key is missing"))
+    double.script = Script(refuse=(UNAUTHORIZED, close_reason(Unauthorized("the API key is missing"))))
     with visiting(browsers.hearing("nothing", None), site.url) as page:
         expect(page.locator("#state")).to_have_text("Not connected")
-        expect(page.locator(".reason")).to_contain_text("the API key is missing")
+        expect(page.locator(".reason")).to_contain_text("refused this page the API key is missing. Reload the page")
         assert len(double.connections) == 1
 
 

@@ -50,11 +50,15 @@ export function serverReason(error) {
   return { title: "The answer failed", text: `${sentence(error?.message ?? "The server gave no reason; its log tells.")} ${hint}`.trim() };
 }
 
+/** A refusal's reason begins with its type and code, for programs. */
+const TYPE_AND_CODE = /^[a-z_]+\.[a-z_]+: /;
+
 /** @param {{code: number, reason: string}} close @returns {Reason} */
-export function refusedReason({ code, reason }) {
+export function refusedReason({ code, reason: full }) {
+  const reason = full.replace(TYPE_AND_CODE, "");
   if (code === 1013) return { title: "The server takes nobody now", text: `${reason || "All places are taken."} This page tries again by itself.` };
   if (code === 1000) return { title: "The conversation was ended", text: "Somebody ended it at the server. New talk (in Settings) begins another." };
-  return { title: "The server refused this page", text: `${reason || "No reason was given."} Reload the page to log in again.` };
+  return { title: "The server refused this page", text: `${sentence(reason || "No reason was given")} Reload the page to log in again.` };
 }
 
 export const GATEWAY_AWAY = {

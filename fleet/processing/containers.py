@@ -1,0 +1,163 @@
+"""Audio in the containers that libsndfile does not read, decoded by PyAV to mono samples: as browsers and phones record it.
+
+The demuxer is named from the first bytes, and only the demuxers and codecs listed here are ever opened: no playlist, network,
+device or video. The input is memory alone. Knows no model and no request.
+"""
+
+import io
+import re
+import struct
+from collections.abc import Iterator
+from typing import cast
+
+import av
+import numpy as np
+from av import error as errors
+from av.audio.codeccontext import AudioCodecContext
+from av.audio.frame import AudioFrame
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from fleet.core.errors import BadInput, InputTooLarge
+
+MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 192_000
+CODECS = (
+    "opus", "vorbis", "aac", "alac", "mp3float", "flac", "amrnb", "amrwb",
+    "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le",
+)  # fmt: skip
+"""FFmpeg's names of decoders. The container's probe opens no other either, so that a track of video is not decoded."""
+MAX_PACKETS_PER_S = 2_000
+"""The shortest packets (Opus) last 2.5 ms. Beyond this a file holds packets that decode to nothing."""
+_OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS)}
+_DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
+"""FFmpeg's own decoder refuses the frames that a phone sends for silence."""
+_ID3_HEADER_LEN = 10
+MAX_MP4_BOXES = 100_000
+_BOX_HEADER, _LONG_SIZE = struct.Struct(">I4s"), struct.Struct(">Q")
+_SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
+"""Where MP4 says how many samples follow. They may all have one size that is given once, and then cost no byte each."""
+
+
+class NotReadable(Exception):
+    """The file is damaged, or is not what its first bytes say."""
+
+
+def demuxer_of(raw: bytes) -> str | None:
+    """Return the PyAV demuxer for a file that libsndfile does not read; None for all others.
+
+    FLAC is libsndfile's, unless it was streamed: STREAMINFO then counts 0 samples, and libsndfile fails at the end.
+    """
+    if raw.startswith(b"\x1aE\xdf\xa3"):
+        return "matroska"
+    if raw[4:8] == b"ftyp":
+        return "mp4"
+    if raw.startswith((b"#!AMR\n", b"#!AMR-WB\n")):
+        return "amr"
+    if raw.startswith(b"fLaC"):
+        total_samples = int.from_bytes(raw[21:26], "big") & (1 << 36) - 1
+        return "flac" if total_samples == 0 else None
+    return "aac" if _is_adts(raw[_id3_len(raw) :][:2]) else None
+
+
+def check_rate(rate_hz: int, where: str) -> None:
+    """Raises: BadInput naming `where`."""
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        raise BadInput(f"{where}: sample rate {rate_hz} Hz; use {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz", param=where)
+
+
+def read_mono(raw: bytes, demuxer: str, max_s: float, where: str) -> tuple[NDArray[np.float32], int]:
+    """Return all samples, averaged over the channels, and their rate. A recording that was cut short is read up to the cut.
+
+    Raises: NotReadable; BadInput, InputTooLarge naming `where`.
+    """
+    if demuxer == "mp4" and _num_mp4_samples(raw) > len(raw):
+        raise NotReadable("counts more samples than it has bytes")
+    blocks: list[NDArray[np.float32]] = []
+    rate_hz = num_samples = 0
+    try:
+        with av.open(io.BytesIO(raw), "r", format=demuxer, options=_OPTIONS, metadata_errors="ignore") as container:
+            for frame in _frames(container, round(max_s * MAX_PACKETS_PER_S), where):
+                rate_hz = rate_hz or frame.sample_rate
+                check_rate(rate_hz, where)
+                if frame.sample_rate != rate_hz:
+                    raise BadInput(f"{where}: the sample rate changes within the clip; send one clip per rate", param=where)
+                num_samples += frame.samples
+                if num_samples > max_s * rate_hz:
+                    raise InputTooLarge(f"{where}: the audio is longer than {max_s:g} s", param=where)
+                blocks.append(_mono(frame))
+    except errors.FFmpegError as error:
+        raise NotReadable(str(error)) from error
+    if not blocks:
+        raise NotReadable("no frame could be decoded")
+    return np.concatenate(blocks), rate_hz
+
+
+def _frames(container: InputContainer, max_packets: int, where: str) -> Iterator[AudioFrame]:
+    """Frames of the first audio track. The last packet of a cut recording may be undecodable; an earlier one means damage.
+
+    Raises: NotReadable, errors.FFmpegError; BadInput naming `where`.
+    """
+    if not container.streams.audio:
+        raise BadInput(f"{where}: the file has no audio track", param=where)
+    stream = container.streams.audio[0]
+    decoder = _decoder(stream.codec_context, where)
+    is_cut = False
+    for num_packets, packet in enumerate(container.demux(stream)):
+        if num_packets > max_packets or (is_cut and packet.size):
+            raise NotReadable("damaged")
+        try:
+            yield from decoder.decode(packet)
+        except errors.FFmpegError:
+            is_cut = True
+
+
+def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext:
+    name = context.codec.name if context is not None else "unknown"
+    if context is None or name not in CODECS:
+        raise BadInput(f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
+    if name not in _DECODERS_WITH_DTX:
+        return context
+    decoder = cast(AudioCodecContext, AudioCodecContext.create(_DECODERS_WITH_DTX[name], "r"))
+    decoder.sample_rate, decoder.layout = context.sample_rate, "mono"
+    return decoder
+
+
+def _num_mp4_samples(raw: bytes) -> int:
+    """Count the samples that the headers promise, since FFmpeg reserves memory for all of them. Raises: NotReadable."""
+    start = total = 0
+    for _ in range(MAX_MP4_BOXES):
+        if start + _LONG_SIZE.size + _BOX_HEADER.size > len(raw):
+            return total
+        size, kind = _BOX_HEADER.unpack_from(raw, start)
+        if size == 1:
+            (size,) = _LONG_SIZE.unpack_from(raw, start + _BOX_HEADER.size)
+        end = start + max(size, _BOX_HEADER.size) if size else len(raw)
+        if kind != b"mdat":
+            total += sum(int.from_bytes(count, "big") for count in _SAMPLE_COUNT.findall(raw, start, min(end, len(raw))))
+        start = end
+    raise NotReadable("has too many boxes")
+
+
+def _mono(frame: AudioFrame) -> NDArray[np.float32]:
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    mono = samples.mean(axis=0, dtype=np.float64)
+    if samples.dtype.kind == "i":
+        mono /= 1 << 8 * samples.dtype.itemsize - 1
+    return mono.astype(np.float32)
+
+
+def _id3_len(raw: bytes) -> int:
+    """Return the length of a tag before the audio; its size is written in 7 bits a byte."""
+    if not raw.startswith(b"ID3") or len(raw) < _ID3_HEADER_LEN:
+        return 0
+    size = 0
+    for byte in raw[6:_ID3_HEADER_LEN]:
+        size = size << 7 | byte & 0x7F
+    return _ID3_HEADER_LEN + size
+
+
+def _is_adts(start: bytes) -> bool:
+    """Return True for twelve set bits and layer 0, which MPEG audio does not use."""
+    return len(start) == 2 and start[0] == 0xFF and start[1] & 0xF6 == 0xF0

@@ -1,0 +1,180 @@
+"""Audio as browsers, phones and the server itself write it is read; damaged and oversized files are refused in one sentence."""
+
+import base64
+import struct
+from collections.abc import Mapping
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.core.errors import BadInput, InputTooLarge
+from fleet.processing import containers
+from fleet.processing.audio import READABLE, decode_clip
+from tests.recordings import RECORDERS, Recorder, Wave
+from tests.web.sounds import likeness
+from web.encoder import FileFormat, encode_whole, open_encoder
+
+RATE_HZ = 16_000
+DELAY_S = 0.1
+"""What codecs add at both ends, and containers do not take off again."""
+BY_NAME: Mapping[str, Recorder] = {recorder.name: recorder for recorder in RECORDERS}
+
+
+def rising(rate_hz: int, seconds: float = 2.0) -> Wave:
+    """A tone that rises from 200 to 800 Hz: it fits itself at one place only."""
+    at_s = np.arange(round(seconds * rate_hz)) / rate_hz
+    return (0.4 * np.sin(2 * np.pi * (200 * at_s + 300 / seconds * at_s**2))).astype(np.float32)
+
+
+@cache
+def recorded(name: str, seconds: float = 2.0) -> bytes:
+    recorder = BY_NAME[name]
+    return recorder.record(rising(recorder.rate_hz, seconds))
+
+
+def read(file: bytes | str, max_s: float = 10) -> Wave:
+    return decode_clip(file, rate_hz=RATE_HZ, max_s=max_s, where="file")
+
+
+def refusal(file: bytes, max_s: float = 10) -> str:
+    with pytest.raises(BadInput) as refused:
+        read(file, max_s)
+    assert refused.value.param == "file" and refused.value.message.startswith("file: ")
+    return refused.value.message
+
+
+@pytest.mark.parametrize("recorder", RECORDERS, ids=lambda recorder: recorder.name)
+def test_recording_of_browser_or_phone_is_read(recorder: Recorder) -> None:
+    heard = read(recorded(recorder.name))
+    assert abs(len(heard) / RATE_HZ - 2) < DELAY_S
+    assert likeness(heard, rising(RATE_HZ)) > 0.95
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "opus", "aac"])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_file_of_own_encoder_is_read(kind: FileFormat, streamed: bool) -> None:
+    pcm = (rising(24_000) * 32_767).astype("<i2").tobytes()
+    file = encode_whole(pcm, 24_000, kind)
+    if streamed:
+        encoder = open_encoder(kind, 24_000)
+        file = b"".join([encoder.feed(pcm[:9_600]), encoder.feed(pcm[9_600:]), encoder.finish()])
+    heard = read(file)
+    assert abs(len(heard) / RATE_HZ - 2) < DELAY_S and likeness(heard, rising(RATE_HZ)) > 0.98
+
+
+@pytest.mark.parametrize(
+    "name", ["webm of Chromium", "Ogg of Firefox", "fragmented mp4 of Safari", "aac", "amr", "streamed FLAC"]
+)
+def test_recording_cut_at_its_end_is_read_up_to_the_cut(name: str) -> None:
+    file = recorded(name, 4)
+    heard = read(file[: len(file) * 3 // 4])
+    # a page of Ogg, or a fragment of MP4, is there as a whole or not at all
+    assert 1.9 < len(heard) / RATE_HZ < 3.4
+    assert likeness(heard, rising(RATE_HZ, 4)[: len(heard)]) > 0.95
+
+
+def test_amr_frames_of_silence_and_wideband_are_read() -> None:
+    no_data = 20 * b"\x7c"
+    assert len(read(b"#!AMR\n" + no_data)) == len(read(b"#!AMR-WB\n" + no_data)) == 0.4 * RATE_HZ
+
+
+@pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_s32le", "pcm_f32le"])
+def test_channels_are_averaged(codec: str) -> None:
+    stereo = Recorder(name="stereo", container="matroska", codec=codec, rate_hz=RATE_HZ, layout="stereo")
+    left, right = rising(RATE_HZ), rising(RATE_HZ)[::-1]
+    assert np.abs(read(stereo.record(np.stack([left, right]))) - (left + right) / 2).max() < 1e-4
+
+
+def test_data_url_with_a_comma_in_its_media_type_is_read() -> None:
+    file = recorded("webm of Chromium")
+    text = base64.b64encode(file).decode()
+    for kind in ("video/webm;codecs=vp8,opus", "audio/webm;codecs=opus", "audio/webm"):
+        assert np.array_equal(read(f"data:{kind};base64,{text}"), read(file)), kind
+    with pytest.raises(BadInput, match="holds no audio"):
+        read("data:audio/webm;base64,")
+
+
+def test_samples_of_a_wav_file_stay_what_they_are() -> None:
+    pcm = (rising(RATE_HZ) * 32_767).astype("<i2")
+    assert np.array_equal(read(encode_whole(pcm.tobytes(), RATE_HZ, "wav")), pcm / np.float32(32_768))
+
+
+def damaged(file: bytes) -> bytes:
+    middle = len(file) // 2
+    return file[:middle] + bytes(400) + file[middle + 400 :]
+
+
+def test_file_that_cannot_be_decoded_is_refused_in_one_sentence() -> None:
+    files = {
+        "cut webm": recorded("webm of Chromium")[:60],
+        "cut m4a": recorded("m4a of a phone")[:-2_000],
+        "damaged mp4": damaged(recorded("fragmented mp4 of Safari")),
+        "damaged aac": damaged(recorded("aac")),
+        "webm in its first bytes only": b"\x1aE\xdf\xa3" + bytes(500),
+        "mp4 in its first bytes only": b"\x00\x00\x00\x1cftypM4A " + bytes(500),
+        "FLAC in its first bytes only": b"fLaC" + bytes(500),
+        "aac in its first bytes only": b"\xff\xf1" * 300,
+        "empty amr": b"#!AMR\n",
+        "HLS": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/hostname\n#EXT-X-ENDLIST\n",
+        "concat": b"ffconcat version 1.0\nfile /etc/hostname\n",
+        "SDP": b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=audio 9 RTP/AVP 0\n",
+    }
+    for name, file in files.items():
+        assert refusal(file) == f"file: not audio that can be read ({READABLE} expected)", name
+
+
+def test_track_that_is_not_there_or_not_served_is_named() -> None:
+    ac3 = Recorder(name="ac3", container="mp4", codec="ac3")
+    assert "codec ac3 is not read" in refusal(ac3.record(rising(48_000)))
+    nan = Recorder(name="nan", container="matroska", codec="pcm_f32le")
+    assert "not numbers" in refusal(nan.record(rising(48_000) * np.float32("nan")))
+    assert "shorter than 50 ms" in refusal(nan.record(rising(48_000, 0.03)))
+    slow = Recorder(name="slow", container="matroska", codec="pcm_s16le", rate_hz=2_000)
+    assert "sample rate 2000 Hz; use 4000 to 192000 Hz" in refusal(slow.record(rising(2_000)))
+
+
+@pytest.mark.parametrize("name", ["webm of Chromium", "aac", "amr", "streamed FLAC"])
+def test_recording_is_decoded_no_further_than_the_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = BY_NAME[name]
+    num_decoded = 0
+
+    def count(frame: containers.AudioFrame) -> Wave:
+        nonlocal num_decoded
+        num_decoded += frame.samples
+        return np.zeros(frame.samples, np.float32)
+
+    monkeypatch.setattr(containers, "_mono", count)
+    with pytest.raises(InputTooLarge, match="^file: the audio is longer than 0.5 s"):
+        read(recorder.record(np.zeros(4 * recorder.rate_hz, np.float32)), 0.5)
+    assert num_decoded <= 0.5 * recorder.rate_hz
+
+
+def test_sample_counts_beyond_the_file_are_refused_before_memory_is_reserved() -> None:
+    whole, fragmented = recorded("m4a of a phone"), recorded("fragmented mp4 of Safari")
+    sizes, run = whole.index(b"stsz") + 8, fragmented.index(b"trun") + 8
+    one, count = struct.pack(">I", 1), struct.pack(">I", 50_000_000)
+    for file in (whole[:sizes] + one + count + whole[sizes + 8 :], fragmented[:run] + count + fragmented[run + 4 :]):
+        with pytest.raises(BadInput) as refused:
+            read(file)
+        assert str(refused.value.__cause__) == "counts more samples than it has bytes"
+
+
+def test_numbers_of_packets_and_boxes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "MAX_PACKETS_PER_S", 1)
+    assert "not audio" in refusal(recorded("webm of Chromium"))
+    monkeypatch.setattr(containers, "MAX_MP4_BOXES", 3)
+    assert "not audio" in refusal(recorded("fragmented mp4 of Safari"))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(BY_NAME)), st.integers(0, 5_000), st.binary(min_size=1, max_size=8))
+def test_changed_bytes_anywhere_are_read_or_refused(name: str, at: int, changed: bytes) -> None:
+    file = recorded(name, 0.2)
+    at %= len(file)
+    try:
+        read(file[:at] + changed + file[at + len(changed) :])
+    except BadInput as refused:
+        assert refused.param == "file"

@@ -1,0 +1,314 @@
+"""A `session.update` with refused fields: the rest is applied, each is named, and no audio is read in another format."""
+
+import base64
+import json
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
+from tests.web.realtime.page import Event, Page, opened
+from tests.web.realtime.spoken import blocks, silence, speech
+from web.realtime.client_events import SessionUpdate, parse_event
+from web.realtime.settings import Settings, merged
+from web.realtime.update import read_patch
+
+PCM = {"type": "audio/pcm", "rate": 24_000}
+PCMU = {"type": "audio/pcmu"}
+TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+
+
+async def update(page: Page, **session: Any) -> tuple[list[Event], Event]:
+    """The errors up to `session.updated`, and its session."""
+    begin = len(page.events)
+    await page.send("session.update", event_id="asked", session=session)
+    session_now = (await page.until("session.updated"))["session"]
+    errors = [event["error"] for event in page.events[begin:] if event["type"] == "error"]
+    assert all(error["event_id"] == "asked" for error in errors), errors
+    return errors, session_now
+
+
+def input_format(form: object) -> dict[str, object]:
+    return {"audio": {"input": {"format": form}}}
+
+
+def output_format(form: object) -> dict[str, object]:
+    return {"audio": {"output": {"format": form}}}
+
+
+async def append(page: Page, pcm: bytes) -> None:
+    for block in blocks(pcm, 100):
+        await page.send("input_audio_buffer.append", audio=base64.b64encode(block).decode())
+
+
+async def events_until_marker(page: Page, marker: str) -> list[Event]:
+    """All events up to the answer to an event that does not exist."""
+    begin = len(page.events)
+    await page.send("no.such.event", event_id=marker)
+    while not page.events[begin:] or page.events[-1].get("error", {}).get("event_id") != marker:
+        await page.next()
+    return page.events[begin:-1]
+
+
+@pytest.mark.parametrize(
+    ("session", "params"),
+    [
+        ({"audio": {"output": {"voice": "nobody"}}}, ["session.audio.output.voice"]),
+        ({"audio": {"output": {"voice": 5}}}, ["session.audio.output.voice"]),
+        ({"audio": {"output": {"voice": {"id": 5}}}}, ["session.audio.output.voice"]),
+        ({"audio": {"output": {"speed": 1.2}}}, ["session.audio.output.speed"]),
+        ({"audio": {"output": {"speed": "fast"}}}, ["session.audio.output.speed"]),
+        ({"audio": {"input": {"turn_detection": {"type": "magic"}}}}, ["session.audio.input.turn_detection"]),
+        ({"audio": {"input": {"noise_reduction": {}}}}, ["session.audio.input.noise_reduction.type"]),
+        ({"audio": 5}, ["session.audio"]),
+        ({"prompt": {"id": "pmpt_1"}}, ["session.prompt"]),
+        ({"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}}, ["session.truncation"]),
+        ({"tool_choice": "required", "tools": TOOLS}, ["session.tool_choice"]),
+        ({"tool_choice": {"type": "function", "name": "weather"}}, ["session.tool_choice"]),
+        ({"tools": "weather"}, ["session.tools"]),
+        ({"type": "transcription"}, ["session.type"]),
+        ({"max_output_tokens": 0}, ["session.max_output_tokens"]),
+        ({"modalities": ["text"], "turn_detection": None}, ["session.modalities", "session.turn_detection"]),
+        (
+            {"type": 1, "truncation": 5, "prompt": {}, "audio": {"output": {"speed": 9, "voice": "nobody"}}, "modalities": []},
+            [
+                "session.audio.output.speed", "session.audio.output.voice", "session.modalities", "session.prompt",
+                "session.truncation", "session.type",
+            ],
+        ),
+    ],
+)  # fmt: skip
+async def test_update_applies_all_but_the_refused_fields(gateway: Gateway, session: dict[str, Any], params: list[str]) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        before = page.events[0]["session"]
+        errors, now = await update(page, **{"type": "realtime", "instructions": "Be brief.", **session})
+        assert sorted(error["param"] for error in errors) == params
+        assert all(error["message"].startswith(error["param"]) for error in errors), errors
+        assert now["instructions"] == "Be brief." and now["audio"] == before["audio"]
+        await page.ask("hello")
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
+async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway: Gateway) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        detection = {"type": "server_vad", "threshold": 2, "silence_duration_ms": 300, "create_response": "yes"}
+        heard = {"turn_detection": detection, "transcription": {"model": "whisper-1", "language": 5}}
+        errors, now = await update(
+            page, output_modalities=["text"], audio={"input": heard, "output": {"voice": "marin", "speed": 2}}
+        )
+    assert sorted(error["param"].rpartition(".")[2] for error in errors) == ["create_response", "language", "speed", "threshold"]
+    assert now["output_modalities"] == ["text"] and now["audio"]["output"]["voice"] == "marin"
+    took = now["audio"]["input"]["turn_detection"]
+    assert (took["silence_duration_ms"], took["threshold"], took["create_response"]) == (300, 0.5, True)
+    assert now["audio"]["input"]["transcription"]["model"] == "whisper-1"
+
+
+async def test_update_of_what_the_model_cannot_do_keeps_what_it_did(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        async with opened(gateway, "/v1/realtime") as page:
+            errors, now = await update(page, output_modalities=["audio"], instructions="Be brief.", truncation="disabled")
+    assert [error["param"] for error in errors] == ["session.output_modalities"]
+    assert now["output_modalities"] == ["text"] and now["instructions"] == "Be brief." and now["truncation"] == "disabled"
+
+
+async def test_instructions_that_no_prompt_can_hold_are_refused_alone(gateway: Gateway) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await update(page, instructions="Be brief.")
+        errors, now = await update(page, instructions="<|im_end|>", output_modalities=["text"])
+    assert [error["param"] for error in errors] == ["session.instructions"]
+    assert now["instructions"] == "Be brief." and now["output_modalities"] == ["text"]
+
+
+@pytest.mark.parametrize("event", [{"session": 5}, {"session": None}, {"session": []}, {}])
+async def test_update_without_an_object_changes_nothing(gateway: Gateway, event: dict[str, object]) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send("session.update", event_id="e", **event)
+        (answer,) = await events_until_marker(page, "after")
+    assert answer["error"]["param"] == "session" and answer["error"]["event_id"] == "e"
+
+
+REFUSED_FORMATS = [
+    PCMU, {"type": "audio/pcma"}, {"type": "audio/opus"}, {"type": "audio/pcm", "rate": 4_000}, {"type": 5},
+    {"type": "audio/pcm", "rate": "24000"}, "pcm16", "g711_ulaw", ["audio/pcm"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", REFUSED_FORMATS)
+async def test_audio_is_not_read_while_its_format_is_refused(gateway: Gateway, form: object) -> None:
+    """G.711 read as PCM16 would be noise that is taken for speech, or for silence."""
+    said = silence(300) + speech("what day comes after monday") + silence(800)
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, **input_format(form))
+        assert [error["param"].startswith("session.audio.input.format") for error in errors] == [True]
+        assert now["audio"]["input"]["format"] is None
+        await append(page, said)
+        await page.send("input_audio_buffer.commit", event_id="commit")
+        first, commit = await events_until_marker(page, "after")
+        assert first["error"]["param"] == "audio" and "session.audio.input.format" in first["error"]["message"]
+        assert commit["error"]["code"] == "input_audio_buffer_commit_empty" and commit["error"]["event_id"] == "commit"
+        assert "session.audio.input.format" in commit["error"]["message"]
+        content = [{"type": "input_audio", "audio": base64.b64encode(said).decode()}]
+        await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        (item,) = await events_until_marker(page, "after the item")
+        assert item["error"]["param"] == "item.content[0].audio"
+        assert not gateway.client.submitted
+        errors, now = await update(page, **input_format(PCM))
+        assert not errors and now["audio"]["input"]["format"] == PCM
+        await append(page, said)
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
+async def test_refused_audio_is_named_again_after_the_next_refused_format(gateway: Gateway) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        for marker in ("first", "second"):
+            await update(page, **input_format(PCMU))
+            await append(page, silence(1000))
+            assert len(await events_until_marker(page, marker)) == 1
+        errors, now = await update(page, instructions="Be brief.")
+        assert not errors and now["audio"]["input"]["format"] is None, "another update does not bring a format back"
+
+
+async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        await update(page, **input_format(PCMU))
+        for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
+            await page.socket.send(block)
+        (error,) = await events_until_marker(page, "after")
+    assert error["error"]["param"] == "audio" and not gateway.client.submitted
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("input_audio_format", "g711_ulaw", "input"),
+        ("output_audio_format", "g711_alaw", "output"),
+        ("input_audio_format", "pcm16", None),
+        ("output_audio_format", "pcm16", None),
+    ],
+)
+async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field: str, value: str, refused: str | None) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, **{field: value})
+    assert [error["param"] for error in errors] == [f"session.{field}"]
+    formats = {side: now["audio"][side]["format"] for side in ("input", "output")}
+    assert formats == {side: None if side == refused else PCM for side in ("input", "output")}
+
+
+@pytest.mark.parametrize("form", [PCMU, {"type": "audio/pcm", "rate": 16_000}, "pcm16"])
+async def test_no_audio_is_sent_while_its_format_is_refused(gateway: Gateway, form: object) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, **output_format(form))
+        assert len(errors) == 1 and now["audio"]["output"]["format"] is None
+        await page.ask("hello")
+        error = (await page.until("error"))["error"]
+        assert error["param"] == "session.audio.output.format" and "text" in error["message"]
+        await append(page, silence(300) + speech("what day comes after monday") + silence(800))
+        assert (await page.until("error"))["error"]["param"] == "session.audio.output.format"
+        assert not gateway.client.submitted
+        await page.send("response.create", response={"output_modalities": ["text"]})
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+        await page.send("response.create", response={"audio": {"output": {"format": PCM}}})
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+        await update(page, **output_format(None))
+        await page.ask("and now?")
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+        assert "response.output_audio.delta" in page.kinds()
+
+
+async def test_answer_under_way_ends_when_its_format_is_refused(gateway: Gateway) -> None:
+    gateway.client.script = LONG
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.ask("count")
+        await page.until("response.output_audio.delta")
+        begin = len(page.events)
+        await update(page, **output_format(PCMU))
+        kinds = [event["type"] for event in page.events[begin:]]
+        after = await events_until_marker(page, "after")
+    refused = kinds.index("error")
+    assert "response.output_audio.delta" not in kinds[refused:] and not after
+    assert kinds[refused:].count("response.done") == 1 and kinds[-1] == "session.updated"
+
+
+async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send(
+            "response.create", event_id="asked", response={"instructions": "hi", "audio": {"output": {"format": PCMU}}}
+        )
+        (answer,) = await events_until_marker(page, "after")
+        assert answer["error"]["event_id"] == "asked" and answer["error"]["param"] == "response.audio.output.format"
+        await page.ask("hello")
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": None}])
+async def test_tools_that_need_not_be_called_are_ignored_and_named(
+    gateway: Gateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with opened(gateway, "/v1/realtime") as page:
+            for _ in range(3):
+                errors, now = await update(page, type="realtime", tools=TOOLS, **choice)
+                assert not errors and now["fleet_ignored"] == ["session.tools"] and now["tools"] == []
+            await page.ask("hello", tools=TOOLS, **choice)
+            done = (await page.until("response.done"))["response"]
+            assert done["status"] == "completed" and done["fleet_ignored"] == ["response.tools"]
+            _, now = await update(page, tools=[])
+            assert "fleet_ignored" not in now
+    lines = [record.getMessage() for record in caplog.records if "tools are not served" in record.getMessage()]
+    assert len(lines) == 2 and "session.tools" in lines[0] and "response.tools" in lines[1]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}, "any"])
+async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway, choice: object) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.ask("hello", tools=TOOLS, tool_choice=choice)
+        error = (await page.until("error"))["error"]
+    assert error["param"] == "response.tool_choice" and "auto" in error["message"] and not gateway.client.submitted
+
+
+@pytest.mark.parametrize("kind", ["function_call_output", "function_call", "mcp_call"])
+async def test_item_of_a_tool_says_what_is_served(gateway: Gateway, kind: str) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send("conversation.item.create", event_id="asked", item={"type": kind, "call_id": "c", "output": "3"})
+        error = (await page.until("error"))["error"]
+    assert error["param"] == "item.type" and error["event_id"] == "asked"
+    assert kind in error["message"] and "message" in error["message"] and "tools" in error["message"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 70_000) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["x", "audio/pcm", "audio/pcmu", "server_vad", "semantic_vad", "auto", "none", "marin", "inf"]),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(
+        st.sampled_from(["type", "rate", "threshold", "model", "id", "voice", "speed", "server_vad", "VoiceId", "format"]),
+        inner, max_size=3,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+HEARD = st.dictionaries(st.sampled_from(["format", "transcription", "noise_reduction", "turn_detection"]), JSON, max_size=4)
+SPOKEN = st.dictionaries(st.sampled_from(["format", "voice", "speed"]), JSON, max_size=3)
+SESSION = st.fixed_dictionaries(
+    {"instructions": st.just("Be brief.")},
+    optional={
+        "audio": st.fixed_dictionaries({}, optional={"input": HEARD | JSON, "output": SPOKEN | JSON}) | JSON,
+        **dict.fromkeys(("type", "tools", "tool_choice", "prompt", "truncation", "output_modalities", "modalities"), JSON),
+    },
+)
+
+
+@given(SESSION)
+def test_any_update_applies_its_valid_fields_and_names_the_others(session: dict[str, object]) -> None:
+    """What is left after the refusals is refused no more, and a format is either the one that was asked for or refused."""
+    event = parse_event(json.dumps({"type": "session.update", "session": session}))
+    assert isinstance(event, SessionUpdate)
+    patch, refused = read_patch(event.session)
+    assert patch.instructions == "Be brief." and all(error.param and error.message for error in refused)
+    again, none_left = read_patch(patch.model_dump(exclude_unset=True))
+    assert not none_left and again == patch
+    changed, unserved = merged(Settings(), patch)
+    assert changed.instructions == "Be brief." and all(error.param for error in unserved)

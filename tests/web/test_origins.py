@@ -1,0 +1,143 @@
+"""Pages of other origins: which may call the API, with what headers, and what stays closed to all of them."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Origin
+
+from fleet.core.errors import ConfigError
+from tests.web.conftest import HELLO, Gateway, Loaded, allowing, serving
+from tests.web.fake_client import FakeClient
+from tests.web.pages.catalogue import fill
+from web.app import create_app
+from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
+
+APP, OTHER = "https://app.example.com", "https://other.example.com"
+KEY = "secret"
+CHAT = "/v1/chat/completions"
+BODY = {"model": "omni", "messages": HELLO}
+SDK_HEADERS = "authorization,content-type,x-stainless-os,x-stainless-retry-count,last-event-id,openai-organization,openai-beta"
+
+
+@pytest.fixture(scope="module")
+def open_to_app(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(allowing(loaded, APP)) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def locked(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(allowing(loaded, APP), KEY) as gateway:
+        fill(gateway)
+        yield gateway
+
+
+def preflight(gateway: Gateway, origin: str, path: str = CHAT, method: str = "POST") -> httpx.Response:
+    asked = {"access-control-request-method": method, "access-control-request-headers": SDK_HEADERS}
+    return gateway.http.options(path, headers={"origin": origin, **asked})
+
+
+def names(answer: httpx.Response, header: str) -> set[str]:
+    return {name.strip().lower() for name in answer.headers.get(header, "").split(",")}
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [(CHAT, "POST"), ("/v1/models", "GET"), ("/v1/audio/speech", "POST"), ("/v1/fleet/requests/x", "DELETE"), ("/health", "GET")],
+)
+def test_preflight_of_an_allowed_origin_permits_what_sdks_send(locked: Gateway, path: str, method: str) -> None:
+    answer = preflight(locked, APP, path, method)
+    assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == APP
+    assert set(SDK_HEADERS.split(",")) <= names(answer, "access-control-allow-headers")
+    assert method.lower() in names(answer, "access-control-allow-methods") and "origin" in names(answer, "vary")
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(gateway: Gateway, open_to_app: Gateway) -> None:
+    for asked, origin in ((gateway, APP), (open_to_app, OTHER), (open_to_app, f"{APP}.evil.example"), (open_to_app, "null")):
+        answer = preflight(asked, origin)
+        error = answer.json()["error"]
+        assert answer.status_code == 403 and error["code"] == "cross_site_request" and error["param"] == "origin"
+        assert "web.allowed_origins" in error["message"] and origin in error["message"]
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = {"origin": APP, "sec-fetch-site": "cross-site"}
+    bearer = {**page, "authorization": f"Bearer {KEY}"}
+    monkeypatch.setattr(type(locked.client), "missing_roles", lambda _self: 1 / 0)
+    answers = {
+        200: locked.http.post(CHAT, json=BODY, headers=bearer),
+        400: locked.http.post(CHAT, json={}, headers=bearer),
+        401: locked.http.post(CHAT, json=BODY, headers=page),
+        404: locked.http.get("/v1/nothing", headers=bearer),
+        500: locked.http.get("/v1/fleet/workers", headers=bearer),
+    }
+    for status, answer in answers.items():
+        assert answer.status_code == status and answer.headers["access-control-allow-origin"] == APP
+        assert {"*", "x-request-id", "retry-after"} <= names(answer, "access-control-expose-headers")
+        assert answer.headers["x-request-id"] and "access-control-allow-credentials" not in answer.headers
+    stream = locked.http.post(CHAT, json={**BODY, "stream": True}, headers=bearer)
+    assert stream.headers["access-control-allow-origin"] == APP and stream.text.endswith("data: [DONE]\n\n")
+
+
+def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app: Gateway) -> None:
+    assert open_to_app.http.post(CHAT, json=BODY, headers={"origin": APP, "sec-fetch-site": "cross-site"}).status_code == 200
+    refused = open_to_app.http.post(CHAT, json=BODY, headers={"origin": OTHER})
+    assert refused.status_code == 403 and "web.allowed_origins" in refused.json()["error"]["message"]
+    assert "access-control-allow-origin" not in refused.headers
+    assert "access-control-allow-origin" not in open_to_app.http.get("/v1/models", headers={"origin": OTHER}).headers
+
+
+def test_console_cookie_is_worth_nothing_to_an_allowed_origin(locked: Gateway) -> None:
+    cookie = {"cookie": f"{COOKIE}={cookie_value(KEY)}", CSRF_HEADER: csrf_token(KEY)}
+    page = {**cookie, "origin": APP, "sec-fetch-site": "same-site"}
+    order = f"/v1/fleet/workers/{locked.client.telemetry.worker_list[0].id}/drain"
+    for answer in (locked.http.get("/v1/models", headers=page), locked.http.post(order, headers=page)):
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+    assert not locked.client.telemetry.orders
+    assert locked.http.get("/v1/models", headers={**cookie, "origin": locked.url}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/requests", "/static/console.css"])
+def test_console_stays_closed_to_allowed_origins(open_to_app: Gateway, path: str) -> None:
+    assert "access-control-allow-origin" not in open_to_app.http.get(path, headers={"origin": APP}).headers
+    assert preflight(open_to_app, APP, path).status_code in (404, 405)
+    assert open_to_app.http.post("/console/login", data={"key": KEY}, headers={"origin": APP}).status_code == 403
+
+
+async def first_event(gateway: Gateway, path: str, origin: str) -> str:
+    async with connect(gateway.url.replace("http", "ws") + path, origin=Origin(origin)) as socket:
+        return str(json.loads(await socket.recv())["type"])
+
+
+def test_voice_sockets_open_for_pages_of_allowed_origins(open_to_app: Gateway) -> None:
+    assert asyncio.run(first_event(open_to_app, "/v1/realtime", APP)) == "session.created"
+    for path, origin in (("/v1/realtime", OTHER), ("/console/ws", APP)):
+        with pytest.raises(InvalidStatus):
+            asyncio.run(first_event(open_to_app, path, origin))
+
+
+def test_name_that_was_rebound_is_refused_to_allowed_origins_too(open_to_app: Gateway) -> None:
+    answer = open_to_app.http.post(CHAT, json=BODY, headers={"origin": APP, "host": "attacker.example"})
+    assert answer.status_code == 421 and "web.allowed_hosts" in answer.json()["error"]["message"]
+
+
+def test_any_origin_is_allowed_only_with_a_key(loaded: Loaded, gateway: Gateway) -> None:
+    any_origin = allowing(loaded, "*")
+    with pytest.raises(ConfigError, match="FLEET_API_KEY") as refused:
+        create_app(any_origin.config, FakeClient(gateway.client.graph, gateway.client.tokenizer), loaded.frontend, None)
+    assert refused.value.param == "web.allowed_origins"
+    with serving(any_origin, KEY) as everywhere:
+        answer = preflight(everywhere, OTHER)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in answer.headers
+        page = {"origin": OTHER, "authorization": f"Bearer {KEY}"}
+        answer = everywhere.http.post(CHAT, json=BODY, headers=page)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
+        assert everywhere.http.post(CHAT, json=BODY, headers={"origin": OTHER}).status_code == 401

@@ -1,0 +1,63 @@
+"""Files of browsers, of phones and of the server itself, sent back to it through each route that takes audio."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.recordings import RECORDERS, Wave
+from tests.web.conftest import Gateway
+from tests.web.fake_client import RATE_HZ, Script, sine
+from tests.web.test_bad_input import error_of
+
+FORMATS = {"webm": "webm of Chromium", "mp4": "fragmented mp4 of Safari", "m4a": "m4a of a phone", "aac": "aac", "amr": "amr"}
+
+
+def second(rate_hz: int) -> Wave:
+    return (sine(rate_hz) / 32_768).astype(np.float32)
+
+
+def ask(gateway: Gateway, part: Mapping[str, object]) -> Any:
+    return gateway.http.post("/v1/chat/completions", json={"model": "omni", "messages": [{"role": "user", "content": [part]}]})
+
+
+def input_audio(file: bytes, kind: str) -> dict[str, object]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": kind}}
+
+
+def audio_len_s(gateway: Gateway) -> float:
+    """Length of the audio in the last request's prompt."""
+    spec, _ = gateway.client.submitted[-1]
+    return sum(clip.num_samples / clip.rate_hz for clip in spec.audio)
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_recording_is_accepted_by_chat_data_url_and_transcription(gateway: Gateway, kind: str) -> None:
+    recorder = next(recorder for recorder in RECORDERS if recorder.name == FORMATS[kind])
+    file = recorder.record(second(recorder.rate_hz))
+    url = f"data:audio/{kind};codecs=a,b;base64,{base64.b64encode(file).decode()}"
+    for part in (input_audio(file, kind), {"type": "audio_url", "audio_url": {"url": url}}):
+        assert ask(gateway, part).status_code == 200
+        assert abs(audio_len_s(gateway) - 1) < 0.1
+    answer = gateway.http.post("/v1/audio/transcriptions", data={"model": "omni"}, files={"file": (f"voice.{kind}", file)})
+    assert answer.json()["text"] == Script().text and abs(audio_len_s(gateway) - 1) < 0.1
+
+
+@pytest.mark.parametrize("kind", ["wav", "mp3", "flac", "opus", "aac"])
+def test_own_speech_is_accepted_as_input(gateway: Gateway, kind: str) -> None:
+    gateway.client.script = Script(num_samples=RATE_HZ)
+    speech = {"model": "omni", "input": "Hello there.", "voice": "alloy", "response_format": kind}
+    said = gateway.http.post("/v1/audio/speech", json=speech).content
+    whole = gateway.create(modalities=["text", "audio"], audio={"voice": "alloy", "format": kind}).choices[0].message
+    assert whole.audio is not None
+    for file in (said, base64.b64decode(whole.audio.data)):
+        assert ask(gateway, input_audio(file, kind)).status_code == 200
+        assert abs(audio_len_s(gateway) - 1) < 0.1
+
+
+def test_format_that_has_no_container_is_refused(gateway: Gateway) -> None:
+    answer = ask(gateway, input_audio(bytes(3_200), "pcm16"))
+    error = error_of(answer)
+    assert error["param"] == "messages[0].content[0].input_audio.format" and "'wav'" in str(error["message"])

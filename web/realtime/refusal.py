@@ -1,0 +1,82 @@
+"""Refused WebSockets, and failures as `error` events.
+
+No client shows the body of a refused handshake. A refused peer is therefore accepted, gets one `error` event and a close with the
+reason, and nothing else. Knows no session.
+"""
+
+import asyncio
+import logging
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from fleet.core.errors import FleetError
+from web.errors import type_of
+from web.realtime.server_events import Error, ErrorDetail, encode_event
+
+log = logging.getLogger("fleet.web")
+
+UNAUTHORIZED = 3000
+"""As OpenAI's service closes for a wrong key: registered at IANA. Clients do not reconnect."""
+INVALID_REQUEST = 4000
+"""As OpenAI's service closes for a wrong model. Clients do not reconnect."""
+SESSION_UNKNOWN = 1008
+"""There is no such session: the console's page begins another one."""
+TRY_AGAIN_LATER = 1013
+"""Clients reconnect after a while."""
+INTERNAL_ERROR = 1011
+BY_CODE = {"not_found": SESSION_UNKNOWN, "rate_limit_exceeded": TRY_AGAIN_LATER, "redis_unreachable": TRY_AGAIN_LATER}
+UNAUTHORIZED_STATUSES = (401, 403, 421)
+
+MAX_REASON_BYTES = 123
+"""Source: RFC 6455 section 5.5, less the two bytes of the code."""
+MAX_LOGGED = 300
+REFUSE_S = 5.0
+"""A refused peer that does not read is disconnected after this time."""
+
+
+def close_code(error: FleetError) -> int:
+    if error.status in UNAUTHORIZED_STATUSES:
+        return UNAUTHORIZED
+    return BY_CODE.get(error.code, INVALID_REQUEST if error.status < 500 else INTERNAL_ERROR)
+
+
+def close_reason(error: FleetError) -> str:
+    """OpenAI's `type.code`, with the message behind it for people."""
+    return f"{type_of(error.status)}.{error.code}: {error.message}"
+
+
+def clipped_reason(reason: str) -> str:
+    """As much of it as a close frame can hold."""
+    return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+def error_event(error: FleetError, event_id: str | None = None) -> Error:
+    """The `error` event of a failure; `event_id` is the client's own name for the event that failed."""
+    detail = ErrorDetail(type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=event_id)
+    return Error(error=detail)
+
+
+def log_refusal(websocket: WebSocket, error: FleetError) -> None:
+    """Log a refusal without the query and the headers, which may hold a key."""
+    peer = f"{websocket.client.host}:{websocket.client.port}" if websocket.client is not None else "an unknown address"
+    path, message = websocket.scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
+    log.warning("refused the WebSocket %r of %s: %s: %s", path, peer, error.code, message)
+
+
+async def refuse_socket(websocket: WebSocket, error: FleetError) -> None:
+    """Accept the socket, send the reason, and close it."""
+    log_refusal(websocket, error)
+    try:
+        async with asyncio.timeout(REFUSE_S):
+            await accept(websocket)
+            await websocket.send_text(encode_event(error_event(error)))
+            await websocket.close(close_code(error), clipped_reason(close_reason(error)))
+    except (TimeoutError, WebSocketDisconnect, RuntimeError) as gone:
+        # Starlette raises RuntimeError once it has seen the disconnect.
+        log.debug("a refused client left before it had the reason: %s", gone)
+
+
+async def accept(websocket: WebSocket) -> None:
+    """Accept with the subprotocol where it is offered: without it a browser drops the connection before it reads."""
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)
