@@ -222,12 +222,13 @@ class Answer:
 
     def _text(self, chunk: Chunk) -> list[Piece]:
         ids = [int(token) for token in _array(chunk, "ids", "<i4")]
-        num_given = max(0, len(self.spec.given) - self._num_text_tokens)
+        num_unwatched = max(0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens)
         self._num_text_tokens += len(ids)
         if ids:
             self._last_id = ids[-1]
-        # stop strings are looked for only in what is drawn
-        text = self._detokenizer.add(ids[:num_given]) + self._trimmer.add(self._detokenizer.add(ids[num_given:]))
+        # as the stage does, look for stop strings only in what is drawn, and only after `min_tokens`
+        unwatched, watched = ids[:num_unwatched], ids[num_unwatched:]
+        text = self._detokenizer.add(unwatched) + self._trimmer.add(self._detokenizer.add(watched))
         if not text:
             return []
         self._note_first("text")

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from web.encoder import FileFormat
 from web.errors import UnsupportedValue
 from web.schema import Body, Seed, StageFields, Temperature, Voice, bad_input
+from web.unserved import refuse_content
 
 UNSERVED_FORMATS = {
     "srt": "needs the time of each phrase", "vtt": "needs the time of each phrase", "diarized_json": "needs the speakers",
@@ -63,11 +64,13 @@ class TranscriptionForm(Body):
 
 
 def parse_speech(body: bytes) -> SpeechBody:
-    """Raises: BadInput naming the field."""
+    """Raises: BadInput, UnsupportedValue naming the field."""
     try:
-        return SpeechBody.model_validate_json(body)
+        speech = SpeechBody.model_validate_json(body)
     except ValidationError as error:
         raise bad_input(error) from error
+    refuse_content(speech)
+    return speech
 
 
 def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
@@ -82,6 +85,8 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
         message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
         raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
     try:
-        return TranscriptionForm.model_validate(last)
+        form = TranscriptionForm.model_validate(last)
     except ValidationError as error:
         raise bad_input(error) from error
+    refuse_content(form)
+    return form

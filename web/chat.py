@@ -17,7 +17,7 @@ from web.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
 from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
-from web.gateway import MIRROR, USAGE, Gateway, Opened
+from web.gateway import MIRROR, USAGE, WAV, Gateway, Opened
 from web.middleware import request_id_of
 from web.schema import AudioFormat, ChatBody, parse_chat
 from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta, event
@@ -41,12 +41,19 @@ class Reply:
     spoken: bool
     usage: bool
     """Whether the stream ends with the usage."""
+    wav: bool
+    """Whether each streamed piece of audio is a WAV file of its own."""
 
     def chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
         choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
         usage = None if self.usage else UNSET
-        return event(ChatChunk(id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage))
-
+        is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
+        return event(
+            ChatChunk(
+                id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage,
+                modality="audio" if is_audio else "text",
+            )
+        )  # fmt: skip
 
     @staticmethod
     def of(spec: RequestSpec, model: str) -> "Reply":
@@ -60,6 +67,7 @@ class Reply:
             mirror=MIRROR in spec.reply,
             spoken=len(spec.outputs) > 1,
             usage=USAGE in spec.reply,
+            wav=WAV in spec.reply,
         )
 
 
@@ -83,7 +91,8 @@ class ChatEndpoint:
             reply = Reply.of(answer.spec, self._gateway.model)
             headers = opened.headers(_ignored(body, opened))
             if body.stream:
-                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position()))
+                with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
+                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position(), with_ids=with_ids))
             else:
                 response = await self._whole(reply, answer, _format(body, "wav"), headers)
                 await response(scope, receive, send)
@@ -119,29 +128,33 @@ class ChatEndpoint:
         return Response(_encode(completion), media_type="application/json", headers=headers)
 
 
-async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position) -> AsyncIterator[bytes]:
+async def answer_lines(
+    gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool
+) -> AsyncIterator[bytes]:
     """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
 
-    The id of a piece's event is the position after it, from which any gateway can go on.
+    The role comes with the first piece: clients take the time of the first event for that of the first token.
+    `with_ids`: the id of a piece's event is the position after it, from which any gateway can go on.
     """
     transcript: list[str] = []
+    opening, audio_id = b"", UNSET
     if sent == Position():
-        yield reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+        opening = reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+        audio_id = reply.audio_id
     try:
         async for piece in rest_of(_noted(answer.pieces(), transcript), sent):
             sent.take(piece)
-            if isinstance(piece, TextPiece):
-                delta = _text_delta(reply, piece)
-            else:
-                delta = Delta(audio=AudioDelta(id=reply.audio_id, data=base64.b64encode(piece.pcm).decode("ascii")))
-            yield b"id: " + str(sent).encode() + b"\n" + reply.chunk(delta)
+            chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
+            yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
+            opening, audio_id = b"", UNSET
         if reply.spoken:
             expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
-            yield reply.chunk(Delta(audio=AudioDelta(id=reply.audio_id, expires_at=expires_at)))
+            yield opening + reply.chunk(Delta(audio=AudioDelta(id=audio_id, expires_at=expires_at)))
+            opening = b""
     except FleetError as error:
         yield event(envelope_of(error))
         return
-    yield reply.chunk(Delta(), finish_reason=answer.finish_reason)
+    yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)
     if reply.usage:
         yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=answer.usage()))
     yield b"data: [DONE]\n\n"
@@ -154,11 +167,14 @@ async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIt
         yield piece
 
 
-def _text_delta(reply: Reply, piece: TextPiece) -> Delta:
-    return Delta(
-        content=piece.text if reply.mirror else UNSET,
-        audio=AudioDelta(id=reply.audio_id, transcript=piece.text) if reply.spoken else UNSET,
-    )
+def _delta(reply: Reply, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
+    if isinstance(piece, TextPiece):
+        return Delta(
+            content=piece.text if reply.mirror else UNSET,
+            audio=AudioDelta(id=audio_id, transcript=piece.text) if reply.spoken else UNSET,
+        )
+    data = encode_whole(piece.pcm, rate_hz, "wav") if reply.wav else piece.pcm
+    return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
 
 
 def _format(body: ChatBody, default: AudioFormat) -> AudioFormat:

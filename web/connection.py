@@ -14,7 +14,11 @@ log = logging.getLogger("fleet.web")
 
 T = TypeVar("T")
 PING_S = 15.0
-"""A comment this often keeps proxies from closing a stream whose first words are slow."""
+"""A line this often keeps proxies from closing a stream whose first words are slow."""
+PING = b" \n"
+"""Readers of server-sent events ignore it, as a field of an unknown name. Load tools, which read every line by itself, skip it
+as empty, and would take a comment for JSON. A blank line would end an event, even an empty one, for some clients (openai's).
+"""
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -55,10 +59,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> 
 
 
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
-    """Send server-sent events, a comment in every silence of `PING_S`.
-
-    No blank line follows a comment: to some clients (openai's) one ends an event, even an empty one.
-    """
+    """Send server-sent events, and `PING` in every silence of `PING_S`."""
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
@@ -67,7 +68,7 @@ async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[
     try:
         while True:
             done, _ = await asyncio.wait({pending}, timeout=PING_S)
-            line = pending.result() if done else b": waiting\n"
+            line = pending.result() if done else PING
             if line is None:
                 break
             await send({"type": "http.response.body", "body": line, "more_body": True})

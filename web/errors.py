@@ -5,16 +5,19 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import UnsupportedValue as UnsupportedValue
+from web.unserved import route_refusal
 
 log = logging.getLogger("fleet.web")
 
 RETRY_AFTER_S = 1
-_CODES = {404: "not_found", 405: "method_not_allowed", 413: "input_too_large"}
+_CODES = {405: "method_not_allowed", 413: "input_too_large"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +59,10 @@ class ReadOnly(BadInput):
     status = 403
 
 
-class UnsupportedValue(BadInput):
-    """A value that OpenAI's API knows and this server does not serve."""
+class UnservedRoute(UnsupportedValue):
+    """A route that OpenAI's API has and this server has not."""
 
-    code = "unsupported_value"
+    status = 404
 
 
 def envelope_of(error: FleetError) -> ErrorEnvelope:
@@ -96,6 +99,12 @@ async def on_fleet_error(_request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such path, wrong method."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    body = ErrorBody(message=message, type=type_of(error.status_code), code=_CODES.get(error.status_code, "http_error"))
+    code, reason = _CODES.get(error.status_code, "http_error"), error.detail
+    allowed = Headers(error.headers).get("allow")
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        code, advice = route_refusal(request.url.path)
+        reason = f"no such route; {advice}" if advice else "no such route"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
+        reason = f"this route takes {allowed} only"
+    body = ErrorBody(message=f"{request.method} {request.url.path}: {reason}", type=type_of(error.status_code), code=code)
     return error_response(ErrorEnvelope(body), error.status_code, error.headers)

@@ -4,9 +4,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import FleetError, NotFound, NoWorker
+from fleet.core.errors import FleetError, NoWorker
 from fleet.core.ids import RequestId
-from web.errors import ErrorBody, envelope_of
+from web.errors import ErrorBody, UnservedRoute, envelope_of
 from web.gateway import Gateway
 from web.story import no_request
 from web.wire import ListedVoice, Model, ModelList, SpeechModel, SpeechModelList, VoiceList
@@ -59,7 +59,7 @@ class FleetRoutes:
         return json_response(SpeechModelList(models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []))
 
     async def translations(self, _request: Request) -> Response:
-        raise NotFound("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")
+        raise UnservedRoute("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")
 
     async def abort(self, request: Request) -> Response:
         """`aborted` false: the request had ended already."""

@@ -12,7 +12,7 @@ import msgspec
 
 from fleet.config.schema import FleetConfig
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound
+from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
@@ -23,7 +23,7 @@ from web.kept import kept_body
 from web.metrics import Metrics
 from web.ports import ClientStream, FleetPort
 from web.sampling import request_seed, resolve_sampling, stage_defaults
-from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody, voice_name
+from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
 
 log = logging.getLogger("fleet.web")
 
@@ -175,11 +175,11 @@ class Gateway:
             raise
 
     def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
-        """The client edges of an answer. Raises: BadInput where the model does not speak."""
+        """The client edges of an answer. Raises: UnsupportedValue where the model does not speak."""
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:
-            raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
+            raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
         return (self.edges.text, self.edges.audio)
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
@@ -218,13 +218,14 @@ class Gateway:
         return spec.sampling.get(stage, Sampling())
 
 
-MIRROR, USAGE = "mirror", "usage"
+MIRROR, USAGE, WAV = "mirror", "usage", "wav"
 
 
 def reply_of(body: ChatBody) -> dict[str, str]:
     """What a body says of its answer's shape, as the request keeps it: a key is there or not."""
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    return {name: "yes" for name, wanted in ((MIRROR, "text" in body.wants), (USAGE, usage)) if wanted}
+    options = body.stream_options or StreamOptions()
+    wanted = {MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers}
+    return {name: "yes" for name, given in wanted.items() if given}
 
 
 def session_of(body: ChatBody) -> str:

@@ -34,4 +34,4 @@ class ResumeEndpoint:
             raise NotFound(f"no request {request_id!r}; it never was, or its retention time is over", param="request_id")
         async with answer:
             reply = Reply.of(answer.spec, self._gateway.model)
-            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent))
+            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))

@@ -16,7 +16,10 @@ from fleet.graphs import Stage
 from web.schema import MAX_SEED, ChatBody, SamplingFields, StageFields
 
 Value = float | int | tuple[str, ...]
-_FIELDS = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty", "max_tokens")
+_FIELDS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("max_tokens", "min_tokens", "ignore_eos"),
+)
 
 
 def new_seed() -> int:
@@ -74,11 +77,17 @@ def resolve_sampling(
         values = {"seed": seed, **_request_values(body, stage)}
         section = sections.get(stage.name)
         where = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        where_min = "min_tokens"
         if section is not None:
             values |= _given(section)
             where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
+            where_min = where_min if section.min_tokens is None else f"fleet.{stage.name}.min_tokens"
         _check_bound(values, stage, config, defaults[stage.name], where)
-        resolved[stage.name] = msgspec.structs.replace(defaults[stage.name], **values)
+        sampling = msgspec.structs.replace(defaults[stage.name], **values)
+        if sampling.min_tokens > sampling.max_tokens:
+            reason = f"{sampling.min_tokens} is more than the answer's limit of {sampling.max_tokens}"
+            raise BadInput(f"{where_min}: {reason}; lower it, or raise max_tokens", param=where_min)
+        resolved[stage.name] = sampling
     return resolved
 
 
@@ -99,6 +108,8 @@ def _request_values(body: ChatBody, stage: Stage) -> dict[str, Value]:
 
 def _given(fields: SamplingFields) -> dict[str, Value]:
     values: dict[str, Value] = {name: value for name in _FIELDS if (value := getattr(fields, name)) is not None}
+    if fields.top_k is not None:
+        values["top_k"] = max(fields.top_k, 0)
     if fields.seed is not None:
         values["seed"] = min(fields.seed, MAX_SEED)
     if fields.stop is not None:

@@ -5,16 +5,18 @@ Knows no stage and no limit of the deployment: those are checked in `sampling.py
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
+from web.unserved import Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
 IGNORED = frozenset(
     {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
-    | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity", "top_logprobs", "tool_choice"}
+    | {"function_call", "functions", "parallel_tool_calls", "prediction", "reasoning_effort", "tool_choice", "tools"}
+    | {"top_logprobs", "verbosity"}
 )
 """Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
 
@@ -46,7 +48,7 @@ class AudioUrl(Body):
     @classmethod
     def _inline(cls, url: str) -> str:
         if not url.startswith("data:"):
-            raise ValueError("only data: URLs are read; this server fetches nothing")
+            raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
         return url
 
 
@@ -65,7 +67,9 @@ class AudioUrlPartBody(Body):
     audio_url: AudioUrl
 
 
-PartBody = Annotated[TextPartBody | InputAudioPartBody | AudioUrlPartBody, Field(discriminator="type")]
+PartBody = Annotated[
+    TextPartBody | InputAudioPartBody | AudioUrlPartBody, Field(discriminator="type"), BeforeValidator(check_part)
+]
 
 
 def _content_tag(value: object) -> str:
@@ -85,10 +89,11 @@ class AudioReference(Body):
 
 
 class MessageBody(Body):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)]
     content: Content | None = None
     audio: AudioReference | None = None
     tool_calls: list[object] | None = None
+    function_call: dict[str, object] | None = None
 
 
 class VoiceReference(Body):
@@ -114,15 +119,23 @@ class AudioOptions(Body):
 
 
 class StreamOptions(Body):
+    """`include_event_ids`: each event has an id, from which the resume route continues; load tools cannot read these lines.
+
+    `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark expects it.
+    """
+
     include_usage: bool | None = None
+    include_event_ids: bool | None = None
+    include_wav_headers: bool | None = None
 
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-TopK = Annotated[int, Field(ge=0, le=1_000_000)]
+TopK = Annotated[int, Field(ge=-1, le=1_000_000)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+MinTokens = Annotated[int, Field(ge=0, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 CacheKey = Annotated[str, Field(min_length=1, max_length=64)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -139,7 +152,7 @@ Stop = Annotated[
 
 
 class SamplingFields(Body):
-    """What a request may say about one stage's sampling."""
+    """What a request may say about one stage's sampling. `top_k` -1 is off, as 0 is."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -148,6 +161,8 @@ class SamplingFields(Body):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
+    ignore_eos: bool | None = None
     seed: Seed | None = None
     stop: Stop | None = None
 
@@ -175,7 +190,9 @@ class ChatBody(SamplingFields):
     logprobs: bool | None = None
     logit_bias: dict[str, float] | None = None
     tools: list[object] | None = None
+    tool_choice: object = None
     functions: list[object] | None = None
+    function_call: object = None
     response_format: dict[str, object] | None = None
     user: str | None = None
     metadata: dict[str, object] | None = None
@@ -189,7 +206,7 @@ class ChatBody(SamplingFields):
 
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing."""
-        known = {name for name in IGNORED if getattr(self, name, None) is not None}
+        known = {name for name in IGNORED if getattr(self, name, None) not in (None, [])}
         return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 
@@ -206,18 +223,23 @@ def parse_chat(body: bytes) -> ChatBody:
 def _refuse_unserved(chat: ChatBody) -> None:
     """Fields that would change the answer's shape or meaning, and are not served."""
     if chat.n is not None and chat.n != 1:
-        raise UnsupportedValue(f"n: {chat.n} is not served; one answer a request, n=1", param="n")
+        raise UnsupportedValue(f"n: {chat.n} is not served, one request gets one answer; use n=1", param="n")
     if chat.logprobs:
-        raise UnsupportedValue("logprobs: not served; leave it out", param="logprobs")
-    for name in ("tools", "functions", "logit_bias"):
-        if getattr(chat, name):
-            raise UnsupportedValue(f"{name}: not served; leave it out", param=name)
+        raise UnsupportedValue("logprobs: this server does not send them; turn them off in the client", param="logprobs")
+    if chat.logit_bias:
+        raise UnsupportedValue("logit_bias: not served; clear it in the client's settings of the model", param="logit_bias")
     if chat.response_format is not None and chat.response_format.get("type", "text") != "text":
-        raise UnsupportedValue("response_format: only text is served; leave it out", param="response_format")
+        raise UnsupportedValue(
+            "response_format: this model answers in free text only; turn JSON mode or structured output off in the client",
+            param="response_format",
+        )
+    for name in ("tool_choice", "function_call"):
+        check_tool_choice(name, getattr(chat, name))
     for index, message in enumerate(chat.messages):
-        if message.tool_calls:
-            where = f"messages[{index}].tool_calls"
-            raise UnsupportedValue(f"{where}: tools are not served; leave it out", param=where)
+        for name in ("tool_calls", "function_call"):
+            if getattr(message, name):
+                raise tool_calls_refusal(f"messages[{index}].{name}")
+    refuse_content(chat)
 
 
 def bad_input(error: ValidationError) -> BadInput:
@@ -227,6 +249,8 @@ def bad_input(error: ValidationError) -> BadInput:
         return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)
     param = _param(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
+    if isinstance(first.get("ctx", {}).get("error"), Refusal):
+        return UnsupportedValue(f"{param}: {message}", param=param)
     if first["type"] == "missing":
         message = "this field is required"
     elif first["type"] == "union_tag_not_found":

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import BadInput, FleetError, InputTooLarge, Overloaded
+from fleet.core.errors import BadInput, FleetError, InputTooLarge, Overloaded, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import Message, TextPart
 from web.answer import AudioPiece
@@ -137,7 +137,7 @@ class SpeechEndpoint:
         """Raises: BadInput, InputTooLarge naming the field."""
         limits = self._gateway.config.limits
         if not self._gateway.speaks:
-            raise BadInput("model: this model does not speak", param="model")
+            raise UnsupportedValue("model: this model does not speak", param="model")
         if len(text) > limits.max_speech_chars:
             raise InputTooLarge(f"input: {len(text)} characters; at most {limits.max_speech_chars} are allowed", param="input")
         max_tokens = min(limits.speech_piece_tokens, limits.max_answer_tokens)

@@ -27,7 +27,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
+    """`id` is in the first one of an answer only: clients join the strings, and add the numbers, of all deltas."""
+
+    id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
     data: str | UnsetType = UNSET
     expires_at: int | UnsetType = UNSET
@@ -48,11 +50,14 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """`modality`: what the delta holds, "text" or "audio". vllm-omni has this field, and its benchmark reads it."""
+
     id: str
     object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChunkChoice]
+    modality: str | UnsetType = UNSET
     usage: Usage | None | UnsetType = UNSET
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from fleet.bench.errors import BenchError
 from fleet.bench.trace import Heard, Trace
@@ -110,7 +111,10 @@ _event = msgspec.json.Decoder(_Event)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
+    """`include_event_ids`: for who resumes a stream; other servers do not know it."""
+
     include_usage: bool = True
+    include_event_ids: bool | UnsetType = UNSET
 
 
 class ChatBody(msgspec.Struct, frozen=True, kw_only=True):

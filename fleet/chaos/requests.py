@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from fleet.bench.chat import ChatBody
+from fleet.bench.chat import ChatBody, StreamOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.serving import chat_of, stage_bounds
 from fleet.chaos.options import Options
@@ -35,6 +35,7 @@ def make_bodies(model: str, config: FleetConfig, options: Options) -> list[bytes
             messages=chat_of(rng.choice(PROMPTS)),
             modalities=sorted(media, reverse=True),
             audio={"format": "pcm16"} if "audio" in media else None,
+            stream_options=StreamOptions(include_event_ids=True),
             temperature=TEMPERATURE if drawn else 0.0,
             seed=rng.randrange(2**31),
             fleet=bounds,

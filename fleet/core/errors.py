@@ -34,6 +34,27 @@ class InputTooLarge(BadInput):
     status = 413
 
 
+class ContextLengthExceeded(InputTooLarge):
+    """A prompt has more tokens than the model, or this deployment, takes. Code and wording are those that clients look for."""
+
+    code = "context_length_exceeded"
+    status = 400
+
+    @staticmethod
+    def of(where: str, limit: int, however: str) -> "ContextLengthExceeded":
+        """`where` names the field; `however` says what it holds instead of `limit` tokens."""
+        return ContextLengthExceeded(
+            f"{where}: This model's maximum context length is {limit} tokens. However, {however}. "
+            f"Please reduce the length of the {where}.", param=where,
+        )  # fmt: skip
+
+
+class UnsupportedValue(BadInput):
+    """Something that OpenAI's API, or a relative of it, knows and this server does not serve."""
+
+    code = "unsupported_value"
+
+
 class ModelNotFound(BadInput):
     code = "model_not_found"
     status = 404

@@ -10,6 +10,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as `max_new_tokens` of
     `transformers` does, the end token included. `seed` keys the counter-based noise (seed, stage, codebook, index).
+    Before `min_tokens` no end token is drawn and no stop string looked for; with `ignore_eos` no end token is drawn at all.
     """
 
     temperature: float = 0.0
@@ -19,8 +20,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     max_tokens: int = 256
+    min_tokens: int = 0
+    ignore_eos: bool = False
     seed: int = 0
     stop: tuple[str, ...] = ()
+
+    def may_end(self, num_drawn: int) -> bool:
+        """Return True if the next token, after `num_drawn` ones, may be an end token."""
+        return not self.ignore_eos and num_drawn >= self.min_tokens
 
 
 class AudioClip(msgspec.Struct, frozen=True, kw_only=True):

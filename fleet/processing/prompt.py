@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
 from fleet.processing.base import ChatRequest, Given, Message, TextPart
 from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids
@@ -39,24 +39,21 @@ class PromptBuilder:
     def tokenize(self, chat: ChatRequest) -> list[int]:
         """The prompt's ids, one placeholder per audio part.
 
-        Raises: BadInput, InputTooLarge naming the field.
+        Raises: BadInput, ContextLengthExceeded naming the field.
         """
         if not chat.messages:
             raise BadInput("messages: give at least one message", param="messages")
         text = self._template.render([self._for_template(message) for message in chat.messages])
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
-            raise InputTooLarge(
-                f"{chat.where}: the prompt is {len(text)} characters, far more than {self.limits.max_prompt_tokens} tokens",
-                param=chat.where,
+            raise ContextLengthExceeded.of(
+                chat.where, self.limits.max_prompt_tokens, f"the prompt has {len(text)} characters, far more than that"
             )
         return self._encode(text)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
-        """Raises: InputTooLarge if the prompt, its audio positions included, is beyond the limit."""
+        """Raises: ContextLengthExceeded if the prompt, its audio positions included, is beyond the limit."""
         if len(ids) > self.limits.max_prompt_tokens:
-            raise InputTooLarge(
-                f"{where}: the prompt is {len(ids)} tokens; at most {self.limits.max_prompt_tokens} are allowed", param=where
-            )
+            raise ContextLengthExceeded.of(where, self.limits.max_prompt_tokens, f"the prompt has {len(ids)} tokens")
 
     def given_ids(self, given: Given) -> tuple[int, ...]:
         """A text's tokens, and the one that ends an answer.

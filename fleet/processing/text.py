@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput
+from fleet.core.errors import UnsupportedValue
 from fleet.core.request import RequestSpec
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
 from fleet.processing.context import fitting, num_positions
@@ -31,7 +31,7 @@ class Frontend:
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
-            raise BadInput("modalities: this model does not speak; ask for text", param="modalities")
+            raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
         flat = tuple(Message(role=message.role, content=_joined(message)) for message in chat.messages)
         ids = self._prompt.tokenize(dataclasses.replace(chat, messages=flat))
         self._prompt.check_length(ids, chat.where)
@@ -91,7 +91,7 @@ def _joined(message: Message) -> TextPart:
     texts: list[str] = []
     for part in message.content:
         if isinstance(part, AudioPart):
-            raise BadInput(f"{part.where}: this model takes text only", param=part.where)
+            raise UnsupportedValue(f"{part.where}: this model takes text only; remove the audio from the chat", param=part.where)
         texts.append(part.text)
     where = message.content[0].where if message.content else "messages"
     return TextPart(text="\n".join(texts), where=where)

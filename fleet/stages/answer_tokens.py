@@ -17,12 +17,15 @@ class AnswerTokens:
     """Every token goes to the client, the last one too. `spoken` never gets the last one (the end token, the one at the length
     limit, the one that completes a stop string): its end is an item without arrays.
 
-    `given` are the request's own tokens, which may hold a stop string.
+    `given` are the request's own tokens, which may hold a stop string; so may the first `min_tokens`.
     """
 
-    def __init__(self, *, client: EdgeName, spoken: EdgeName | None, watch: StopWatch, given: Sequence[int] = ()) -> None:
+    def __init__(
+        self, *, client: EdgeName, spoken: EdgeName | None, watch: StopWatch, given: Sequence[int] = (), min_tokens: int = 0
+    ) -> None:
         self._client, self._spoken, self._watch = client, spoken, watch
         self._given = np.array(given, np.int32)
+        self._num_unwatched = max(len(given), min_tokens)
         self._num_seen = 0
 
     @property
@@ -39,8 +42,8 @@ class AnswerTokens:
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[Item]:
         """`ids` int32 [1], the token that the output holds."""
         self._num_seen += 1
-        is_drawn = self._num_seen > len(self._given)
-        last = output.final or (is_drawn and self._watch.see(int(ids[0])))
+        is_watched = self._num_seen > self._num_unwatched
+        last = output.final or (is_watched and self._watch.see(int(ids[0])))
         items = [Item(edge=self._client, walk=DECODE, arrays={"ids": ids}, final=last)]
         if self._spoken is not None:
             items.append(Item(edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
@@ -47,16 +47,14 @@ class TextAdapter:
 
     def __init__(self, spec: RequestSpec, watch: StopWatch, positions: int | None) -> None:
         self._spec, self._positions = spec, positions
-        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given)
+        min_tokens = sampling_of(spec, TEXT, LM).min_tokens
+        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given, min_tokens=min_tokens)
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Raises: BadInput for a prompt that leaves the answer no position."""
+        """Raises: ContextLengthExceeded for a prompt that leaves the answer no position."""
         num_prompt = len(self._spec.prompt_ids)
         if self._positions is not None and num_prompt >= self._positions:
-            raise BadInput(
-                f"messages: the prompt is {num_prompt} tokens; the model was made for {self._positions}, its answer included",
-                param="messages",
-            )
+            raise ContextLengthExceeded.of("messages", self._positions - 1, f"the prompt has {num_prompt} tokens")
         sampling = fitting(sampling_of(self._spec, TEXT, LM), num_prompt, self._positions)
         params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
         history = self._tokens.history(made)

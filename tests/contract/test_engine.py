@@ -1,13 +1,16 @@
 """One contract for every engine: the fake, the autoregressive loop and the codec loop are driven alike, and must behave alike."""
 
 import ctypes
+import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName, Walk
@@ -71,10 +74,11 @@ def subject(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Subject
 
 
 def submit(
-    subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None, session: str = ""
-) -> RequestId:
+    subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None, session: str = "",
+    sampling: Sampling | None = None,
+) -> RequestId:  # fmt: skip
     request = RequestId(name)
-    sampling = Sampling(max_tokens=NUM_TOKENS)
+    sampling = sampling or Sampling(max_tokens=NUM_TOKENS)
     params = {NUM_POSITIONS: "64"}
     asked = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
     subject.engine.submit(asked)
@@ -157,6 +161,40 @@ def test_a_paused_request_is_skipped_and_the_others_go_on(subject: Subject) -> N
     assert subject.engine.stats().running == 1
     subject.engine.pause(waits, paused=False)
     assert run_out(subject.engine)[-1].final
+
+
+@pytest.fixture(params=["fake", "autoregressive"])
+def ending(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: Path) -> Subject:
+    """An engine whose end token, where it has one, is the first that it would draw."""
+    if request.param == "fake":
+        return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids)
+    whole = made(run_lm(folders["text"]))["token"].tolist()
+    folder = shutil.copytree(folders["text"], tmp_path / "ending")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": whole[0]}))
+    assert made(run_lm(folder))["token"].tolist() == whole[:1]
+    return Subject(engine=lm_of(folder), piece=ids)
+
+
+def lm_of(folder: Path) -> Engine:
+    return text.build(BuildOptions(stage=StageName("lm"), checkpoint=folder, max_batch=4)).engine
+
+
+def run_lm(folder: Path) -> list[EngineOutput]:
+    subject = Subject(engine=lm_of(folder), piece=ids)
+    submit(subject, "a")
+    return run_out(subject.engine)
+
+
+@pytest.mark.parametrize("wanted", [Sampling(min_tokens=4), Sampling(ignore_eos=True), Sampling(min_tokens=4, temperature=0.9)])
+def test_an_answer_has_as_many_tokens_as_are_asked_for(ending: Subject, wanted: Sampling) -> None:
+    sampling = replace(wanted, max_tokens=NUM_TOKENS)
+    submit(ending, "a", sampling=sampling)
+    whole = made(run_out(ending.engine))
+    (tokens,) = whole.values()
+    assert len(tokens) == NUM_TOKENS if wanted.ignore_eos else 4 <= len(tokens) <= NUM_TOKENS
+    submit(ending, "a", sampling=sampling, history={name: array[:2] for name, array in whole.items()})
+    again = made(run_out(ending.engine))
+    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
 
 
 def test_an_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subject) -> None:

@@ -84,7 +84,7 @@ def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "over 300 frames"])
     request, _ = built[TALKER].adapter(asked.specs[0], None).open()
-    with pytest.raises(OutOfPages, match="KV pool holds 192"):
+    with pytest.raises(OutOfPages, match="192 tokens, what its KV pool holds"):
         built[TALKER].engine.submit(request)
     assert_all_pages_free(built)
 

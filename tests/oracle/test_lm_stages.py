@@ -151,6 +151,32 @@ def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoin
     assert built[THINKER].engine.stats().running == 0
 
 
+def test_a_stop_string_is_not_looked_for_before_min_tokens(tiny_checkpoint: Path, built: Built) -> None:
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
+    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
+    told = replace(spec.sampling[THINKER], stop=(tokenizer.decode(whole[1:2]), tokenizer.decode(whole[8:9])), min_tokens=8)
+    answers = speaking_twin(built).run([replace(spec, sampling={**spec.sampling, THINKER: told})])
+    assert tokens_of(answers, spec.id) == whole[:9]
+
+
+@pytest.mark.parametrize(("wanted", "least"), [(Sampling(), 0), (Sampling(min_tokens=6), 6), (Sampling(ignore_eos=True), 11)])
+def test_speech_has_as_many_frames_as_are_asked_for(
+    wanted: Sampling, least: int, tiny_checkpoint: Path, tmp_path: Path, built: Built
+) -> None:
+    """The checkpoint's end code is the one that the first frame would begin with."""
+    spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "ending")
+    config = json.loads((folder / "config.json").read_text())
+    config["talker_config"]["codec_eos_token_id"] = int(codes_of(speaking_twin(built).run([spec]), spec.id)[0, 0])
+    (folder / "config.json").write_text(json.dumps(config))
+    stages = {**built, **speaking_stages(folder, stages=(TALKER,))}
+    asked = replace(wanted, max_tokens=12)
+    answers = speaking_twin(stages).run([replace(spec, sampling={**spec.sampling, TALKER: asked})])
+    frames = codes_of(answers, spec.id).shape[-1]
+    assert least <= frames <= 11 and (frames > 0) == (least > 0)
+
+
 def _thought_tokens(chunks: Sequence[Arrays], prompt_len: int) -> list[int]:
     return [int(token) for arrays in chunks for token in arrays["ids"]][prompt_len:]
 

@@ -154,6 +154,18 @@ def test_repetition_penalty_is_the_one_of_transformers(tmp_path: Path) -> None:
     assert penalised != greedy(folder, PROMPTS, 24)
 
 
+def test_min_tokens_and_ignore_eos_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = write_model(FAMILIES[0], tmp_path)
+    common = sorted({token for answer in greedy(folder, PROMPTS, 24) for token in answer[2:8:3]})
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": common}))
+    short = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24))
+    assert short == greedy(folder, PROMPTS, 24) and max(map(len, short)) < 10
+    least = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, min_tokens=10))
+    assert least == greedy(folder, PROMPTS, 24, min_new_tokens=10)
+    unending = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, ignore_eos=True))
+    assert unending == greedy(folder, PROMPTS, 24, min_new_tokens=24)
+
+
 def test_layers_that_keep_another_kind_of_state_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')
     with pytest.raises(ConfigError, match="layers of kind linear_attention cannot be served"):

@@ -125,6 +125,7 @@ def test_requests_come_from_the_seed_alone_and_half_of_them_are_drawn() -> None:
     assert [body["temperature"] for body in decoded] == [0.0, 0.9, 0.0, 0.9]
     assert [is_drawn(number) for number in range(4)] == [False, True, False, True]
     assert all(body["modalities"] == ["text", "audio"] for body in decoded)
+    assert all(body["stream_options"]["include_event_ids"] for body in decoded), "an answer is resumed from its last event id"
     assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [True, False, True, False]
 
 

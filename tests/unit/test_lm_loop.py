@@ -222,7 +222,7 @@ def test_when_pages_run_out_the_youngest_is_computed_again_and_nothing_is_told_t
 
 def test_what_can_never_fit_is_refused_at_once(make: Make) -> None:
     loop, _ = make(num_pages=4)
-    with pytest.raises(OutOfPages, match="9 positions and the KV pool holds 8"):
+    with pytest.raises(OutOfPages, match="maximum context length is 8 tokens, what its KV pool holds. However, you requested 9"):
         submit(loop, "a", [1, 2, 3])
     assert loop.stats().running == 0
 

@@ -51,6 +51,16 @@ def test_penalties_then_suppression_then_the_highest() -> None:
     assert draw(scores.clone(), [plan], suppressed_V=suppressed).tolist() == want.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_never_draws_its_banned_ids_and_others_do(temperature: float) -> None:
+    scores = torch.zeros(2, 8)
+    scores[:, 3] = 50.0
+    sampling = Sampling(temperature=temperature, top_k=2, top_p=0.9)
+    plans = [Draw(sampling=sampling, banned=frozenset([3]), noise_key=n) for n in range(1)] + [Draw(sampling=sampling)]
+    banned, free = draw(scores, plans).tolist()
+    assert banned != 3 and free == 3
+
+
 def test_frequency_counts_each_time_and_presence_once() -> None:
     counts = TokenCounts()
     for token in (1, 1, 1, 2):

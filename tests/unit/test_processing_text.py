@@ -172,7 +172,7 @@ def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) ->
 
     spec = ask("hello")
     assert 5 < len(spec.prompt_ids) and spec.sampling[stage].max_tokens == 20 - len(spec.prompt_ids)
-    with pytest.raises(InputTooLarge, match="at most 19 are allowed") as refused:
+    with pytest.raises(InputTooLarge, match="maximum context length is 19 tokens") as refused:
         ask("hello " * 20)
     assert refused.value.param == "messages"
 
@@ -224,7 +224,8 @@ def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkp
     for text in ("hello " * 20, "x" * 1000):
         with pytest.raises(InputTooLarge) as refused:
             frontend.prepare(chat(Message(role="user", content=TextPart(text=text, where="w"))))
-        assert refused.value.param == "messages" and refused.value.status == 413
+        assert refused.value.param == "messages" and refused.value.status == 400
+        assert refused.value.code == "context_length_exceeded" and "maximum context length is 20 tokens" in refused.value.message
 
 
 def test_a_checkpoint_without_tokenizer_or_template_is_named(tmp_path: Path) -> None:

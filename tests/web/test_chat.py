@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_chunk import Choice
 
 from fleet.core.errors import EngineError, FleetError, NoWorker, Overloaded, RedisUnreachable
@@ -43,7 +44,7 @@ def test_a_streamed_text_answer_has_openais_shape(gateway: Gateway) -> None:
     body = {"model": "omni", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in answer.iter_lines() if line and not line.startswith("id: ")]
+        lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert events[0]["choices"] == [
@@ -92,7 +93,7 @@ def test_streamed_speech_arrives_sample_exact(gateway: Gateway) -> None:
     assert all(len(piece) % 6 == 0 for piece in pieces[:-1])
     # clients that join the base64 first hear the same
     assert base64.b64decode("".join(data)) == b"".join(pieces) == sine(Script().num_samples).tobytes()
-    assert len({delta["id"] for delta in audio if delta}) == 1 and sum("expires_at" in delta for delta in audio) == 1
+    assert sum("id" in delta for delta in audio) == 1 and sum("expires_at" in delta for delta in audio) == 1
     assert finish[-1] == "stop" and finish[:-1] == [None] * (len(finish) - 1)
     details = usage_of(chunks[-1]).completion_tokens_details
     assert details is not None and details.audio_tokens == 6
@@ -101,11 +102,29 @@ def test_streamed_speech_arrives_sample_exact(gateway: Gateway) -> None:
     assert set(spec.sampling) == {"thinker", "talker", "code2wav"}
 
 
+def test_accumulated_speech_is_sample_exact_and_its_id_serves_the_next_turn(gateway: Gateway) -> None:
+    client = gateway.openai()
+    turns: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
+    for _ in range(2):
+        with client.chat.completions.stream(
+            model="omni", messages=turns, modalities=["text", "audio"], audio={"voice": "ethan", "format": "pcm16"}
+        ) as stream:
+            answer = stream.get_final_completion()
+        audio = answer.choices[0].message.audio
+        assert audio is not None and audio.transcript == answer.choices[0].message.content == Script().text
+        assert base64.b64decode(audio.data) == sine(Script().num_samples).tobytes()
+        assert answer.created < audio.expires_at <= answer.created + gateway.config.retention_s + 60
+        turns.append({"role": "assistant", "audio": {"id": audio.id}})
+        turns.append({"role": "user", "content": "and then?"})
+    prompt = gateway.client.tokenizer.decode(gateway.client.submitted[1][0].prompt_ids)
+    assert Script().text in prompt
+
+
 def test_a_silence_within_an_answer_ends_no_event(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PING_S", 0.002)
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
-    assert gateway.http.post("/v1/chat/completions", json=body).text.count("\n: waiting\n") > 3
+    assert gateway.http.post("/v1/chat/completions", json=body).text.count(connection.PING.decode()) > 3
     choices = [choice for chunk in gateway.stream() for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == Script().text
 
@@ -171,6 +190,11 @@ def test_the_answer_ends_at_a_stop_string(gateway: Gateway) -> None:
     assert gateway.client.submitted[0][0].sampling[StageName("thinker")].stop == (", this", "zzz")
 
 
+def test_a_stop_string_is_not_looked_for_before_min_tokens(gateway: Gateway) -> None:
+    answer = gateway.create(stop=["Hello", "this"], extra_body={"min_tokens": 3})
+    assert answer.choices[0].message.content == "Hello there, "
+
+
 def test_the_length_limit_is_told(gateway: Gateway) -> None:
     gateway.client.script = Script(end_token=False)
     answer = gateway.create(max_completion_tokens=3)
@@ -208,6 +232,16 @@ def test_a_fleet_section_wins_for_its_stage(gateway: Gateway) -> None:
     sampling, _ = sampling_of(gateway, temperature=1.5, seed=7, fleet=fleet)
     assert sampling["talker"] == Sampling(temperature=0.3, top_k=50, repetition_penalty=1.05, max_tokens=60, seed=1)
     assert sampling["thinker"].temperature == 1.5 and sampling["thinker"].stop == ("x",)
+
+
+def test_answers_of_a_wanted_length_are_asked_of_the_main_stage_or_of_a_named_one(gateway: Gateway) -> None:
+    sampling, headers = sampling_of(gateway, top_k=-1, min_tokens=9, ignore_eos=True, max_tokens=9)
+    thinker = sampling["thinker"]
+    assert (thinker.top_k, thinker.min_tokens, thinker.ignore_eos, thinker.max_tokens) == (0, 9, True, 9)
+    assert sampling["talker"].min_tokens == 0 and not sampling["talker"].ignore_eos and "x-fleet-ignored" not in headers
+    sampling, _ = sampling_of(gateway, fleet={"talker": {"top_k": -1, "min_tokens": 5, "ignore_eos": True}})
+    assert (sampling["talker"].top_k, sampling["talker"].min_tokens, sampling["talker"].ignore_eos) == (0, 5, True)
+    assert sampling["thinker"].min_tokens == 0 and not sampling["thinker"].ignore_eos
 
 
 def test_a_prompt_cache_key_names_the_session_and_the_usage_tells_what_it_spared(gateway: Gateway) -> None:

@@ -16,7 +16,7 @@ from web import serve
 SPOKEN = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "ethan", "format": "pcm16"},
-    "stream_options": {"include_usage": True},
+    "stream_options": {"include_usage": True, "include_event_ids": True},
 }
 
 

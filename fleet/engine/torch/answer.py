@@ -42,7 +42,8 @@ class Answer:
     def next_draw(self) -> Draw:
         sampling = self._request.sampling
         key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
-        return Draw(sampling=sampling, noise_key=key, counts=self._counts)
+        banned = frozenset[int]() if sampling.may_end(len(self.ids)) else self._end_ids
+        return Draw(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
 
     def drawn(self, token: int) -> EngineOutput:
         """Record a draw; `final` at the end token or the length limit, an error where the logits were not finite."""

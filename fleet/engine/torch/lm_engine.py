@@ -79,8 +79,9 @@ class LMEngine(Generic[TaskT]):
         if self.pool.pages_for(most) > self.pool.num_pages:
             capacity = self.pool.num_pages * self.pool.page_size
             raise OutOfPages(
-                f"the request may need {most} positions and the KV pool holds {capacity}; "
-                "shorten the prompt or lower max_tokens", param="max_tokens",
+                f"max_tokens: This model's maximum context length is {capacity} tokens, what its KV pool holds. However, "
+                f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
+                param="max_tokens",
             )  # fmt: skip
         task = self._program.open(request)
         follows = self._kept.take(request.session)

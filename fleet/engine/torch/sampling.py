@@ -28,11 +28,12 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How one row is drawn. `noise_key` is used only where `temperature` > 0."""
+    """How one row is drawn. `noise_key` is used only where `temperature` > 0. `banned`: ids that this row never draws."""
 
     sampling: Sampling
     noise_key: int = 0
     counts: TokenCounts | None = field(default=None)
+    banned: frozenset[int] = frozenset()
 
     @property
     def greedy(self) -> bool:
@@ -51,6 +52,8 @@ def draw(
     highest = logits_SV.amax(-1)
     for row, plan in enumerate(draws):
         _penalise(logits_SV[row], plan)
+        if plan.banned:
+            logits_SV[row, _index(sorted(plan.banned), logits_SV)] = -torch.inf
     if suppressed_V is not None:
         logits_SV = logits_SV + suppressed_V
     sampled = [row for row, plan in enumerate(draws) if not plan.greedy]

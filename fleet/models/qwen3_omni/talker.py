@@ -163,7 +163,9 @@ class TalkerTask:
 
     def next_draw(self) -> Draw:
         sampling = self.request.sampling
-        return Draw(sampling=sampling, noise_key=noise_key(sampling.seed, SALT, 0, self.num_frames), counts=self.counts)
+        banned = frozenset[int]() if sampling.may_end(self.num_frames) else frozenset([self._program.codec_end])
+        key = noise_key(sampling.seed, SALT, 0, self.num_frames)
+        return Draw(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
 
     def failed(self) -> Sequence[EngineOutput]:
         error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
@@ -217,12 +219,12 @@ class Talker:
         self._from_rows = _resize(reader, "talker.hidden_projection.")
         self._predictor = CodePredictor(reader, talker.code_predictor_config, talker.num_code_groups, experts)
         self._speakers = {str(name).lower(): int(number) for name, number in talker.speaker_id.items()}
-        self._codec_end: int = talker.codec_eos_token_id
+        self.codec_end: int = talker.codec_eos_token_id
         self._lead_ids: list[int] = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         self._tail_ids: list[int] = [talker.codec_pad_id, talker.codec_bos_id]
         self._suppressed_V = torch.zeros(len(self._head), device=self._head.device)
         self._suppressed_V[-NUM_NEVER_DRAWN:] = -torch.inf
-        self._suppressed_V[self._codec_end] = 0.0
+        self._suppressed_V[self.codec_end] = 0.0
         specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
@@ -281,7 +283,7 @@ class Talker:
         draws = [task.next_draw() for task in tasks]
         first_S = draw(logits_SV, draws, suppressed_V=self._suppressed_V, one_by_one=self._tiled)
         first = first_S.tolist()
-        speaking = [at for at, code in enumerate(first) if code >= 0 and code != self._codec_end]
+        speaking = [at for at, code in enumerate(first) if code >= 0 and code != self.codec_end]
         frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
         made = dict(zip(speaking, frames, strict=True))
         return [

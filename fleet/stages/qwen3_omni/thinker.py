@@ -57,7 +57,8 @@ class ThinkerAdapter:
         self._spec, self._blob, self._features = spec, blob, features
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
-        self._tokens = AnswerTokens(client=TEXT, spoken=spoken, watch=watch, given=spec.given)
+        min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens
+        self._tokens = AnswerTokens(client=TEXT, spoken=spoken, watch=watch, given=spec.given, min_tokens=min_tokens)
         self._gives_text = TEXT in running
 
     def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:

@@ -232,8 +232,8 @@ async def test_a_conversation_that_may_not_be_shortened_says_that_it_is_too_long
             await told(page, "conversation.item.create", item=says("word " * 900))
         await page.send("response.create")
         failed = (await page.until("response.done"))["response"]
-        assert failed["status"] == "failed" and failed["status_details"]["error"]["code"] == "input_too_large"
-        assert failed["status_details"]["error"]["message"].startswith("conversation: ")
+        assert failed["status"] == "failed" and failed["status_details"]["error"]["code"] == "context_length_exceeded"
+        assert failed["status_details"]["error"]["message"].startswith("conversation: This model's maximum context length is")
         await told(page, "session.update", session={"type": "realtime", "truncation": "auto"})
         await page.send("response.create")
         assert (await page.until("response.done"))["response"]["status"] == "completed"

@@ -1,0 +1,208 @@
+"""What is not served is refused by one code, with advice for a person at a chat page, and content is never ignored."""
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.web.conftest import HELLO, Gateway
+
+CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+UNSUPPORTED = "unsupported_value"
+
+
+def chat(gateway: Gateway, **fields: object) -> httpx.Response:
+    return gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
+
+
+def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == UNSUPPORTED and error["type"] == "invalid_request_error"
+    assert error["param"] is None or error["message"].startswith(error["param"] + ": ")
+    return error
+
+
+def message(**fields: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": "hi", **fields}]}
+
+
+def part(**fields: object) -> dict[str, object]:
+    return message(content=[{"type": "text", "text": "hi"}, fields])
+
+
+CONTENT: list[tuple[dict[str, object], str]] = [
+    *(({name: ["data:;base64,AAAA"]}, name) for name in ("audios", "images", "videos", "files", "documents", "image_urls")),
+    *(
+        ({name: "x"}, name)
+        for name in ("ref_audio", "ref_text", "refAudio", "audio_url", "video", "system", "prompt", "instructions")
+    ),
+    ({"references": [{"audio_path": "a.wav", "text": "a"}]}, "references"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"audio": {"voice": "ethan", "ref_audio": "x"}}, "audio.ref_audio"),
+    (message(images=["AAAA"]), "messages[0].images"),
+    (message(attachments=[{"url": "x"}]), "messages[0].attachments"),
+    (part(type="text", text="x", image_url={"url": "data:,x"}), "messages[0].content[1].image_url"),
+    (part(type="input_audio", input_audio={"data": "", "audio_url": "x"}), "messages[0].content[1].input_audio.audio_url"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), CONTENT, ids=[param for _, param in CONTENT])
+def test_field_that_carries_content_is_refused_in_a_chat(gateway: Gateway, fields: dict[str, object], param: str) -> None:
+    assert refusal(chat(gateway, **fields))["param"] == param
+    assert not gateway.client.submitted
+
+
+@pytest.mark.parametrize("empty", [None, "", [], {}, [""], [{}]])
+def test_empty_content_field_is_no_content(gateway: Gateway, empty: object) -> None:
+    names = ("images", "audios", "ref_audio", "prompt", "files")
+    fields = {**dict.fromkeys(names, empty), **message(images=empty, attachments=empty)}
+    assert chat(gateway, **fields).status_code == 200
+
+
+def test_setting_is_ignored_and_named(gateway: Gateway) -> None:
+    settings = {"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2}
+    answer = chat(gateway, **settings, **message(name="me", file_name="a.txt"))
+    assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == ", ".join(sorted(settings))
+
+
+@pytest.mark.parametrize(
+    "name", ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
+)
+def test_field_that_carries_content_is_refused_in_a_speech(gateway: Gateway, name: str) -> None:
+    said = {"model": "omni", "input": "hello", "response_format": "pcm"}
+    assert refusal(gateway.http.post(SPEECH, json={**said, name: ["x"]}))["param"] == name
+    answer = gateway.http.post(SPEECH, json={**said, name: None, "instructions": "gently", "task_type": "Base", "language": "en"})
+    assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == "instructions, language, task_type"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "advice"),
+    [
+        (part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"}), "messages[0].content[1]", "cannot read images"),
+        (part(type="input_image", image_url="x"), "messages[0].content[1]", "cannot read images"),
+        (part(type="video_url", video_url={"url": "x"}), "messages[0].content[1]", "cannot read video"),
+        (part(type="video", video=["x"]), "messages[0].content[1]", "cannot read video"),
+        (part(type="file", file={"file_id": "x"}), "messages[0].content[1]", "cannot read files"),
+        (part(type="audio", audio="x"), "messages[0].content[1]", "type input_audio"),
+        (part(type="audio_url", audio_url={"url": "http://x/a.wav"}), "messages[0].content[1].audio_url.url", "the audio itself"),
+        (part(type="output_text", text="x"), "messages[0].content[1]", "type text"),
+        (part(type="tool_result", content="x"), "messages[0].content[1]", "start a new chat"),
+        ({"messages": [*HELLO, {"role": "tool", "content": "4", "tool_call_id": "1"}]}, "messages[1].role", "start a new chat"),
+        ({"messages": [*HELLO, {"role": "function", "content": "4", "name": "f"}]}, "messages[1].role", "start a new chat"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls", "start a new chat"),
+        (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call", "start a new chat"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "JSON mode"),
+        ({"n": 2}, "n", "n=1"),
+        ({"logprobs": True}, "logprobs", "in the client"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "in the client"),
+    ],
+)
+def test_what_other_models_serve_is_refused_with_advice(
+    gateway: Gateway, fields: dict[str, object], param: str, advice: str
+) -> None:
+    error = refusal(chat(gateway, **fields))
+    assert error["param"] == param and advice in error["message"]
+    assert "leave it out" not in error["message"] and not gateway.client.submitted
+
+
+@pytest.mark.parametrize("fields", [message(role="robot"), part(type="smell", smell="x")])
+def test_role_or_part_that_no_api_has_is_a_mistake_that_names_those_served(gateway: Gateway, fields: dict[str, object]) -> None:
+    answer = chat(gateway, **fields)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["code"] == "invalid_value"
+    assert "'user'" in error["message"] or "'input_audio'" in error["message"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"tools": TOOLS, "tool_choice": {"type": "auto"}},
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}},
+        {"functions": [{"name": "f"}], "function_call": "auto"},
+    ],
+)
+def test_tools_that_may_be_called_are_ignored_and_named(gateway: Gateway, fields: dict[str, object]) -> None:
+    answer = chat(gateway, **fields)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-fleet-ignored"] == ", ".join(sorted(fields))
+
+
+def test_no_tools_are_not_named_as_ignored(gateway: Gateway) -> None:
+    assert "x-fleet-ignored" not in chat(gateway, tools=[], functions=[], tool_choice=None).headers
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("tool_choice", "required"),
+        ("tool_choice", "any"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
+        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}),
+        ("tool_choice", 5),
+        ("function_call", {"name": "f"}),
+    ],
+)
+def test_tool_that_must_be_called_is_refused(gateway: Gateway, name: str, choice: object) -> None:
+    error = refusal(chat(gateway, tools=TOOLS, **{name: choice}))
+    assert error["param"] == name and "calls no tools" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("POST", "/v1/responses", "/v1/chat/completions"),
+        ("GET", "/v1/responses/resp_1", "/v1/chat/completions"),
+        ("POST", "/v1/completions", "/v1/chat/completions"),
+        ("POST", "/v1/messages", "/v1/chat/completions"),
+        ("POST", "/v1/embeddings", "embeddings"),
+        ("POST", "/v1/images/generations", "images"),
+        ("POST", "/v1/realtime/calls", "WebSocket at /v1/realtime"),
+        ("POST", "/v1/realtime/sessions", "/v1/realtime/client_secrets"),
+        ("POST", "/v1/audio/translations", "/v1/audio/transcriptions"),
+        ("GET", "/v1/chat/completions/chatcmpl-1", "/v1/chat/completions"),
+        ("GET", "/api/tags", "base URL"),
+    ],
+)
+def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, method: str, path: str, advice: str) -> None:
+    assert advice in refusal(gateway.http.request(method, path), 404)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("GET", "/v1/nothing", "/v1/chat/completions"),
+        ("POST", "/v1/audio/nothing", "GET /openapi.json"),
+        ("POST", "/chat/completions", "for /v1/chat/completions"),
+        ("GET", "/models", "for /v1/models"),
+        ("POST", "/v1/v1/chat/completions", "/v1 twice"),
+    ],
+)
+def test_unknown_route_says_where_the_api_is(gateway: Gateway, method: str, path: str, advice: str) -> None:
+    answer = gateway.http.request(method, path)
+    error = answer.json()["error"]
+    assert answer.status_code == 404 and error["code"] == "not_found" and advice in error["message"]
+
+
+def test_wrong_method_names_the_right_one(gateway: Gateway) -> None:
+    answer = gateway.http.get(CHAT)
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    assert answer.json()["error"] == {
+        "message": "GET /v1/chat/completions: this route takes POST only",
+        "type": "invalid_request_error", "param": None, "code": "method_not_allowed",
+    }  # fmt: skip
+
+
+def test_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(gateway: Gateway) -> None:
+    for text in ("word " * 3_000, "x" * 100_000):
+        with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2000 tokens") as refused:
+            gateway.create(messages=[{"role": "user", "content": text}])
+        assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"

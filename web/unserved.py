@@ -1,0 +1,204 @@
+"""What OpenAI's API and its relatives know and this server does not serve: how it is recognised, and what to do instead.
+
+Every refusal has the code of `UnsupportedValue`. Its message must help a person at a chat page, who can change the chat or a
+setting of the client, but no field of a request. Knows no stage.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import cast
+
+from pydantic import BaseModel
+
+from fleet.core.errors import UnsupportedValue
+
+
+class Refusal(ValueError):
+    """What a validator raises for a value that is no mistake and yet not served."""
+
+
+_NO_TOOLS = "this model calls no tools"
+_ROLES = {
+    "tool": f"{_NO_TOOLS} and cannot read a tool's result",
+    "function": f"{_NO_TOOLS} and cannot read a function's result",
+}
+_NEW_CHAT = "start a new chat with this model, or send the result as text in a user message"
+
+_PARTS = {
+    **dict.fromkeys(("image", "image_url", "input_image", "image_file", "image_embeds"), "image"),
+    **dict.fromkeys(("video", "video_url", "input_video", "video_frames"), "video"),
+    **dict.fromkeys(("file", "file_url", "input_file", "document"), "file"),
+}
+"""Types of content parts, and what each of them holds."""
+_RENAMED_PARTS = {
+    **dict.fromkeys(("input_text", "output_text", "refusal", "thinking", "reasoning"), "text"),
+    **dict.fromkeys(("audio", "output_audio", "audio_embeds"), "input_audio"),
+}
+"""Types of content parts of other APIs, and the type that is served in their place."""
+_TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
+
+_MEDIA_WORDS = {
+    **dict.fromkeys(("audio", "audios", "wav"), "audio"),
+    **dict.fromkeys(("image", "images", "img", "picture", "pictures", "photo", "photos"), "image"),
+    **dict.fromkeys(("video", "videos"), "video"),
+    **dict.fromkeys(("file", "files", "document", "documents", "attachment", "attachments", "media"), "file"),
+    **dict.fromkeys(("ref", "reference", "references", "embeds", "embedding", "embeddings"), "reference"),
+}
+"""Words in the names of fields that carry content."""
+_TEXT_FIELDS = frozenset(
+    {"context", "contents", "history", "input", "input_ids", "inputs", "instructions", "prompt", "prompt_ids", "prompt_text"}
+    | {"prompt_token_ids", "prompts", "ssml", "system", "system_prompt", "text"}
+)
+"""Fields of other APIs that carry text."""
+_SETTING_WORDS = frozenset(
+    {"config", "detail", "format", "kwargs", "language", "mode", "name", "options", "quality", "rate", "resolution", "settings"}
+    | {"size", "strategy", "type", "voice"}
+)
+"""A name that ends in one of these is a setting, which may be ignored, and no content."""
+_INSTEAD = {
+    "audio": "a chat takes sound as content parts of type input_audio; voices cannot be cloned",
+    "image": "this model cannot read images; remove them from the chat, or choose a model that can",
+    "video": "this model cannot read video; remove it from the chat, or choose a model that can",
+    "file": "this model cannot read files; remove them from the chat, or paste their text into a message",
+    "reference": "voices cannot be cloned; remove it, and choose one of the voices that GET /v1/audio/voices lists",
+    "text": "send it as the content of a message, or as the input of a speech",
+}
+
+
+def check_role(role: object) -> object:
+    """Raises: Refusal for roles of messages that belong to tools."""
+    if isinstance(role, str) and role in _ROLES:
+        raise Refusal(f"{_ROLES[role]}; {_NEW_CHAT}")
+    return role
+
+
+def check_part(part: object) -> object:
+    """Raises: Refusal for content parts that other models read."""
+    kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        return part
+    if kind in _PARTS:
+        reason = _INSTEAD[_PARTS[kind]]
+    elif kind in _RENAMED_PARTS:
+        reason = f"a part of type {kind} is not served; send it as type {_RENAMED_PARTS[kind]}"
+    elif kind in _TOOL_PARTS:
+        reason = f"{_NO_TOOLS} and cannot read {kind} parts; {_NEW_CHAT}"
+    else:
+        return part
+    raise Refusal(reason)
+
+
+def check_tool_choice(name: str, choice: object) -> None:
+    """Raises: UnsupportedValue where a tool is required; one that may be called is never called."""
+    mode = _tool_mode(cast("dict[str, object]", choice)) if isinstance(choice, dict) else choice
+    if mode not in (None, "auto", "none"):
+        reason = f"{_NO_TOOLS}, so {str(mode)[:40]} is not served; use auto or none, or turn tools off in the client"
+        raise UnsupportedValue(f"{name}: {reason}", param=name)
+
+
+def _tool_mode(choice: dict[str, object]) -> object:
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        return cast("dict[str, object]", allowed).get("mode") if isinstance(allowed, dict) else kind
+    return kind if kind in ("auto", "none") else "a named function"
+
+
+def tool_calls_refusal(where: str) -> UnsupportedValue:
+    """The refusal of a message that holds calls of tools."""
+    return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls made by another; {_NEW_CHAT}", param=where)
+
+
+def refuse_content(body: BaseModel, where: str = "") -> None:
+    """Refuse unknown fields that carry content, at any depth: ignoring one would answer another question than was asked.
+
+    Raises: UnsupportedValue naming the field.
+    """
+    for name, value in (body.model_extra or {}).items():
+        kind = _content_of(name, value)
+        if kind is not None:
+            field = f"{where}{name[:64]}"
+            reason = f"this field carries content that would be lost; {_INSTEAD[kind]}"
+            raise UnsupportedValue(f"{field}: {reason}", param=field)
+    for name in type(body).model_fields:
+        for at, inner in _bodies(f"{where}{name}", getattr(body, name)):
+            refuse_content(inner, f"{at}.")
+
+
+def _bodies(where: str, value: object) -> Iterator[tuple[str, BaseModel]]:
+    if isinstance(value, BaseModel):
+        yield where, value
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast("list[object]", value)):
+            if isinstance(inner, BaseModel):
+                yield f"{where}[{index}]", inner
+
+
+def _content_of(name: str, value: object) -> str | None:
+    """The kind of content that an unknown field carries; None for settings, and for what is empty."""
+    if isinstance(value, bool | int | float) or _is_empty(value):
+        return None
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    if not words or words[-1] in _SETTING_WORDS:
+        return None
+    if "_".join(words) in _TEXT_FIELDS:
+        return "text" if isinstance(value, str | list) else None
+    kinds = [_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS]
+    return "reference" if "reference" in kinds else next(iter(kinds), None)
+
+
+def _is_empty(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_empty(inner) for inner in cast("dict[str, object]", value).values())
+    if isinstance(value, list):
+        return all(_is_empty(inner) for inner in cast("list[object]", value))
+    return value is None or value == ""
+
+
+_CHAT = "POST /v1/chat/completions"
+_ROUTES = {
+    "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat Completions instead of Responses)",
+    "conversations": f"conversations are not kept here; send the whole chat to {_CHAT}",
+    "completions": f"text completions are not served; use {_CHAT}",
+    "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an OpenAI-compatible provider)",
+    "embeddings": "this model makes no embeddings; choose another server for them in the client's document settings",
+    "images": "this model makes no images; turn image generation off in the client, or choose another server for it",
+    "videos": "this model makes no video; choose another server for it",
+    "moderations": "this model moderates nothing; turn moderation off in the client",
+    "files": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
+    "uploads": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
+    "batches": f"batches are not served; send each request to {_CHAT}",
+    "assistants": f"the Assistants API is not served; use {_CHAT}",
+    "threads": f"the Assistants API is not served; use {_CHAT}",
+    "vector_stores": "nothing is searched or kept here; send the text in messages",
+    "fine_tuning": "models are not trained through this API",
+    "realtime/calls": "WebRTC and SIP are not served; open a WebSocket at /v1/realtime?model=MODEL",
+    "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST /v1/realtime/client_secrets",
+    "realtime/transcription_sessions": "the beta dialect is not served; use POST /v1/audio/transcriptions",
+    "realtime/translations": "translations are not served; /v1/audio/transcriptions writes down what is said, in its language",
+    "chat/completions": f"answers are not kept under their ids; use {_CHAT}",
+}
+"""Routes of OpenAI's API, without /v1/, and what to use in their place; those under them, too."""
+_SERVED = (
+    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and "
+    "/v1/models; GET /openapi.json lists everything"
+)
+_OF_OLLAMA = ("/api/chat", "/api/generate", "/api/tags", "/api/version", "/api/show", "/api/ps", "/api/embed")
+
+
+def route_refusal(path: str) -> tuple[str, str]:
+    """The code and the advice for a path that has no route."""
+    if path.startswith("/v1/v1/"):
+        return "not_found", "the client's base URL has /v1 twice; remove one"
+    if path.startswith(_OF_OLLAMA):
+        advice = "Ollama's API is not served; add this server as an OpenAI connection, with a base URL that ends in /v1"
+        return UnsupportedValue.code, advice
+    name = path.removeprefix("/v1/")
+    if name == path:
+        known = path.startswith(("/chat/completions", "/audio/", "/models", "/realtime", *(f"/{route}" for route in _ROUTES)))
+        return "not_found", f"the API is under /v1; let the client's base URL end in /v1, for /v1{path}" if known else ""
+    pieces = name.rstrip("/").split("/")
+    for num in (2, 1):
+        if advice := _ROUTES.get("/".join(pieces[:num])):
+            return UnsupportedValue.code, advice
+    return "not_found", _SERVED
