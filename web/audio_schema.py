@@ -42,7 +42,10 @@ class SpeechBody(Body):
 
 
 class TranscriptionForm(Body):
-    """The fields of POST /v1/audio/transcriptions beside its file. A form's values are texts."""
+    """The fields of POST /v1/audio/transcriptions beside its file. A form's values are texts.
+
+    An empty `model` is the served one: Open WebUI sends it where no model was chosen.
+    """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
 

@@ -173,7 +173,8 @@ def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema
     """OpenAPI 3.1 of a server of this model."""
     bodies = [given for op in operations for given in (op.body, op.form) if given is not None]
     models = [body for body in bodies if issubclass(body, BaseModel)]
-    structs = [*(body for body in bodies if issubclass(body, msgspec.Struct)), *(answer for op in operations for answer in _shapes(op))]
+    structs = [body for body in bodies if issubclass(body, msgspec.Struct)]
+    structs += [answer for op in operations for answer in _shapes(op)]
     _, of_models = models_json_schema([(body, "validation") for body in models], ref_template=REF.replace("name", "model"))
     _, of_structs = msgspec.json.schema_components([*structs, ErrorEnvelope], ref_template=REF)
     schemas = {**cast(Schema, of_models["$defs"]), **of_structs}

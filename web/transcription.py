@@ -126,7 +126,7 @@ class TranscriptionEndpoint:
         async with _Form(request, raw) as form:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
             asked = parse_transcription(fields)
-            self._gateway.check_model(asked.model)
+            self._gateway.check_model(asked.model or self._gateway.model)
             file = await _file_of(form)
         await until_disconnect(receive, self._answer(asked, file, scope, receive, send))
 

@@ -178,6 +178,12 @@ def test_forms_that_lack_something(gateway: Gateway) -> None:
         assert "form" in str(error_of(gateway.http.post(PATH, content=b"--y\r\n\r\n", headers={"content-type": kind}))["message"])
 
 
+def test_empty_model_of_a_transcription_is_the_served_one(gateway: Gateway) -> None:
+    """As Open WebUI sends it while no model is chosen in its settings."""
+    answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_model_that_hears_nothing_says_so(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         answer = write_down(gateway, model=gateway.http.get("/v1/models").json()["data"][0]["id"])
