@@ -88,7 +88,7 @@ class Keeper:
 
     `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
     goodbye. `when_dead` is told the pid of each command that died, before anything else is done about it, and says whether that
-    had served anybody. `starts` is told of each start before it begins.
+    had served anybody. `starts` announces each start before it begins.
     """
 
     arguments: list[str]

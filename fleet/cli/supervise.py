@@ -64,21 +64,21 @@ def fence_process(redis_url: str, pid: int) -> bool:
 class WorkerStarts:
     """Announces each start of a kept worker, from the death of the one before until the new process announces itself.
 
-    As soon as Redis answers, in the background, so that no start waits for it. Unless continued, it lapses `PYTHON_START_S` after
-    the start: a keeper that died expects no worker.
+    Announcements are sent in the background, as soon as Redis answers: no start waits for them. One that no process continues lapses
+    `PYTHON_START_S` after its start, so that a keeper that died expects no worker.
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
         self._redis_url, self._role = redis_url, role
-        self._place, self._child = place_here(os.getpid()), ""
+        self._place, self._child, self._former = place_here(os.getpid()), "", ""
         self._announcing: asyncio.Task[None] | None = None
         self._line = ThreadPoolExecutor(1)
-        """One call after the other: what is under way must not overtake the end."""
+        """Sends one call after the other: an announcement under way must not overtake the end."""
 
     def begin(self, pause_s: float) -> None:
         """A worker is started in `pause_s`."""
         self._stop()
-        self._child = ""
+        self._child, self._former = "", self._child
         self._announcing = asyncio.create_task(self._announce(asyncio.get_running_loop().time() + pause_s))
 
     def spawned(self, pid: int) -> None:
@@ -97,7 +97,9 @@ class WorkerStarts:
         while True:
             left_us = int(max(begins_s - asyncio.get_running_loop().time(), 0.0) * 1e6)
             lease_us = left_us + int(PYTHON_START_S * 1e6)
-            call = scripts.announce_start(self._role, self._place, lease_us, child=self._child, begins_us=left_us)
+            call = scripts.announce_start(
+                self._role, self._place, lease_us, instead_of=self._former, child=self._child, begins_us=left_us
+            )
             if await self._send(call):
                 return
             await asyncio.sleep(RETRY_S)

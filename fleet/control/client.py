@@ -167,9 +167,7 @@ class FleetClient:
         elif answer[0] != "exists":
             stream.fail(RedisUnreachable(f"Redis lost the request, and did not take it again ({answer[0]}); try again"))
 
-    def _submission(
-        self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False
-    ) -> scripts.Call:
+    def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False) -> scripts.Call:
         """`checked`: its roles must have or expect workers; a request that was admitted before is not refused for that."""
         graph = self.config.graph_declaration()
         stages = graph.stages_for(spec.outputs)
@@ -253,13 +251,17 @@ class FleetClient:
 
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
+
+        def admission(me: WorkerId) -> scripts.Call:
+            return self._submission(spec, blob, me, checked=True)
+
         stream = ClientStream(spec, blob, self.config, self._redis, self._keep)
         self._hold(stream)
         stream.on_lost = lambda: self._send_again(stream)
         try:
-            gateway, answer = await self._as_listed(lambda me: self._submission(spec, blob, me, checked=True), unless="stale")
+            gateway, answer = await self._as_listed(admission, unless="stale")
             if text(answer[0]) == "no_worker" and await self._assume_served():
-                gateway, answer = await self._as_listed(lambda me: self._submission(spec, blob, me, checked=True), unless="stale")
+                gateway, answer = await self._as_listed(admission, unless="stale")
             if text(answer[0]) != "ok":
                 raise self._refusal([text(part) for part in answer])
         except FleetError as error:

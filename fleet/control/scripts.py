@@ -284,8 +284,8 @@ def announce_start(
 ) -> Call:  # fmt: skip
     """A worker of `role` is starting at `place` (host:pid). `workers`: how many the deployment has of the role.
 
-    The worker continues the start that its keeper announced (`instead_of`); the keeper's word about a `child` that has announced
-    itself, or joined, comes too late. `begins_us`: microseconds until the keeper starts it.
+    From its process: `instead_of` is the keeper, whose announcement it continues. From the keeper: `begins_us` is the time until
+    the process starts, `child` that process once it runs, `instead_of` the one before.
     """
     known = tuple("" if number is None else number for number in (workers, begins_us))
     return Call("announce_start", (role, place, lease_us, instead_of, child, *known))

@@ -4,13 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
 import pytest
+import redis
+import yaml
 from openai import AsyncOpenAI
 
+from fleet.control import keys
+from fleet.core.ids import RoleName
 from tests.support import REPO, Running, await_until, start_cli
 
 ROLES = ("thinker.decode", "talker")
@@ -85,4 +89,8 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Run
         resolved.write_text(good)
         voice, *chats = await asyncio.gather(*turns)
     assert (voice, chats) == ("max_output_tokens", ["length"] * NUM_REQUESTS)
+    with redis.Redis(port=yaml.safe_load(good)["redis"]["port"], decode_responses=True) as control:
+        for role in ROLES:
+            fields = cast("dict[str, str]", control.hgetall(keys.availability(RoleName(role))))
+            assert set(fields) == {"workers", "took_us"}, "the start is over, and how long it took is known"
     assert fleet.stop(timeout_s=30) == 0

@@ -23,8 +23,13 @@ def expected(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, in
     return bool(admits), bool(keeps), starting
 
 
-def announce(control: Control, place: str, lease_us: int = LEASE_US, *, instead_of: str = "", child: str = "") -> str:
-    return control.run(scripts.announce_start(ROLE, place, lease_us, instead_of=instead_of, child=child, workers=1))
+def announce(control: Control, place: str, *, instead_of: str = "") -> str:
+    return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
+
+
+def keep(control: Control, *, former: str = "", child: str = "", begins_us: int = 0) -> str:
+    call = scripts.announce_start(ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us)
+    return control.run(call)
 
 
 def tries(control: Control) -> int:
@@ -96,33 +101,50 @@ def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> 
 
 def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refused(control: Control) -> None:
     control.kill()
-    assert announce(control, KEEPER) == "ok"
+    assert keep(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
     assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
-    assert announce(control, KEEPER, child=LOADING) == "begun"
+    assert keep(control, child=LOADING) == "begun"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
     assert control.register(OTHER) == "ok"
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=2_500_000)) == "ok"
-    assert announce(control, KEEPER, child=LOADING) == "begun"
+    assert keep(control, child=LOADING) == "begun"
     control.kill(OTHER)
     assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "a start took so long"
 
 
-@pytest.mark.parametrize("configured", [1, 2])
-def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: Control, configured: int) -> None:
+@pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
+def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: Control, announced_by: str) -> None:
     control.kill()
     counted: list[bool] = []
-    for number in range(MAX_FAILED_STARTS * configured + 2):
-        begins = scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=configured, begins_us=9_000_000)
-        assert control.run(begins) == "ok"
+    former = ""
+    for number in range(MAX_FAILED_STARTS + 2):
+        if "keeper" in announced_by:
+            assert keep(control, former=former, begins_us=9_000_000) == "ok"
+        if "itself" in announced_by:
+            former = f"test:{number + 10}"
+            assert announce(control, former, instead_of=KEEPER) == "ok"
         counted.append(expected(control, grace_us=0)[0])
-        lapse(control, f"test:{number + 10}")
-    assert counted == [True] * (MAX_FAILED_STARTS * configured) + [False] * 2
-    assert 13_000_000 < int(submit(control, "req-2", ROLE, grace_us=0)[1]) <= 14_000_000, "the next start, and how long it takes"
+        if announced_by == "itself":
+            lapse(control, former)
+    assert counted == [True] * MAX_FAILED_STARTS + [False] * 2
+    if "keeper" in announced_by:
+        retry_us = int(submit(control, "req-2", ROLE, grace_us=0)[1])
+        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, and as long as one takes"
     assert control.register(OTHER) == "ok"
     control.kill(OTHER)
     announce(control, LOADING)
-    assert expected(control, grace_us=0) == (True, True, 1)
+    assert expected(control, grace_us=0)[:2] == (True, True)
+
+
+def test_each_configured_worker_may_fail_to_start(control: Control) -> None:
+    control.kill()
+    counted: list[bool] = []
+    for number in range(2 * MAX_FAILED_STARTS + 1):
+        assert control.run(scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=2)) == "ok"
+        counted.append(expected(control, grace_us=0)[0])
+        lapse(control, f"test:{number + 10}")
+    assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
 
 
 def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_later_loss(control: Control) -> None:
@@ -137,4 +159,4 @@ def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_late
 
 def test_the_place_of_another_workers_process_is_not_mistaken_for_the_childs(control: Control) -> None:
     assert control.register(WorkerId("lm@test:22:c")) == "ok"
-    assert announce(control, KEEPER, child=LOADING) == "ok"
+    assert keep(control, child=LOADING) == "ok"
