@@ -64,8 +64,8 @@ def fence_process(redis_url: str, pid: int) -> bool:
 class WorkerStarts:
     """Announces each start of a kept worker, from the death of the one before until the new process announces itself.
 
-    Announcements are sent in the background, as soon as Redis answers: no start waits for them. One that no process continues lapses
-    `PYTHON_START_S` after its start, so that a keeper that died expects no worker.
+    Announcements are sent in the background, as soon as Redis answers: no start waits for them. One that no process continues
+    lapses `PYTHON_START_S` after its start, so that a keeper that died expects no worker.
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
