@@ -49,7 +49,7 @@ async def conversation(client: AsyncOpenAI) -> AsyncIterator[Any]:
 
 
 async def say(connection: Any) -> str:
-    """How the voice turn ended."""
+    """Return the reason for which the voice turn ended."""
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
     await connection.conversation.item.create(item=item)
     await connection.response.create(response={"max_output_tokens": 5})

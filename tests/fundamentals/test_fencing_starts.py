@@ -17,7 +17,7 @@ MAX_FAILED_STARTS = 3
 
 
 def expected(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
-    """Whether the role admits requests, whether it keeps them, how many of its workers are starting."""
+    """Return (admits new requests, keeps those in flight, number of starting workers) of the role."""
     reply = run(control.client, scripts.availability(grace_us, [ROLE]))
     ((admits, keeps, starting),) = cast("list[tuple[bytes, bytes, int]]", reply)
     return bool(admits), bool(keeps), starting

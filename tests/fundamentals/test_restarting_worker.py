@@ -44,7 +44,7 @@ async def submit(fleet: ThreadFleet, client: FleetClient) -> ClientStream:
 
 
 async def num_tokens(stream: ClientStream) -> int:
-    """How many tokens the whole answer has."""
+    """Return the number of tokens of the whole answer."""
     got = await asyncio.wait_for(collected(stream, stream.spec), ANSWER_TIMEOUT_S)
     return len(got[TEXT])
 

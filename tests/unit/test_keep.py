@@ -89,7 +89,7 @@ async def test_whoever_saw_it_serve_has_it_started_again() -> None:
 
 
 class Starts:
-    """What a keeper announces."""
+    """Records the announcements of a keeper."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
