@@ -16,7 +16,6 @@ from web.unserved import route_refusal
 
 log = logging.getLogger("fleet.web")
 
-RETRY_AFTER_S = 1
 _CODES = {405: "method_not_allowed", 413: "input_too_large"}
 
 
@@ -77,8 +76,10 @@ def type_of(status: int) -> str:
     return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
 
 
-def error_response(envelope: ErrorEnvelope, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    extra = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+def error_response(
+    envelope: ErrorEnvelope, status: int, headers: Mapping[str, str] | None = None, *, retry_after_s: int = 1
+) -> Response:
+    extra = {"retry-after": str(retry_after_s)} if status in (429, 503) else {}
     if status == HTTPStatus.UNAUTHORIZED:
         extra["www-authenticate"] = "Bearer"
     return Response(msgspec.json.encode(envelope), status, media_type="application/json", headers={**extra, **(headers or {})})
@@ -93,7 +94,7 @@ async def on_fleet_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetError)
     if error.status >= 500 and not error.retryable:
         log.error("request failed: %s: %s", error.code, error.message)
-    return error_response(envelope_of(error), error.status)
+    return error_response(envelope_of(error), error.status, retry_after_s=error.retry_after_s)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

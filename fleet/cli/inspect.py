@@ -37,7 +37,7 @@ def status(
     """Show what waits for each role and who serves it, the workers, the roles nobody serves, and how many requests are live.
 
     Per role: tasks queued for a worker, how long the oldest has waited, how many of them no worker has read yet (lag), workers
-    that take tasks, tasks running of those that fit. A worker that is leaving, or that stands by, counts as no capacity.
+    that take tasks, tasks running of those that fit. A worker that is leaving, stands by or is starting counts as no capacity.
 
     On a terminal it is refreshed until Ctrl-C; elsewhere it is printed once.
 
@@ -145,7 +145,8 @@ def _role_table(seen: Seen) -> "Table":
 
 
 def _workers_of(role: "RoleView") -> str:
-    beside = [f" + {count} {what}" for count, what in ((role.standby, "standing by"), (role.draining, "leaving")) if count]
+    others = ((role.standby, "standing by"), (role.draining, "leaving"), (role.starting, "starting"))
+    beside = [f" + {count} {what}" for count, what in others if count]
     return str(role.workers) + "".join(beside)
 
 

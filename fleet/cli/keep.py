@@ -62,6 +62,14 @@ class Output(Protocol):
     def started(self, pid: int) -> None: ...
 
 
+class Starts(Protocol):
+    """Announces the starts of a kept command to those who wait for it."""
+
+    def begin(self, pause_s: float) -> None: ...
+    def spawned(self, pid: int) -> None: ...
+    async def end(self) -> None: ...
+
+
 class Terminal:
     """This process's own standard output."""
 
@@ -81,7 +89,8 @@ class Keeper:
     """Runs `fleet ARGUMENTS` again and again until `stop` is set.
 
     `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
-    goodbye. `when_dead` is called for each command that died, before anything else is done about it.
+    goodbye. `when_dead` is called for each command that died, before anything else is done about it. `starts` announces each
+    start before it begins.
     """
 
     arguments: list[str]
@@ -90,6 +99,7 @@ class Keeper:
     env: Mapping[str, str] | None = None
     alone: Callable[[], Awaitable[bool]] | None = None
     when_dead: WhenDead | None = None
+    starts: Starts | None = None
     _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
@@ -99,14 +109,22 @@ class Keeper:
 
     async def run(self) -> int:
         """The exit status to end with."""
+        try:
+            return await self._run_on()
+        finally:
+            await self._expect_none()
+
+    async def _run_on(self) -> int:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         policy = RestartPolicy(first_started_s=started_s)
+        self._expect(0.0)
         while True:
             status = await self._run_once()
             if self.stop.is_set():
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
+                await self._expect_none()
                 self.output.say(f"{self.name} left; start another with `fleet {self.name}`")
                 await self.stop.wait()
                 return 0
@@ -114,10 +132,19 @@ class Keeper:
             if pause_s is None:
                 self._tell(f"{_how(status)} and is not started again", error=True)
                 return status
+            self._expect(pause_s)
             self._tell(f"{_how(status)}; starting it again in {pause_s:.1f} s")
             if await _set_within(self.stop, pause_s):
                 return 0
             started_s = loop.time()
+
+    def _expect(self, pause_s: float) -> None:
+        if self.starts:
+            self.starts.begin(pause_s)
+
+    async def _expect_none(self) -> None:
+        if self.starts:
+            await self.starts.end()
 
     def _tell(self, what: str, *, error: bool = False) -> None:
         """One message a death, whole: between the lines of the others nobody finds this one's last words."""
@@ -145,6 +172,8 @@ class Keeper:
         reader = threading.Thread(target=self._pass_on, args=(os.fdopen(read_end, "rb"),), daemon=True)
         reader.start()
         self.output.started(process.pid)
+        if self.starts:
+            self.starts.spawned(process.pid)
         status = await self._until_ended(process)
         if self.when_dead and status != 0 and not self.stop.is_set():
             # First of all: listeners wait for what it held.
@@ -180,12 +209,13 @@ async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
     when_dead: WhenDead | None = None,
+    starts: Starts | None = None,
 ) -> int:
     """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead).run()
+    return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts).run()
 
 
 def kill_all(pid: int) -> None:

@@ -25,11 +25,13 @@ from honcho.printer import Printer
 from honcho.process import Process
 
 from fleet.cli.keep import Keeper, kill_all
-from fleet.cli.supervise import alone_at, fence_at
+from fleet.cli.supervise import WorkerStarts, alone_at, fence_at
+from fleet.core.ids import RoleName
 
 ALONE = "redis"
 """The command that is stopped only once nobody else is connected to Redis."""
-REGISTERED = ("worker", "web", "conductor")
+WORKER = "worker"
+REGISTERED = (WORKER, "web", "conductor")
 """The commands that hold a right in Redis, which is ended when they die."""
 END_PATIENCE_S = 5.0
 
@@ -97,6 +99,7 @@ class KeptProcess(Process):
             env=self.env,
             alone=alone_at(self._redis_url) if self.cmd[0] == ALONE else None,
             when_dead=fence,
+            starts=WorkerStarts(self._redis_url, RoleName(self.cmd[1])) if self.cmd[0] == WORKER else None,
         ).run()
 
     def line(self, line: bytes) -> None:

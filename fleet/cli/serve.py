@@ -12,6 +12,7 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.core.errors import ConfigError
+from fleet.core.ids import RoleName
 from fleet.core.log_labels import Labels
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
@@ -74,19 +75,22 @@ def worker(
     deployment = open_deployment(config, set_)
     serves = deployment.config.role(role)
     if kept:
-        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment))
+        raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, serves.name))
     _await_redis(deployment)
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
-    fake = deployment.config.engine == "fake"
-    checkpoint = None if fake else resolve_checkpoint(deployment.config)
-    # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(serves.stage).threads)
-    from fleet.control.log_stream import shipping
-    from fleet.worker.main import run_worker
+    from fleet.control.starting import StartAnnouncement
 
-    with shipping(deployment.redis_url, Labels("worker", stage=serves.stage)) as labels:
-        run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels)
+    with StartAnnouncement(deployment.redis_url, serves) as starting:
+        fake = deployment.config.engine == "fake"
+        checkpoint = None if fake else resolve_checkpoint(deployment.config)
+        # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(serves.stage).threads)
+        from fleet.control.log_stream import shipping
+        from fleet.worker.main import run_worker
+
+        with shipping(deployment.redis_url, Labels("worker", stage=serves.stage)) as labels:
+            run_worker(deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined)
 
 
 def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:
@@ -112,11 +116,15 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, r
         run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
 
 
-def _keep_fenced(arguments: list[str], deployment: Deployment) -> int:
-    """Keep a command that holds a right: what it held is freed when it is seen to die, not when its lease lapses."""
-    from fleet.cli.supervise import fence_at
+def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | None = None) -> int:
+    """Keep a command that holds a right: what it held is freed when it is seen to die, not when its lease lapses.
 
-    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url, arguments[0])))
+    `role`: what it serves, whose requests wait while it is started.
+    """
+    from fleet.cli.supervise import WorkerStarts, fence_at
+
+    starts = WorkerStarts(deployment.redis_url, role) if role else None
+    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url, arguments[0]), starts=starts))
 
 
 def _await_redis(deployment: Deployment) -> None:

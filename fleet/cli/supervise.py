@@ -1,9 +1,13 @@
-"""What a supervisor asks of Redis: to end the right of a process that died, and whether anybody else is there. Starts none."""
+"""What a supervisor asks of Redis: to end the right of a process that died, to have requests wait for one that it starts, and
+whether anybody else is there. Starts none.
+"""
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import psutil
@@ -13,10 +17,13 @@ from fleet.cli.keep import WhenDead
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
 from fleet.control.log_stream import add_line
-from fleet.core.ids import WorkerId, place_of
+from fleet.control.starting import place_here
+from fleet.core.ids import RoleName, WorkerId, place_of
 from fleet.core.log_labels import Labels
 
 FENCE_TIMEOUT_S = 2.0
+PYTHON_START_S = 20.0
+RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +70,63 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str) -> bool:
         return led or bool(calls)
     finally:
         client.close()
+
+
+class WorkerStarts:
+    """Announces each start of a kept worker, from the death of the one before until the new process announces itself.
+
+    Announcements are sent in the background, as soon as Redis answers: no start waits for them. One that no process continues
+    lapses `PYTHON_START_S` after its start, so that a keeper that died expects no worker.
+    """
+
+    def __init__(self, redis_url: str, role: RoleName) -> None:
+        self._redis_url, self._role = redis_url, role
+        self._place, self._child, self._former = place_here(os.getpid()), "", ""
+        self._announcing: asyncio.Task[None] | None = None
+        self._line = ThreadPoolExecutor(1)
+        """Sends one call after the other: an announcement under way must not overtake the end."""
+
+    def begin(self, pause_s: float) -> None:
+        """A worker is started in `pause_s`."""
+        self._stop()
+        self._child, self._former = "", self._child
+        self._announcing = asyncio.create_task(self._announce(asyncio.get_running_loop().time() + pause_s))
+
+    def spawned(self, pid: int) -> None:
+        self._child = place_here(pid)
+
+    async def end(self) -> None:
+        """No worker is started any more."""
+        self._stop()
+        await self._send(scripts.end_start(self._role, self._place))
+
+    def _stop(self) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+
+    async def _announce(self, begins_s: float) -> None:
+        while True:
+            left_us = int(max(begins_s - asyncio.get_running_loop().time(), 0.0) * 1e6)
+            lease_us = left_us + int(PYTHON_START_S * 1e6)
+            call = scripts.announce_start(
+                self._role, self._place, lease_us, instead_of=self._former, child=self._child, begins_us=left_us
+            )
+            if await self._send(call):
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _send(self, call: scripts.Call) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(self._line, self._ask, call)
+
+    def _ask(self, call: scripts.Call) -> bool:
+        client = connect_for_a_call(self._redis_url, FENCE_TIMEOUT_S)
+        try:
+            exchange(client, (call,))
+            return True
+        except RedisError:
+            return False
+        finally:
+            client.close()
 
 
 def _is_running(pid: int) -> bool:

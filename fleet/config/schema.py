@@ -178,8 +178,9 @@ class RedisConfig(Strict):
 
 class LeaseConfig(Strict):
     """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
-    `no_worker_s` fails its request, so that nobody waits for ever. A request whose gateway is lost waits
-    `resume_s` for another. What is kept for a conversation's next turn is given up after `session_s`; 0 keeps nothing.
+    `no_worker_s`, and has none starting, fails its request; new requests are admitted on the same terms. A request whose gateway
+    is lost waits `resume_s` for another. What is kept for a conversation's next turn is given up after `session_s`; 0 keeps
+    nothing.
 
     Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
     """

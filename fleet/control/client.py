@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
 from fleet.core.errors import FleetError, GatewayStopping, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
-from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, new_worker_id
+from fleet.core.ids import Epoch, RequestId, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.telemetry import SERIES_STEP_S
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 INBOX_BLOCK_MS = 500
 INBOX_COUNT = 512
 SLOW_POLL_S = 1.0
+MAX_RETRY_AFTER_S = 60
+"""OpenAI's older SDKs do not follow a longer one."""
 
 
 class FleetClient:
@@ -45,6 +48,7 @@ class FleetClient:
         self._jobs: list[asyncio.Task[None]] = []
         self._unheard: dict[RequestId, asyncio.Task[None]] = {}
         self._stopping = False
+        self._run_id = ""
         self._strays: set[RequestId] = set()
         self._joining = asyncio.Lock()
         self._rejoins: set[asyncio.Task[None]] = set()
@@ -59,6 +63,7 @@ class FleetClient:
         for attempt in range(100):
             try:
                 await self._register()
+                self._run_id, _ = await self._server()
                 break
             except RedisError as error:
                 if attempt == 99:
@@ -162,13 +167,17 @@ class FleetClient:
         elif answer[0] != "exists":
             stream.fail(RedisUnreachable(f"Redis lost the request, and did not take it again ({answer[0]}); try again"))
 
-    def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId) -> scripts.Call:
+    def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False) -> scripts.Call:
+        """`checked`: its roles must have or expect workers; a request that was admitted before is not refused for that."""
         graph = self.config.graph_declaration()
+        stages = graph.stages_for(spec.outputs)
         return scripts.submit(
             spec,
             blob,
             bound=self.config.limits.max_requests,
-            stages=graph.stages_for(spec.outputs),
+            stages=stages,
+            roles=[role.name for role in self.config.roles() if role.stage in stages] if checked else (),
+            grace_us=int(self.config.lease.no_worker_s * 1e6),
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
             brief=[edge for edge in spec.outputs if graph.media[edge] != "text"],
@@ -238,18 +247,23 @@ class FleetClient:
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
 
+        A role whose worker was lost less than `lease.no_worker_s` ago, or has one starting, admits: the request waits for it.
+
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
-        missing = await self.missing_roles(self.config.graph_declaration().stages_for(spec.outputs))
-        if missing:
-            raise NoWorker(f"no worker serves the role {', '.join(missing)}; start one with `fleet worker {missing[0]}`")
+
+        def admission(me: WorkerId) -> scripts.Call:
+            return self._submission(spec, blob, me, checked=True)
+
         stream = ClientStream(spec, blob, self.config, self._redis, self._keep)
         self._hold(stream)
         stream.on_lost = lambda: self._send_again(stream)
         try:
-            gateway, answer = await self._as_listed(lambda me: self._submission(spec, blob, me), unless="stale")
+            gateway, answer = await self._as_listed(admission, unless="stale")
+            if text(answer[0]) == "no_worker" and await self._assume_served():
+                gateway, answer = await self._as_listed(admission, unless="stale")
             if text(answer[0]) != "ok":
-                raise self._refusal(text(answer[0]), self.config.limits.max_requests)
+                raise self._refusal([text(part) for part in answer])
         except FleetError as error:
             self._streams.pop(spec.id, None)
             if isinstance(error, RedisUnreachable):
@@ -340,10 +354,35 @@ class FleetClient:
             await run_async(self._redis, scripts.abort(request, scripts.API_RIGHT, "its submission was not answered", self._keep))
             self._strays.discard(request)
 
-    def _refusal(self, answer: str, bound: int) -> FleetError:
-        if answer == "full":
-            return Overloaded(f"{bound} requests are running or waiting already; try again shortly")
-        return RedisUnreachable(f"the request was not admitted ({answer}); try again")
+    async def _assume_served(self) -> bool:
+        """Let a Redis that restarted just now, and may have lost who served what, count every role as served until then.
+
+        Return True if it did restart since this gateway joined.
+        """
+        run_id, up_s = await self._ask(self._server())
+        if run_id == self._run_id or up_s > self.config.lease.no_worker_s:
+            return False
+        seconds, _ = await self._ask(self._redis.time())
+        roles = [role.name for role in self.config.roles()]
+        await self._ask(run_async(self._redis, scripts.assume_served((seconds - up_s) * 1_000_000, roles)))
+        return True
+
+    async def _server(self) -> tuple[str, int]:
+        """Of the Redis process: the id of this run of it, and for how many seconds it has run."""
+        info = cast("dict[str, str | int]", await self._redis.info("server"))
+        return str(info["run_id"]), int(info["uptime_in_seconds"])
+
+    def _refusal(self, answer: list[str]) -> FleetError:
+        match answer:
+            case ["no_worker", retry_us, *roles]:
+                retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
+                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}`"
+                return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
+            case ["full", *_]:
+                bound = self.config.limits.max_requests
+                return Overloaded(f"{bound} requests are running or waiting already; try again shortly")
+            case _:
+                return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
     async def _ask(self, call: Awaitable[T]) -> T:
         try:
@@ -363,9 +402,9 @@ class FleetClient:
         raw = cast("dict[bytes, bytes]", await self._ask(self._redis.hgetall(keys.REFUSED)))
         return {text(worker): text(said).partition(" ")[2] for worker, said in raw.items()}
 
-    async def missing_roles(self, stages: tuple[StageName, ...] | None = None) -> list[str]:
-        """Roles without a live worker that takes tasks; of the whole graph unless `stages` are given."""
-        wanted = [role for role in self.config.roles() if stages is None or role.stage in stages]
+    async def missing_roles(self) -> list[str]:
+        """Roles of the graph without a live worker that takes tasks, whether one is starting or not."""
+        wanted = self.config.roles()
         served = {view.role for view in await self.workers() if view.takes_tasks}
         return [role.name for role in wanted if role.name not in served]
 

@@ -46,6 +46,7 @@ SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
     "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve", "rest",
+    "announce_start", "end_start", "assume_served", "availability",
 )  # fmt: skip
 
 
@@ -115,13 +116,19 @@ def submit(
     edges: Sequence[EdgeName],
     gateway: WorkerId,
     brief: Sequence[EdgeName] = (),
+    roles: Sequence[RoleName] = (),
+    grace_us: int = 0,
 ) -> Call:
-    """`brief`: those of `edges` that are kept for `Retention.brief_edge_s` only, for they are large."""
+    """`brief`: those of `edges` that are kept for `Retention.brief_edge_s` only, for they are large.
+
+    Refused unless each of `roles` has a worker, lost its last one less than `grace_us` ago, or has one starting.
+    """
     submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
     return Call(
         "submit",
         (bound, spec.id, encode_request(spec), blob or b"", ",".join(stages), ",".join(edges), ",".join(spec.outputs),
-         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(brief)),
+         gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(brief),
+         ",".join(roles), grace_us),
     )  # fmt: skip
 
 
@@ -269,6 +276,34 @@ def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: st
     """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end, and by which `cause`."""
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
+
+
+def announce_start(
+    role: RoleName, place: str, lease_us: int, *, instead_of: str = "", child: str = "", workers: int | None = None,
+    begins_us: int | None = None,
+) -> Call:  # fmt: skip
+    """A worker of `role` is starting at `place` (host:pid). `workers`: how many the deployment has of the role.
+
+    From its process: `instead_of` is the keeper, whose announcement it continues. From the keeper: `begins_us` is the time until
+    the process starts, `child` that process once it runs, `instead_of` the one before.
+    """
+    known = tuple("" if number is None else number for number in (workers, begins_us))
+    return Call("announce_start", (role, place, lease_us, instead_of, child, *known))
+
+
+def end_start(role: RoleName, place: str, *, took_us: int | None = None) -> Call:
+    """The announced start is over. `took_us`: its worker has joined, so long after the start was announced."""
+    return Call("end_start", (role, place, "" if took_us is None else took_us))
+
+
+def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:
+    """Redis restarted at `since_us`, and may have lost which roles had workers."""
+    return Call("assume_served", (since_us, *roles))
+
+
+def availability(grace_us: int, roles: Sequence[str]) -> Call:
+    """Reads only: whether each role admits new requests, keeps those in flight, and how many of its workers are starting."""
+    return Call("availability", (grace_us, *roles))
 
 
 def drain(worker: WorkerId) -> Call:

@@ -55,8 +55,8 @@ class RoleView:
 
     Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the rest is being
     claimed at this moment; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` counts those that
-    take tasks, `capacity` their slots, `draining` those that leave, `standby` those that wait to take a lost one's place;
-    `running` counts the tasks of all.
+    take tasks, `capacity` their slots, `draining` those that leave, `standby` those that wait to take a lost one's place,
+    `starting` those that are being loaded; `running` counts the tasks of all.
     """
 
     role: str
@@ -68,6 +68,7 @@ class RoleView:
     standby: int
     running: int
     capacity: int
+    starting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +152,14 @@ async def read_roles(client: redis.asyncio.Redis, names: Sequence[str]) -> list[
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(worker.role for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
-    return [_role(role, queue, [w for w in workers if w.role == role]) for role, queue in zip(roles, queues, strict=True)]
+    expected = cast("list[tuple[bytes, bytes, int]]", await run_async(client, scripts.availability(0, roles)))
+    return [
+        _role(role, queue, [w for w in workers if w.role == role], starting)
+        for role, queue, (_, _, starting) in zip(roles, queues, expected, strict=True)
+    ]
 
 
-def _role(role: str, queue: list[object], workers: list[WorkerView]) -> RoleView:
+def _role(role: str, queue: list[object], workers: list[WorkerView], starting: int) -> RoleView:
     depth, lag, oldest_us = (int(text(number)) for number in queue)
     return RoleView(
         role=role,
@@ -166,6 +171,7 @@ def _role(role: str, queue: list[object], workers: list[WorkerView]) -> RoleView
         standby=sum(worker.standby for worker in workers),
         running=sum(worker.running for worker in workers),
         capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
+        starting=starting,
     )
 
 

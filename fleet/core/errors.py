@@ -7,12 +7,13 @@ class FleetError(Exception):
     """Base of all errors of ours.
 
     `code` is stable and machine-readable, `status` the HTTP status it maps to, `retryable` whether the same call may
-    succeed later, `param` the field of the user's input that is at fault, if any.
+    succeed later and `retry_after_s` how long to wait until then, `param` the field of the user's input that is at fault, if any.
     """
 
     code: ClassVar[str] = "server_error"
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
+    retry_after_s: int = 1
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -93,11 +94,15 @@ class VersionSkew(ConfigError):
 
 
 class NoWorker(FleetError):
-    """A role that the request needs has no live worker."""
+    """A role that the request needs has no live worker, and none is expected."""
 
     code = "overloaded"
     status = 503
     retryable = True
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class WorkerLost(FleetError):

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -105,13 +106,16 @@ class WorkerProcess:
 
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
-        device: str = "", dtype: str = "", labels: Labels | None = None,
+        device: str = "", dtype: str = "", labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none."""
+        """`fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none.
+        `when_joined` is called by each incarnation once it is registered.
+        """
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
         self.gauge = Gauge(device)
         self.labels = labels or Labels("worker")
+        self.when_joined = when_joined
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
         self.last: WorkerId | None = None
@@ -156,6 +160,7 @@ class WorkerProcess:
             if self.config.stage(self.config.role(self.role).stage).split is not None:
                 share_pool(self.built.engine, transfer)
             stands_by = self._register(client, worker, transfer)
+            self.when_joined()
             loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
             loop.standing_by = stands_by
             self.loop = loop
@@ -241,8 +246,9 @@ def _order_of(loop: WorkerLoop | None) -> WorkerOrder | None:
 
 
 def run_worker(
-    config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None
-) -> None:
+    config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None,
+    when_joined: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
     serves = config.role(role)
     config = config.narrowed(serves)
@@ -253,8 +259,9 @@ def run_worker(
     options = build_options(config, serves.stage, folder)
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)
     process = WorkerProcess(
-        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels
-    )
+        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels,
+        when_joined=when_joined,
+    )  # fmt: skip
 
     def stop(_signum: int, _frame: object) -> None:
         process.stop.set()

@@ -239,7 +239,8 @@ def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path
     env = {"REDIS_URL": redis_url}
     shown = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
-    idle = {"queue_depth": 0, "lag": 0, "oldest_s": 0.0, "workers": 0, "draining": 0, "standby": 0, "running": 0, "capacity": 0}
+    counts = ("queue_depth", "lag", "workers", "draining", "standby", "starting", "running", "capacity")
+    idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0, "refused": {}}
     table = run_cli("status", "--once", cwd=tmp_path, env=env).stdout

@@ -92,3 +92,52 @@ async def test_whoever_saw_it_serve_has_it_started_again() -> None:
 @pytest.mark.parametrize(("status", "cause"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")])
 def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) -> None:
     assert cause_of(status) == cause
+
+
+class Starts:
+    """Records the announcements of a keeper."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin(self, pause_s: float) -> None:
+        self.said.append(f"begin {pause_s}")
+
+    def spawned(self, pid: int) -> None:
+        self.said.append("spawned")
+
+    async def end(self) -> None:
+        self.said.append("end")
+
+
+async def test_each_start_is_announced_before_its_pause_and_withdrawn_when_the_keeper_is_stopped() -> None:
+    starts, stop = Starts(), asyncio.Event()
+
+    async def had_served(pid: int, cause: str) -> bool:
+        if starts.said.count("spawned") == 2:
+            asyncio.get_running_loop().call_soon(stop.set)
+        return True
+
+    await Keeper(arguments=["no-such-command"], stop=stop, when_dead=had_served, starts=starts).run()
+    assert starts.said[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.said[-1] == "end"
+
+
+async def test_a_command_that_ends_well_is_announced_no_more() -> None:
+    starts = Starts()
+    keeper = Keeper(arguments=["--help"], stop=asyncio.Event(), starts=starts)
+    ending = asyncio.create_task(keeper.run())
+
+    async def withdrawn() -> bool:
+        return "end" in starts.said
+
+    await await_until(withdrawn, "the start to be withdrawn", timeout_s=60.0)
+    assert not ending.done(), "the keeper stays"
+    keeper.stop.set()
+    await ending
+    assert starts.said[:3] == ["begin 0.0", "spawned", "end"]
+
+
+async def test_a_command_that_cannot_start_is_announced_no_more() -> None:
+    starts = Starts()
+    assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
+    assert starts.said == ["begin 0.0", "spawned", "end"]

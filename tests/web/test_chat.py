@@ -296,20 +296,20 @@ def test_a_voice_by_its_id_is_kept_as_it_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "kind", "code"),
+    ("failure", "kind", "code", "retry_after"),
     [
-        (Overloaded("64 requests are running"), openai.RateLimitError, "rate_limit_exceeded"),
-        (NoWorker("no worker serves the role x"), openai.InternalServerError, "overloaded"),
-        (RedisUnreachable("no Redis answers"), openai.InternalServerError, "redis_unreachable"),
+        (Overloaded("64 requests are running"), openai.RateLimitError, "rate_limit_exceeded", "1"),
+        (NoWorker("no worker serves the role x", retry_after_s=13), openai.InternalServerError, "overloaded", "13"),
+        (RedisUnreachable("no Redis answers"), openai.InternalServerError, "redis_unreachable", "1"),
     ],
 )
 def test_a_refused_request_says_why_and_when_to_retry(
-    gateway: Gateway, failure: FleetError, kind: type[openai.APIStatusError], code: str
+    gateway: Gateway, failure: FleetError, kind: type[openai.APIStatusError], code: str, retry_after: str
 ) -> None:
     gateway.client.script = Script(refusal=failure)
     with pytest.raises(kind) as refused:
         gateway.create()
-    assert refused.value.code == code and refused.value.response.headers["retry-after"] == "1"
+    assert refused.value.code == code and refused.value.response.headers["retry-after"] == retry_after
     assert str(refused.value.request_id).startswith("req-")
 
 

@@ -29,7 +29,7 @@ from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
 from fleet.core.heap import settle
-from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_worker_id, role_of
+from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,7 @@ class Driver:
         self.last_id = "0-0"
         self.state = self._empty()
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
-        self.served_at: dict[str, float] = {}
-        """When this leader last saw a worker of the role; what it saw in an earlier term counts no more."""
+        self.took_over_at = 0.0
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: since when, and at which epoch of the client edges."""
         self.spare_until = 0.0
@@ -110,7 +109,7 @@ class Driver:
         self._spare()
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else "0-0"
-        self.state, self.orphans, self.served_at = self._empty(), {}, {}
+        self.state, self.orphans, self.took_over_at = self._empty(), {}, time.monotonic()
         live = read_live(self.client)
         log.info("leading, %d live requests", len(live))
         for request in live:
@@ -200,7 +199,6 @@ class Driver:
         seconds, micros = self.client.time()
         now_us = seconds * 1_000_000 + micros
         for worker, deadline_us in cast("list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)):
-            self.served_at[role_of(WorkerId(text(worker)))] = now
             if deadline_us >= now_us:
                 self.next_watch = min(self.next_watch, now + (deadline_us - now_us) / 1e6)
             elif now >= self.spare_until:
@@ -220,14 +218,24 @@ class Driver:
         if record is None or task is None:
             self.granted_at.pop((request, stage), None)
             return
-        role = granted_role(self.state, task)
-        deserted_s = time.monotonic() - self.served_at.setdefault(role, time.monotonic())
-        if deserted_s > self.config.lease.no_worker_s:
+        if self._is_deserted(granted_role(self.state, task)):
             self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))
             return
         if not is_nobodys(self.client, record.id, task.stage):
             return
         self._apply(ev.GrantOverdue(request=record.id, stage=task.stage, epoch=task.epoch))
+
+    def _is_deserted(self, role: RoleName) -> bool:
+        """Return True if no worker of the role is there or expected, by the rule of `availability` in `common.lua`.
+
+        Not before this conductor has led for `no_worker_s`: Redis may have been away for longer than that.
+        """
+        grace_s = self.config.lease.no_worker_s
+        if time.monotonic() - self.took_over_at <= grace_s:
+            return False
+        reply = run(self.client, scripts.availability(int(grace_s * 1e6), [role]))
+        ((_, keeps, _),) = cast("list[tuple[bytes, bytes, int]]", reply)
+        return not keeps
 
 
 def run_conductor(config: FleetConfig, redis_url: str) -> None:

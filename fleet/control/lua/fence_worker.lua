@@ -53,6 +53,12 @@ if role then
   bury(w, left.how, cause)
   log_end(w, role, left.how, cause, held, only_request)
 end
+-- The role's availability: a worker that was draining was to go, any other is a loss that new requests wait for; failed starts
+-- are counted from then on.
+if role and role ~= '' and is[2] ~= '1' then
+  call('HSET', availability_key(role), is[3] == '1' and 'left_us' or 'lost_us', int(now_us()))
+  call('HDEL', availability_key(role), 'tries')
+end
 -- One that was leaving has been replaced when it said so.
 if role and role ~= '' and is[2] ~= '1' and is[3] ~= '1' then promote(role) end
 event(ev)

@@ -1,4 +1,5 @@
--- register: lists a new incarnation with its lease, makes its inbox and its role's stream. A worker whose versions are not those of
+-- register: lists a new incarnation with its lease, makes its inbox and its role's stream, and forgets
+-- the role's losses and failed starts. A worker whose versions are not those of
 -- the workers there are is refused, and the reason kept for an hour. It stands by (answer "standby") where its role has workers
 -- enough that take tasks, and not yet enough that stand by. Workers of one `stage`, where they name it, hand each other what they
 -- computed, and must compute alike too. One whose lease has lapsed counts for neither: it may be long dead.
@@ -35,6 +36,9 @@ call('ZADD', P .. 'workers', int(now_us() + tonumber(lease)), w)
 for i = 7, #ARGV, 2 do call('HSET', P .. 'worker:' .. w, ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'worker:' .. w, 'role', role, 'started_us', int(now_us()), 'standby', stands_by and '1' or '')
 redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers', '0', 'MKSTREAM')
-if role ~= '' then redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM') end
+if role ~= '' then
+  redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM')
+  call('HDEL', availability_key(role), 'lost_us', 'left_us', 'tries', 'next_us')
+end
 event(ev)
 return stands_by and 'standby' or 'ok'

@@ -1,0 +1,82 @@
+"""Announcing that a worker is starting, so that requests wait for it: by its own process while it loads, by its keeper before."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from redis.exceptions import RedisError
+
+from fleet.config.roles import Role
+from fleet.control import scripts
+from fleet.control.connect import connect_for_a_call, run
+
+log = logging.getLogger(__name__)
+
+RENEW_S = 2.0
+LEASE_S = 10.0
+"""Several renewals long: a process that loads may hold the interpreter for seconds."""
+MAX_LOADING_S = 1800.0
+"""A start that takes longer hangs, and is announced no more."""
+TIMEOUT_S = 2.0
+
+
+def place_here(pid: int) -> str:
+    """A process of this host, as announcements name it."""
+    return f"{socket.gethostname()}:{pid}"
+
+
+class StartAnnouncement:
+    """Announces this process as a starting worker of `role` from `__enter__` until `joined`, or until the process ends.
+
+    Continues the announcement of the keeper that started the process, if one did. Renewed by a thread; a Redis that is away is
+    asked again.
+    """
+
+    def __init__(self, redis_url: str, role: Role) -> None:
+        self._redis_url, self._role = redis_url, role
+        self._place, self._began = place_here(os.getpid()), time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="starting", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._end(None)
+
+    def joined(self) -> None:
+        """The worker is registered. Later calls change nothing."""
+        self._end(int((time.monotonic() - self._began) * 1e6))
+
+    def _end(self, took_us: int | None) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            self._thread.join(timeout=2 * TIMEOUT_S)
+            self._send(scripts.end_start(self._role.name, self._place, took_us=took_us))
+
+    def _renew(self) -> None:
+        configured = self._role.replicas + self._role.standby
+        call = scripts.announce_start(
+            self._role.name, self._place, int(LEASE_S * 1e6), instead_of=place_here(os.getppid()), workers=configured
+        )
+        while True:
+            self._send(call)
+            if self._over.wait(RENEW_S):
+                return
+            if time.monotonic() - self._began > MAX_LOADING_S:
+                log.error("loading takes longer than %.0f s; requests wait for this worker no more", MAX_LOADING_S)
+                return
+
+    def _send(self, call: scripts.Call) -> None:
+        client = connect_for_a_call(self._redis_url, TIMEOUT_S)
+        try:
+            run(client, call)
+        except RedisError as error:
+            log.warning("the start of this worker could not be announced: %s", error)
+        finally:
+            client.close()

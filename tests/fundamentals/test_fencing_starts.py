@@ -1,0 +1,162 @@
+"""Announced starts and lost workers: who is expected, by the one rule that admission and the conductor ask."""
+
+from typing import cast
+
+import pytest
+
+from fleet.control import keys, scripts
+from fleet.control.connect import run, text
+from fleet.core.ids import RequestId, RoleName, WorkerId
+from fleet.core.request import RequestSpec
+from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, WORKER, Control
+
+GRACE_US, LEASE_US = 30_000_000, 60_000_000
+KEEPER, LOADING = "test:1", "test:2"
+"""`LOADING` is the place of `OTHER`."""
+MAX_FAILED_STARTS = 3
+
+
+def expected(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
+    """Return (admits new requests, keeps those in flight, number of starting workers) of the role."""
+    reply = run(control.client, scripts.availability(grace_us, [ROLE]))
+    ((admits, keeps, starting),) = cast("list[tuple[bytes, bytes, int]]", reply)
+    return bool(admits), bool(keeps), starting
+
+
+def announce(control: Control, place: str, *, instead_of: str = "") -> str:
+    return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
+
+
+def keep(control: Control, *, former: str = "", child: str = "", begins_us: int = 0) -> str:
+    call = scripts.announce_start(ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us)
+    return control.run(call)
+
+
+def tries(control: Control) -> int:
+    return int(text(control.client.hget(keys.availability(ROLE), "tries")) or "0")
+
+
+def lapse(control: Control, place: str) -> None:
+    control.client.hset(keys.availability(ROLE), f"start:{place}", 1)
+
+
+def submit(control: Control, request: str, *roles: str, grace_us: int = GRACE_US) -> list[str]:
+    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    wanted = [RoleName(role) for role in roles]
+    call = scripts.submit(
+        spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=wanted, grace_us=grace_us
+    )
+    return [text(part) for part in cast("list[bytes]", run(control.client, call))]
+
+
+def test_a_lost_worker_is_expected_back_for_the_grace(control: Control) -> None:
+    assert expected(control) == (True, True, 0)
+    control.kill()
+    assert expected(control) == (True, True, 0)
+    assert expected(control, grace_us=0) == (False, False, 0)
+    assert submit(control, "req-2", ROLE)[0] == "ok"
+    assert submit(control, "req-3", ROLE, grace_us=0) == ["no_worker", "5000000", ROLE]
+    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "what is refused is not written"
+    control.client.hset(keys.availability(ROLE), "lost_us", 1)
+    assert expected(control) == (False, False, 0)
+
+
+def test_a_lapsed_worker_that_is_not_fenced_yet_counts_from_its_deadline(control: Control) -> None:
+    seconds, _ = control.client.time()
+    control.client.zadd(keys.WORKERS, {WORKER: (seconds - 5) * 1e6})
+    assert [expected(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
+
+
+def test_a_worker_that_left_in_order_is_not_expected_back_and_requests_in_flight_are_kept(control: Control) -> None:
+    assert control.run(scripts.drain(WORKER)) == "ok"
+    assert expected(control) == (False, True, 0)
+    assert control.run(scripts.fence_worker("", WORKER)) == "ok"
+    assert expected(control) == (False, True, 0)
+    control.client.hset(keys.availability(ROLE), "left_us", 1)
+    assert expected(control) == (False, False, 0)
+
+
+def test_a_role_without_any_worker_ever_is_refused_beside_one_that_has_one(control: Control) -> None:
+    assert submit(control, "req-2", ROLE, "ears", "voice") == ["no_worker", "5000000", "ears", "voice"]
+    assert submit(control, "req-2", ROLE)[0] == "ok"
+
+
+def test_a_stale_gateway_is_refused_before_its_roles_are_looked_at(control: Control) -> None:
+    control.kill(GATEWAY)
+    assert submit(control, "req-2", "ears") == ["stale"]
+
+
+def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> None:
+    assert announce(control, LOADING) == "ok"
+    control.kill()
+    assert expected(control, grace_us=0) == (True, True, 1)
+    lapse(control, LOADING)
+    assert expected(control, grace_us=0) == (False, False, 0)
+    assert announce(control, LOADING) == "ok"
+    assert control.run(scripts.end_start(ROLE, LOADING)) == "ok"
+    assert expected(control, grace_us=0) == (False, False, 0)
+    assert control.run(scripts.end_start(ROLE, LOADING, took_us=7_000_000)) == "unknown"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late word changed nothing"
+
+
+def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refused(control: Control) -> None:
+    control.kill()
+    assert keep(control) == "ok"
+    assert announce(control, LOADING, instead_of=KEEPER) == "ok"
+    assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+    assert keep(control, child=LOADING) == "begun"
+    assert announce(control, LOADING, instead_of=KEEPER) == "ok"
+    assert control.register(OTHER) == "ok"
+    assert control.run(scripts.end_start(ROLE, LOADING, took_us=2_500_000)) == "ok"
+    assert keep(control, child=LOADING) == "begun"
+    control.kill(OTHER)
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "a start took so long"
+
+
+@pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
+def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: Control, announced_by: str) -> None:
+    control.kill()
+    counted: list[bool] = []
+    former = ""
+    for number in range(MAX_FAILED_STARTS + 2):
+        if "keeper" in announced_by:
+            assert keep(control, former=former, begins_us=9_000_000) == "ok"
+        if "itself" in announced_by:
+            former = f"test:{number + 10}"
+            assert announce(control, former, instead_of=KEEPER) == "ok"
+        counted.append(expected(control, grace_us=0)[0])
+        if announced_by == "itself":
+            lapse(control, former)
+    assert counted == [True] * MAX_FAILED_STARTS + [False] * 2
+    if "keeper" in announced_by:
+        retry_us = int(submit(control, "req-2", ROLE, grace_us=0)[1])
+        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, and as long as one takes"
+    assert control.register(OTHER) == "ok"
+    control.kill(OTHER)
+    announce(control, LOADING)
+    assert expected(control, grace_us=0)[:2] == (True, True)
+
+
+def test_each_configured_worker_may_fail_to_start(control: Control) -> None:
+    control.kill()
+    counted: list[bool] = []
+    for number in range(2 * MAX_FAILED_STARTS + 1):
+        assert control.run(scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=2)) == "ok"
+        counted.append(expected(control, grace_us=0)[0])
+        lapse(control, f"test:{number + 10}")
+    assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
+
+
+def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_later_loss(control: Control) -> None:
+    seconds, _ = control.client.time()
+    assert control.run(scripts.assume_served(seconds * 1_000_000, [RoleName("ears"), ROLE])) == "ok"
+    assert submit(control, "req-2", ROLE, "ears")[0] == "ok"
+    control.kill()
+    lost = control.client.hget(keys.availability(ROLE), "lost_us")
+    assert control.run(scripts.assume_served(seconds * 1_000_000 - 1, [ROLE])) == "ok"
+    assert control.client.hget(keys.availability(ROLE), "lost_us") == lost
+
+
+def test_the_place_of_another_workers_process_is_not_mistaken_for_the_childs(control: Control) -> None:
+    assert control.register(WorkerId("lm@test:22:c")) == "ok"
+    assert keep(control, child=LOADING) == "ok"

@@ -1,0 +1,202 @@
+"""While a role's only worker restarts, new requests wait for it; where no worker is expected they are refused immediately."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fleet.cli.supervise import WorkerStarts
+from fleet.config import load_config
+from fleet.control import keys, scripts
+from fleet.control.client import FleetClient
+from fleet.control.connect import run, text
+from fleet.control.starting import StartAnnouncement
+from fleet.control.stream import ClientStream
+from fleet.control.views import RoleView
+from fleet.core.errors import FleetError, NoWorker, Overloaded
+from fleet.core.ids import EdgeName, RoleName
+from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
+from tests.support import REPO, RedisProcess, await_until
+
+SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
+NUM_TOKENS = 5
+SPLIT = REPO / "configs" / "thinker_pd.yaml"
+START_LEASE_US = 3_600_000_000
+SOON = "lease.unclaimed_s=0.2"
+"""A killed worker that still reads may take a grant with it, which is then overdue."""
+TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
+
+
+def kill(fleet: ThreadFleet, role: str) -> None:
+    fleet.kill(next(loop for loop in fleet.loops if loop.role == role))
+
+
+def lost_for(fleet: ThreadFleet, role: str, seconds: float) -> None:
+    """Put the loss of the role's last worker so far back."""
+    now_s, micros = fleet.clients[0].time()
+    lost_us = now_s * 1_000_000 + micros - int(seconds * 1e6)
+    fleet.clients[0].hset(keys.availability(RoleName(role)), "lost_us", lost_us)
+
+
+async def submit(fleet: ThreadFleet, client: FleetClient) -> ClientStream:
+    return await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+
+
+async def num_tokens(stream: ClientStream) -> int:
+    """Return the number of tokens of the whole answer."""
+    got = await asyncio.wait_for(collected(stream, stream.spec), ANSWER_TIMEOUT_S)
+    return len(got[TEXT])
+
+
+async def role_of(client: FleetClient, name: RoleName) -> RoleView:
+    return next(view for view in await client.roles() if view.role == name)
+
+
+@pytest.mark.parametrize(
+    ("file", "role"), [(None, "thinker"), (None, "code2wav"), (SPLIT, "thinker.prefill"), (SPLIT, "thinker.decode")]
+)
+async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the_next(
+    redis_url: str, file: Path | None, role: str
+) -> None:
+    with thread_fleet(redis_url, SOON, file=file) as fleet:
+        async with gateway(fleet) as client:
+            kill(fleet, role)
+            streams: list[ClientStream] = []
+            for seconds in SINCE_DEATH_S:
+                lost_for(fleet, role, seconds)
+                streams.append(await submit(fleet, client))
+            assert await client.missing_roles() == [role], "the fleet is not ready meanwhile"
+            lost_for(fleet, role, 31.0)
+            with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
+                await submit(fleet, client)
+            fleet.add_worker(role)
+            assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(SINCE_DEATH_S)
+
+
+async def test_role_that_never_had_a_worker_is_refused_with_a_time_to_retry(redis_url: str) -> None:
+    with thread_fleet(redis_url, without=TALKER) as fleet:
+        async with gateway(fleet) as client:
+            with pytest.raises(NoWorker, match=r"no worker serves the role talker; .* try again in 5 s") as refused:
+                await submit(fleet, client)
+            assert refused.value.retry_after_s == 5
+            assert await client.live_count() == 0
+
+
+async def test_time_to_retry_is_what_the_last_start_took_and_at_most_a_minute(redis_url: str) -> None:
+    with thread_fleet(redis_url, without=TALKER) as fleet:
+        async with gateway(fleet) as client:
+            for took_us, retry_s in ((12_300_000, 13), (400_000, 1), (300_000_000, 60)):
+                run(fleet.clients[0], scripts.announce_start(TALKER, "test:9", START_LEASE_US))
+                run(fleet.clients[0], scripts.end_start(TALKER, "test:9", took_us=took_us))
+                with pytest.raises(NoWorker) as refused:
+                    await submit(fleet, client)
+                assert refused.value.retry_after_s == retry_s
+
+
+async def test_requests_wait_for_the_first_worker_of_a_role_while_it_loads(redis_url: str) -> None:
+    with thread_fleet(redis_url, without=TALKER) as fleet:
+        async with gateway(fleet) as client:
+
+            async def starts() -> bool:
+                return (await role_of(client, TALKER)).starting == 1
+
+            with StartAnnouncement(redis_url, fleet.config.role(TALKER)) as start:
+                await await_until(starts, "the start to be announced")
+                stream = await submit(fleet, client)
+                fleet.add_worker(TALKER)
+                start.joined()
+                view = await role_of(client, TALKER)
+                assert (view.starting, view.workers) == (0, 1)
+            assert await num_tokens(stream) == NUM_TOKENS
+            assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
+
+
+async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> None:
+    with thread_fleet(redis_url, without=TALKER) as fleet:
+        async with gateway(fleet) as client:
+            with pytest.raises(MemoryError), StartAnnouncement(redis_url, fleet.config.role(TALKER)):
+                raise MemoryError
+            with pytest.raises(NoWorker, match=TALKER):
+                await submit(fleet, client)
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
+async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_beyond_the_grace(
+    redis_url: str, *, joins: bool
+) -> None:
+    """The speech that fails beside it shows that the conductor has looked after the grace."""
+    with thread_fleet(redis_url, "lease.no_worker_s=0.5", SOON) as fleet:
+        async with gateway(fleet) as client:
+            run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
+            kill(fleet, THINKER)
+            lost_for(fleet, THINKER, 60.0)
+            written = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+            waiting = await client.submit(written, None)
+            spoken = await submit(fleet, client)
+            kill(fleet, TALKER)
+            with pytest.raises(FleetError, match="no worker serves the role talker"):
+                await num_tokens(spoken)
+            assert await client.live_count() == 1
+            if joins:
+                fleet.add_worker(THINKER)
+                assert await num_tokens(waiting) == NUM_TOKENS
+            else:
+                run(fleet.clients[0], scripts.end_start(THINKER, "test:9"))
+                with pytest.raises(FleetError, match="no worker serves the role thinker"):
+                    await num_tokens(waiting)
+
+
+async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_what_waits(redis_url: str) -> None:
+    with thread_fleet(redis_url) as fleet:
+        async with gateway(fleet) as client:
+            worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
+            run(fleet.clients[0], scripts.order(worker, "drain"))
+            with pytest.raises(NoWorker, match=THINKER):
+                await submit(fleet, client)
+            run(fleet.clients[0], scripts.order(worker, "resume"))
+            assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
+
+
+async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
+    with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
+        async with gateway(fleet) as client:
+            kill(fleet, THINKER)
+            streams = [await submit(fleet, client) for _ in range(2)]
+            with pytest.raises(Overloaded):
+                await submit(fleet, client)
+            fleet.add_worker(THINKER)
+            assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
+
+
+async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_they_are_back(
+    own_redis: RedisProcess, tmp_path: Path
+) -> None:
+    config = load_config(None, ("engine=fake", "device=cpu"))
+    async with gateway_at(own_redis.url, config) as client:
+        with pytest.raises(NoWorker, match="thinker, talker, code2wav"):
+            await client.submit(fake_spec_of(config), None)
+        own_redis.kill()
+        for file in (tmp_path / "redis").rglob("*"):
+            if file.is_file():
+                file.unlink()
+        own_redis.start()
+        await await_until(client.ping, "the gateway to reach Redis again")
+        await client.submit(fake_spec_of(config), None)
+        assert await client.live_count() == 1
+
+
+async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_will_come(own_redis: RedisProcess) -> None:
+    own_redis.stop()
+    starts = WorkerStarts(own_redis.url, TALKER)
+    starts.begin(0.0)
+    starts.spawned(1)
+    own_redis.start()
+    async with gateway_at(own_redis.url, load_config(None, ("engine=fake", "device=cpu"))) as client:
+
+        async def announced() -> bool:
+            return (await role_of(client, TALKER)).starting == 1
+
+        await await_until(announced, "the start to be announced")
+        await starts.end()
+        assert not await announced()
