@@ -126,12 +126,14 @@ class WebConfig(Strict):
     """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder.
 
     `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/hosts.py`.
+    `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
     """
 
     host: Host = "127.0.0.1"
     port: Port = 8000
     allowed_hosts: tuple[Host, ...] = ()
     model_name: Text | None = None
+    max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60
     read_only: Switch = False
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None
