@@ -16,6 +16,7 @@ from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
+from fleet.processing.voiced import LeadingSilence
 from web.metrics import Continuity, Metrics
 from web.ports import ClientStream
 from web.wire import CompletionDetails, PromptDetails, Usage
@@ -98,6 +99,9 @@ class Answer:
     """An answer under way; use as an async context manager, which aborts the request when left before its end.
 
     But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another.
+
+    Its sound is sent with at most `max_leading_silence_ms` of silence first; `num_samples` counts what was made.
+    `first_sound_at`: when the first of it arrived here, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -111,9 +115,12 @@ class Answer:
         metrics: Metrics,
         closing: asyncio.Event,
         num_cached: Callable[[RequestSpec], Awaitable[int]],
+        max_leading_silence_ms: int | None,
     ) -> None:
         self.spec = spec
         self.num_samples = 0
+        self.first_sound_at: float | None = None
+        self._silence = LeadingSilence(frontend.sample_rate_hz, max_leading_silence_ms)
         self._num_text_tokens = 0
         self._num_cached = 0
         self._ask_num_cached = num_cached
@@ -127,6 +134,7 @@ class Answer:
         self._detokenizer = frontend.detokenizer()
         self._trimmer = StopTrimmer(main.stop)
         self._pcm = bytearray()
+        self._num_kept = 0
         self._started = time.monotonic()
         self._ended = False
         self._outcome = ""
@@ -168,6 +176,7 @@ class Answer:
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
         if rest:
             yield TextPiece(rest)
+        self._pcm += self._silence.finish()
         for piece in self._sound(final=True):
             yield piece
         self._num_cached = await self._ask_num_cached(self.spec)
@@ -175,6 +184,11 @@ class Answer:
         self._metrics.cached_tokens.inc(self._num_cached)
         self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
         self._metrics.answer_tokens.inc(self._num_text_tokens)
+
+    @property
+    def num_trimmed(self) -> int:
+        """Samples of leading silence that are not sent."""
+        return self._silence.num_trimmed
 
     @property
     def finish_reason(self) -> str:
@@ -213,10 +227,14 @@ class Answer:
         if chunk.edge == self._edges.text:
             return self._text(chunk)
         if chunk.edge == self._edges.audio:
-            samples = _array(chunk, "pcm", "<i2")
+            samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self.num_samples += len(samples)
-            self._continuity.came(self.answer_s, time.monotonic())
-            self._pcm += samples.tobytes()
+            if len(samples) and self.first_sound_at is None:
+                self.first_sound_at = now
+            if kept := self._silence.feed(samples.tobytes()):
+                self._num_kept += len(kept) // BYTES_PER_SAMPLE
+                self._continuity.came(self._num_kept / self._frontend.sample_rate_hz, now)
+                self._pcm += kept
             return self._sound(final=False)
         return []
 

@@ -50,13 +50,14 @@ class Opened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What routes other than chat put beside a body: messages in place of its own, an answer or its beginning that is given, and
-    what errors call the prompt and the voice.
+    what errors call the prompt and the voice. `continues`: its sound follows other sound, and keeps all of its leading silence.
     """
 
     messages: tuple[Message, ...] = ()
     given: Given = ()
     where: str = "messages"
     voice_where: str = "audio.voice"
+    continues: bool = False
 
 
 class Gateway:
@@ -119,13 +120,18 @@ class Gateway:
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
         spec = msgspec.structs.replace(
-            spec, reply=reply_of(body), session=session_of(body), body=kept_body(body), model=self.model,
-            kind=kind or ("speech" if spoken else "text"),
+            spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=kept_body(body),
+            model=self.model, kind=kind or ("speech" if spoken else "text"),
         )  # fmt: skip
         if isinstance(asked.given, TextPart):
             spec = self._as_long_as_given(spec)
         stream = await self._submit(spec, blob)
         return Opened(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+
+    def _silence_of(self, asked: Asked, *, spoken: bool) -> dict[str, str]:
+        """The bound on leading silence, kept with the request: positions in its sound are the same at every gateway."""
+        max_ms = self.config.web.max_leading_silence_ms
+        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if spoken and max_ms is not None and not asked.continues else {}
 
     def _as_long_as_given(self, spec: RequestSpec) -> RequestSpec:
         """An answer that is given whole has no other end than its own."""
@@ -141,6 +147,7 @@ class Gateway:
         return self._answer(*found) if found is not None else None
 
     def _answer(self, spec: RequestSpec, stream: ClientStream) -> Answer:
+        silence_ms = spec.reply.get(MAX_LEADING_SILENCE_MS)
         return Answer(
             spec=spec,
             main=self._sampling_of(spec, self._main),
@@ -150,6 +157,7 @@ class Gateway:
             metrics=self.metrics,
             closing=self.closing,
             num_cached=self._num_cached,
+            max_leading_silence_ms=int(silence_ms) if silence_ms is not None else None,
         )
 
     async def _num_cached(self, spec: RequestSpec) -> int:
@@ -218,7 +226,7 @@ class Gateway:
         return spec.sampling.get(stage, Sampling())
 
 
-MIRROR, USAGE, WAV = "mirror", "usage", "wav"
+MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
 
 
 def reply_of(body: ChatBody) -> dict[str, str]:

@@ -70,7 +70,10 @@ class Metrics:
         self.in_flight = self._gauge("requests_in_flight", "Answers this gateway is delivering.")
         self.success = self._counter("requests_success", "Answers that came to their end.", "model_name", "finished_reason")
         self.first_text = self._histogram("first_text_seconds", "Submission to first text.", SECONDS)
-        self.audio_ttfp = self._histogram("audio_ttfp_seconds", "Submission to first sound.", SECONDS, "model_name")
+        self.audio_ttfp = self._histogram("audio_ttfp_seconds", "Submission to the first sound sent.", SECONDS, "model_name")
+        self._voice_to_voice = self._histogram(
+            "voice_to_voice_seconds", "Last voiced sample of a spoken turn to the first of its answer.", SECONDS, "model_name"
+        )
         self.e2e = self._histogram("e2e_request_latency_seconds", "Submission to the end.", SECONDS, "model_name")
         self.rtf = self._histogram("audio_rtf", "Seconds to make a second of sound, whole answer.", RTF, "model_name")
         self.audio = self._histogram("audio_duration_seconds", "Sound of an answer.", DURATIONS, "model_name")
@@ -142,6 +145,10 @@ class Metrics:
             self.first_text.observe(seconds)
         else:
             self.audio_ttfp.labels(self._model).observe(seconds)
+
+    def answered_aloud(self, seconds: float) -> None:
+        """A spoken turn was answered: from its last voiced sample to the answer's first one."""
+        self._voice_to_voice.labels(self._model).observe(seconds)
 
     def underrun(self, count: int) -> None:
         """A listener's player ran dry so often."""

@@ -102,18 +102,20 @@ class Speech:
     async def _open_when_there_is_room(self, piece: str) -> Opened:
         for _ in range(MAX_RETRIES):
             try:
-                return await self._open(piece, new_request_id())
+                return await self._open(piece, new_request_id(), continues=True)
             except Overloaded:
                 await asyncio.sleep(RETRY_S)
-        return await self._open(piece, new_request_id())
+        return await self._open(piece, new_request_id(), continues=True)
 
-    async def _open(self, piece: str, request_id: RequestId) -> Opened:
+    async def _open(self, piece: str, request_id: RequestId, *, continues: bool = False) -> Opened:
+        """`continues`: it follows another piece, and the pause between them stays."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         asked = Asked(
             messages=(Message(role="user", content=prompt),),
             given=TextPart(text=piece, where="input"),
             where="input",
             voice_where="voice",
+            continues=continues,
         )
         opened = await self._gateway.open(_as_chat(self._body, prompt.text), request_id, asked)
         await self._held.enter_async_context(opened.answer)

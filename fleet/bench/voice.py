@@ -1,6 +1,7 @@
 """Voice turns over `/v1/realtime`: spoken questions sent as a microphone sends them, and how long the speaker then waits.
 
-The clock is this client's: from the moment the last voiced sample was sent to the first sound received. Knows no stage.
+The clock is this client's: from the moment the last voiced sample was sent to that at which the first voiced sample of the answer
+is heard, by a listener who plays what comes without delay. Knows no stage.
 """
 
 import time
@@ -21,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, ChatApi
 from fleet.bench.errors import BenchError
 from fleet.bench.stats import Summary, summarise
+from fleet.processing.voiced import FirstVoiced
 
 BLOCK_MS = 20
 """What a browser sends at a time."""
@@ -46,7 +48,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question. `voice_to_voice_ms` by this client's clock; `parts` as the fleet tells them, of its own share of that."""
+    """One question. `voice_to_voice_ms` and `first_sound_ms` (to the first sample received, voiced or not) by this client's
+    clock; `parts` as the fleet reports them, of its own share of the former.
+    """
 
     question: str
     request: str
@@ -54,6 +58,7 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     answer_s: float
     transcript: str
+    first_sound_ms: float | None = None
 
 
 class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +77,10 @@ class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
     def ours_ms(self) -> Summary | None:
         """All but the silence that was waited for."""
         return summarise([turn.voice_to_voice_ms - self.silence_ms for turn in self.turns])
+
+    @property
+    def first_sound_ms(self) -> Summary | None:
+        return summarise([turn.first_sound_ms for turn in self.turns])
 
     def part_ms(self, name: str) -> Summary | None:
         return summarise([part.ms for turn in self.turns for part in turn.parts if part.name == name])
@@ -199,6 +208,7 @@ class _Session:
 
     def _listen(self, name: str, spoken_s: float) -> VoiceTurn:
         first_s, num_bytes, request = None, 0, ""
+        voiced = FirstVoiced(PCM_RATE_HZ)
         parts: tuple[Part, ...] = ()
         words: list[str] = []
         deadline_s = time.perf_counter() + PATIENCE_S
@@ -207,9 +217,11 @@ class _Session:
             if event is None:
                 continue
             if event.type == "response.output_audio.delta":
-                first_s = first_s or time.perf_counter()
-                num_bytes += len(b64decode(event.delta))
-                deadline_s = time.perf_counter() + PATIENCE_S
+                now_s, pcm = time.perf_counter(), b64decode(event.delta)
+                first_s = first_s or now_s
+                voiced.came(pcm, now_s)
+                num_bytes += len(pcm)
+                deadline_s = now_s + PATIENCE_S
             elif event.type == "response.output_audio_transcript.delta":
                 words.append(event.delta)
             elif event.type == "fleet.timing":
@@ -218,9 +230,12 @@ class _Session:
                 self._check(name, event)
                 if first_s is None:
                     raise BenchError(f"the answer to {name!r} was without sound")
+                if voiced.at_s is None:
+                    raise BenchError(f"the answer to {name!r} was silent: nothing in {num_bytes} bytes of it is voiced")
                 return VoiceTurn(
-                    question=name, request=request, voice_to_voice_ms=round((first_s - spoken_s) * 1e3, 1), parts=parts,
+                    question=name, request=request, voice_to_voice_ms=round((voiced.at_s - spoken_s) * 1e3, 1), parts=parts,
                     answer_s=num_bytes / BYTES_PER_SAMPLE / PCM_RATE_HZ, transcript="".join(words),
+                    first_sound_ms=round((first_s - spoken_s) * 1e3, 1),
                 )  # fmt: skip
         raise BenchError(f"nobody answered {name!r} within {PATIENCE_S:g} s: was it heard as speech? Name recordings with --wav")
 

@@ -14,7 +14,10 @@ from fleet.bench.voices_result import Beyond, VoicesResult, spread
 def voice_table(voice: VoiceResult) -> Group:
     """The parts are the fleet's account of its own share, by its own clock; they need not add up to what the client waited."""
     table = table_of("ms", "p50", "p95", "most")
-    rows = [("voice to voice", voice.whole_ms), (f"less {voice.silence_ms} of silence", voice.ours_ms)]
+    rows = [
+        ("voice to voice (first voiced sample heard)", voice.whole_ms), (f"less {voice.silence_ms} of silence", voice.ours_ms),
+        ("first sound received, voiced or not", voice.first_sound_ms),
+    ]  # fmt: skip
     for name, summary in [*rows, *((f"  {name}", voice.part_ms(name)) for name in voice.names)]:
         if summary:
             table.add_row(name, *(figure(value) for value in (summary.p50, summary.p95, summary.high)))

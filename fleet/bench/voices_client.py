@@ -7,9 +7,9 @@ Knows no stage and no process.
 import asyncio
 import random
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,6 +22,7 @@ from fleet.bench.errors import BenchError
 from fleet.bench.playback import Playback
 from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Part, Question
 from fleet.bench.voices_result import Talk, Turn
+from fleet.processing.voiced import FirstVoiced
 
 PROGRAM_BLOCK_MS = 40
 """What programs send at a time: 40 to 100 ms; our page sends 20."""
@@ -102,7 +103,7 @@ class Caller:
         self._to_say: deque[str | bytes] = deque()
         self._said = asyncio.Event()
         self._said_s = 0.0
-        self._first_s: float | None = None
+        self._voiced = FirstVoiced(PCM_RATE_HZ)
         self._playback: Playback | None = None
         self._parts: tuple[Part, ...] = ()
         self._response = ""
@@ -161,19 +162,21 @@ class Caller:
         await self._said.wait()
         await asyncio.wait_for(self._over.wait(), PATIENCE_S)
         playback = self._playback
-        if playback is None or self._first_s is None or self._status not in ANSWERED:
-            raise BenchError(f"an answer was {self._status}, {'with' if playback else 'without'} sound")
+        voiced_s = self._voiced.at_s
+        if playback is None or voiced_s is None or self._status not in ANSWERED:
+            sound = "no" if playback is None else "only silent" if voiced_s is None else "voiced"
+            raise BenchError(f"an answer was {self._status}, with {sound} sound")
         await asyncio.sleep(max(0.0, playback.ends_s - time.perf_counter()))
         self._turns.append(
             Turn(
-                voice_to_voice_ms=round((self._first_s - self._said_s) * 1e3, 1), parts=self._parts, underruns=playback.underruns,
+                voice_to_voice_ms=round((voiced_s - self._said_s) * 1e3, 1), parts=self._parts, underruns=playback.underruns,
                 answer_s=playback.num_samples / PCM_RATE_HZ, late_ms=tuple(round(late * 1e3, 1) for late in playback.late_s),
             )
         )  # fmt: skip
 
     def _hush(self) -> None:
         """Nothing has been heard of the next answer yet."""
-        self._first_s, self._playback, self._parts = None, None, ()
+        self._voiced, self._playback, self._parts = FirstVoiced(PCM_RATE_HZ), None, ()
 
     def _settings(self) -> str:
         """As our page has them on the console's socket, where what the user says is written down too."""
@@ -213,20 +216,23 @@ class Caller:
     async def _listen(self, socket: ClientConnection) -> None:
         async for frame in socket:
             if isinstance(frame, bytes):
-                self._hear((len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE)
+                self._hear((len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE, lambda frame=frame: frame[SERIAL_BYTES:])
             else:
                 self._on_event(_event.decode(frame))
 
-    def _hear(self, num_samples: int) -> None:
+    def _hear(self, num_samples: int, pcm: Callable[[], bytes]) -> None:
+        """`pcm` decodes the samples, which only the search for the first voiced one needs."""
         now_s = time.perf_counter()
-        if self._playback is None:
-            self._first_s, self._playback = now_s, Playback(PCM_RATE_HZ)
+        self._playback = self._playback or Playback(PCM_RATE_HZ)
         self._playback.came(num_samples, now_s)
+        if self._voiced.at_s is None:
+            self._voiced.came(pcm(), now_s)
 
     def _on_event(self, event: _Event) -> None:
         match event.type:
             case "response.output_audio.delta":
-                self._hear((len(event.delta) * 3 // 4 - event.delta[-2:].count("=")) // BYTES_PER_SAMPLE)
+                num_bytes = len(event.delta) * 3 // 4 - event.delta[-2:].count("=")
+                self._hear(num_bytes // BYTES_PER_SAMPLE, lambda: b64decode(event.delta))
             case "response.created" if event.response is not None:
                 self._response = event.response.id
             case "response.done" if event.response is not None:

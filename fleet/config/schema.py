@@ -137,6 +137,7 @@ class WebConfig(Strict):
     `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/hosts.py`.
     `allowed_origins`: origins whose pages may call the API from a browser; see `web/origins.py`.
     `model_aliases`: other names under which the model answers; it is listed under its own alone.
+    `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
     """
 
     host: Host = "127.0.0.1"
@@ -145,6 +146,7 @@ class WebConfig(Strict):
     allowed_origins: tuple[Origin, ...] = ()
     model_name: Text | None = None
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
+    max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60
     read_only: Switch = False
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None

@@ -13,6 +13,8 @@ import numpy as np
 import soxr
 from playwright.sync_api import Page, expect
 
+from fleet.config.schema import WebConfig
+from fleet.processing.voiced import LeadingSilence
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
 from tests.web.realtime import spoken
@@ -43,10 +45,11 @@ class Fleet:
         return answer.json()
 
     def sound(self, request: str) -> Pcm:
-        """All of an answer's, once more from the log."""
+        """All of an answer's, once more from the log, without the leading silence that is not sent."""
         told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
         assert told.status_code == 200, told.text
-        return np.frombuffer(told.content[44:], "<i2")
+        silence = LeadingSilence(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
+        return np.frombuffer(silence.feed(told.content[44:]) + silence.finish(), "<i2")
 
     def story(self, answer: dict[str, Any]) -> dict[str, Any]:
         return self.get(f"/v1/fleet/requests/{answer['requestId']}")

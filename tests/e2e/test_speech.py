@@ -23,7 +23,10 @@ from fleet.control import keys
 from tests.oracle.cases import speech_like
 from tests.support import Running, start_cli, wait_until
 
-SETTINGS = ("checkpoint=tiny", "device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl")
+SETTINGS = (
+    "checkpoint=tiny", "device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl",
+    "web.max_leading_silence_ms=null",  # samples are counted and compared
+)  # fmt: skip
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 SIX_SECONDS = {"fleet": {"thinker": {"temperature": 0, "max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
 """Greedy throughout: of a hundred texts that are drawn, one leads the Talker to its end token before that."""

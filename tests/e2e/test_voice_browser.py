@@ -34,7 +34,7 @@ COUNT = "count from one to thirty"
 """Answered with five seconds of speech."""
 VOICE = "ethan"
 STAGE = "talker"
-SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "network", "buffer")
+SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence", "network", "buffer")
 
 
 @pytest.fixture(scope="module")

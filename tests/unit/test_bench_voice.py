@@ -22,7 +22,8 @@ from fleet.bench.targets import of_barge_in, of_voice
 from fleet.bench.voice import SILENCE_MS, Part, Question, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
-SOUND = b64encode(bytes(4800)).decode()
+SOUND = b64encode(TONE[:2400].tobytes()).decode()
+LEAD_MS = 400
 ANSWER: tuple[dict[str, Any], ...] = (
     {"type": "fleet.timing", "request_id": "req-1", "parts": [{"name": "endpointing", "ms": 500.0}, {"name": "lm", "ms": 20.0}]},
     {"type": "response.output_audio.delta", "delta": SOUND},
@@ -91,13 +92,26 @@ def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
     for turn in result.turns:
         assert (turn.question, turn.request, turn.transcript, turn.answer_s) == ("q", "req-1", "four", 0.1)
         assert turn.voice_to_voice_ms >= 100, "the silence that the other end waits for takes as long as it lasts"
+        assert turn.first_sound_ms is not None and abs(turn.voice_to_voice_ms - turn.first_sound_ms) <= 10
     lm = result.part_ms("lm")
     assert lm is not None and lm.p50 == 20
+
+
+def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
+    silence = {"type": "response.output_audio.delta", "delta": b64encode(bytes(48 * LEAD_MS)).decode()}
+    with serving(Hall(answer=[silence, *ANSWER])) as api:
+        (turn,) = measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None).turns
+    assert turn.first_sound_ms is not None and LEAD_MS <= turn.voice_to_voice_ms - turn.first_sound_ms < LEAD_MS + 11
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
+        (
+            [{"type": "response.output_audio.delta", "delta": b64encode(bytes(4800)).decode()},
+             {"type": "response.done", "response": {"status": "completed"}}],
+            "the answer to 'q' was silent",
+        ),
         ([{"type": "error", "error": {"message": "no room"}}], "the session says: no room"),
         ([{"type": "response.done", "response": {"status": "completed"}}], "the answer to 'q' was without sound"),
         (

@@ -86,6 +86,7 @@ class Script:
     """What the next requests do; an answer that is given is told in place of `text`.
 
     `gap_s` between chunks; at `stall_at` the stream waits for ever (negative: so many before its end); at `fail_at` it fails.
+    `lead_samples` of silence come before the sound.
     `heard`: what sound says, where that is not `text`. `spared`: rows of each task that an earlier turn had computed.
     `refusals`: of which submits `refusal` is the answer.
     """
@@ -94,6 +95,7 @@ class Script:
     heard: str | None = None
     num_samples: int = FRAME_SAMPLES * 5 + 7
     samples_per_chunk: int = FRAME_SAMPLES
+    lead_samples: int = 0
     gap_s: float = 0.0
     stall_at: int | None = None
     fail_at: int | None = None
@@ -274,7 +276,7 @@ class FakeClient:
         ]
 
     def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
-        wave = sine(self.script.num_samples)
+        wave = np.concatenate([np.zeros(self.script.lead_samples, "<i2"), sine(self.script.num_samples)])
         size = self.script.samples_per_chunk
         cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
         chunks = [_chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)]

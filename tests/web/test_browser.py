@@ -56,7 +56,10 @@ def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gate
     assert spec.params["voice"] == page.locator("#voice").input_value()
     latency = page.locator(".turn.assistant .latency")
     expect(latency.locator(".legend .name")).to_have_text(
-        ["endpointing", "queue", *(stage.name for stage in gateway.client.graph.stages), "gateway", "network", "buffer"]
+        [
+            "endpointing", "queue", *(stage.name for stage in gateway.client.graph.stages),
+            "gateway", "silence", "network", "buffer",
+        ]  # fmt: skip
     )
     assert latency.get_attribute("href") == f"/requests/{spec.id}"
 

@@ -193,7 +193,7 @@ class Listener:
         self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(stopped.end), item_id=turn.item_id))
         pcm = self.ear.take(turn.start, stopped.end)
         silent_s = (self.ear.position - stopped.voiced_end) / RATE_HZ
-        marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
+        marks = Marks(spoken=True, voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
         if not self._unjudged and not self._may_be_none(stopped):
             self._end_turn(turn, pcm, marks)
             return

@@ -29,7 +29,7 @@ class Making:
 
     `shorten`: whether a conversation that is too long loses its oldest turns, or fails.
 
-    Units: `asked_at`, `first_at` seconds of `time.monotonic`.
+    Units: `asked_at`, `first_sound_at` seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Making:
         self.finish_reason = "stop"
         self.voice: str | None = None
         self.asked_at = time.monotonic()
-        self.first_at: float | None = None
         self._answer: Answer | None = None
         self._gateway = gateway
         self._moved = asyncio.Event()
@@ -132,7 +131,6 @@ class Making:
         async for piece in self._bounded(rest_of(answer.pieces(), had)):
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
-                self.first_at = self.first_at or time.monotonic()
             else:
                 self.text += piece.text
             self._moved.set()
@@ -172,6 +170,15 @@ class Making:
         failed = next((task.stage for task in view.tasks if task.state == "failed"), None) if view is not None else None
         if failed is not None and failed not in self.error.message:
             self.error.message = f"{failed}: {self.error.message}"
+
+    @property
+    def first_sound_at(self) -> float | None:
+        return self._answer.first_sound_at if self._answer is not None else None
+
+    @property
+    def num_trimmed(self) -> int:
+        """Samples of leading silence that the stages made and that `pcm` does not begin with."""
+        return self._answer.num_trimmed if self._answer is not None else 0
 
     @property
     def usage(self) -> UsageBody:

@@ -48,6 +48,8 @@ class Watcher(Protocol):
 
     def began(self, run: Run) -> None: ...
 
+    def voiced(self, run: Run) -> None: ...
+
     def over(self, run: Run) -> None: ...
 
     def asked(self, request_id: RequestId) -> None: ...
@@ -149,11 +151,12 @@ class Replies:
         plan = self._wanted_plan(settings, wanted)
         instructions = settings.instructions if wanted.instructions is None else wanted.instructions
         self._gateway.frontend.check_text(TextPart(text=instructions, where="response.instructions"))
-        messages = self._input(wanted).messages(instructions)
+        asked = self._input(wanted)
+        messages = asked.messages(instructions)
         if not messages:
             where = "response.input"
             raise BadInput(f"{where}: there is nothing to answer; add an item, sound or instructions", param=where)
-        self._begin(plan, self._make(messages, settings, plan), Marks())
+        self._begin(plan, self._make(messages, settings, plan), Marks(spoken=asked.ends_with_speech))
 
     def _input(self, wanted: ResponsePatch) -> Conversation:
         if wanted.input is None:
@@ -232,6 +235,10 @@ class Replies:
 
     def began(self, run: Run) -> None:
         self._watcher.began(run)
+
+    def voiced(self, run: Run, sample: int) -> None:
+        self._line.tell(say.Voiced(response_id=run.id, sample=sample))
+        self._watcher.voiced(run)
 
     def over(self, run: Run) -> None:
         self._aside.pop(run.id, None)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
+from fleet.processing.voiced import FirstVoiced
 from web.answer import BYTES_PER_SAMPLE
 from web.errors import type_of
 from web.realtime import server_events as say
@@ -49,6 +50,10 @@ class Out(Protocol):
         """Its first sound, or word where it does not speak, was sent."""
         ...
 
+    def voiced(self, run: "Run", sample: int) -> None:
+        """Its first voiced sample was sent: `sample` of its sound. Not called for one that another gateway began to send."""
+        ...
+
     def over(self, run: "Run") -> None:
         """It was told to its end, or failed. Not called for one that was cut."""
         ...
@@ -75,14 +80,17 @@ class Plan:
 class Marks:
     """When the turn was where. Units: seconds of `time.monotonic`; `None`: not known, or not yet.
 
-    `voiced_end`: the user's last voiced sample came, and `voiced_end_ms` its place in all that was heard; `decided`: the turn was
-    over; `first_sent`: the first sound left.
+    `spoken`: the user's turn was speech. `voiced_end`: the user's last voiced sample came, and `voiced_end_ms` its place in all
+    that was heard; `decided`: the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is
+    heard by a listener who plays what comes without delay.
     """
 
+    spoken: bool = False
     voiced_end: float | None = None
     voiced_end_ms: int | None = None
     decided: float = field(default_factory=time.monotonic)
     first_sent: float | None = None
+    first_voiced: float | None = None
 
 
 class Run:
@@ -95,6 +103,7 @@ class Run:
         self.plan, self.making = plan, making
         self.marks = marks or Marks()
         self.playhead = Playhead(OUTPUT_RATE_HZ)
+        self._voice, self._num_searched = FirstVoiced(OUTPUT_RATE_HZ), 0
         self.item: Item | None = None
         self.status: Literal["in_progress", "completed", "cancelled", "failed", "incomplete"] = "in_progress"
         self.sent_chars = 0
@@ -242,11 +251,23 @@ class Run:
         self.making.take(start + len(pcm))
         self._out.sound(self, first, pcm)
         self._note_first()
+        self._note_voiced(first, pcm, now)
 
     def _note_first(self) -> None:
         if self.marks.first_sent is None:
             self.marks.first_sent = time.monotonic()
             self._out.began(self)
+
+    def _note_voiced(self, first: int, pcm: bytes, now: float) -> None:
+        """Search what is sent for the first time; not behind what another gateway sent, which was not searched here."""
+        if self._voice.sample is not None or first > self._num_searched:
+            return
+        fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]
+        self._num_searched += len(fresh) // BYTES_PER_SAMPLE
+        self._voice.came(fresh, now)
+        if self._voice.sample is not None:
+            self.marks.first_voiced = self._voice.at_s
+            self._out.voiced(self, self._voice.sample)
 
     def _open_item(self) -> None:
         if self.item is not None:

@@ -295,17 +295,27 @@ class TimingPart(msgspec.Struct, kw_only=True):
 
 
 class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
-    """From the user's last voiced sample to the first sound sent; the parts add up to it.
+    """From the user's last voiced sample to the first voiced sample of the answer, as a listener who plays what comes without
+    delay hears it; the parts add up to it. Where no voice ends the turn it begins with the request, and for text it ends with the
+    first text.
 
-    `voiced_end_ms`: where that sample lies in the sound the session heard; null where none was.
+    `voice_to_voice_ms`: null unless a spoken turn is answered aloud. `voiced_end_ms`: where the user's sample lies in the sound
+    that the session heard; null where it is not known. Part `silence`: from the first sound made to the first voiced sample.
     """
 
     response_id: str
     request_id: str
     item_id: str
-    voice_to_voice_ms: float
+    voice_to_voice_ms: float | None
     voiced_end_ms: int | None
     parts: list[TimingPart]
+
+
+class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
+    """The first voiced sample of a response was sent: `sample` is its place in the response's sound."""
+
+    response_id: str
+    sample: int
 
 
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):

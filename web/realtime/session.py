@@ -196,7 +196,9 @@ class Session:
         underruns = min(event.underruns, 1000)
         self._gateway.metrics.underrun(underruns)
         if run is not None:
-            self._gateway.heard.note(run.making.request_id, run.plan.skip_samples + event.samples, underruns)
+            # In the sound as the stages made it, which is what the request's story holds.
+            before = run.making.num_trimmed + run.plan.skip_samples
+            self._gateway.heard.note(run.making.request_id, before + event.samples, underruns)
         self.story.underruns += underruns
 
     # replies.Watcher
@@ -208,8 +210,13 @@ class Session:
         self.listener.on_answer_begun()
         if run.plan.in_conversation:
             self.story.turns += 1
-            self._spawn(self._tell_timing(run))
+            if not run.plan.spoken:
+                self._spawn(self._tell_timing(run))
         self.note()
+
+    def voiced(self, run: Run) -> None:
+        if run.plan.in_conversation and run.marks.first_sent:
+            self._spawn(self._tell_timing(run))
 
     def over(self, run: Run) -> None:
         self.story.server_underruns += run.playhead.underruns
@@ -218,24 +225,28 @@ class Session:
 
     async def _tell_timing(self, run: Run) -> None:
         """From the marks of this process, and those of the stages: the clocks of other machines may differ, ours do not."""
-        marks, sent = run.marks, run.marks.first_sent
-        assert sent is not None
+        marks, aloud = run.marks, run.plan.spoken
+        first = marks.first_voiced if aloud else marks.first_sent
+        assert first is not None
+        begin = marks.decided if marks.voiced_end is None else min(marks.voiced_end, marks.decided)
+        spoken_ms = round((first - begin) * 1000, 1) if marks.spoken and aloud else None
+        if spoken_ms is not None:
+            self.story.note(spoken_ms)
+            self._gateway.metrics.answered_aloud(spoken_ms / 1000)
         try:
             made = await self._gateway.client.first_outputs(RequestId(run.making.request_id))
         except FleetError as error:
             log.warning("request %s: its timing is not known: %s", run.making.request_id, error.message)
             return
         to_us = now_us() - time.monotonic() * 1e6
-        begin = marks.decided if marks.voiced_end is None else min(marks.voiced_end, marks.decided)
-        stages = self._gateway.graph.stages_for(self._gateway.outputs(spoken=run.plan.spoken))
+        arrived = (run.making.first_sound_at if aloud else None) or first
         parts = timing_parts(
-            int(begin * 1e6 + to_us), int(marks.decided * 1e6 + to_us), made.claimed_us, made.first_us, stages,
-            int(sent * 1e6 + to_us),
+            int(begin * 1e6 + to_us), int(marks.decided * 1e6 + to_us), made.claimed_us, made.first_us,
+            self._gateway.graph.stages_for(self._gateway.outputs(spoken=aloud)), int(arrived * 1e6 + to_us),
+            int(first * 1e6 + to_us) if aloud else None,
         )  # fmt: skip
-        whole_ms = round((sent - begin) * 1000, 1)
-        self.story.note(whole_ms)
         told = say.Timing(
-            response_id=run.id, request_id=run.making.request_id, item_id=run.item_id, voice_to_voice_ms=whole_ms,
+            response_id=run.id, request_id=run.making.request_id, item_id=run.item_id, voice_to_voice_ms=spoken_ms,
             voiced_end_ms=marks.voiced_end_ms, parts=parts,
         )  # fmt: skip
         self.line.tell(told)

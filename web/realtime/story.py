@@ -12,8 +12,9 @@ KEPT_TURNS = 200
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A live session as the console shows it. Units: `*_ms` from the user's last voiced sample to the first sound sent;
-    `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
+    """A live session as the console shows it. Units: `voice_to_voice_*_ms` from the user's last voiced sample to the first voiced
+    one of the answer, of spoken turns only; `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking,
+    interrupted, or away without a client.
     """
 
     id: str
@@ -53,17 +54,21 @@ class Story:
 
 
 def timing_parts(
-    begin_us: int, decided_us: int, claimed_us: int | None, first_us: Mapping[str, int], stages: Sequence[str], sent_us: int
+    begin_us: int, decided_us: int, claimed_us: int | None, first_us: Mapping[str, int], stages: Sequence[str], arrived_us: int,
+    voiced_us: int | None,
 ) -> list[TimingPart]:
-    """The way from the end of speech to the first sound, cut where each mark lies; the parts add up to the whole.
+    """The time from the end of speech to the answer, cut where each mark lies; the parts add up to the whole.
 
+    `arrived_us`: the gateway has the first of the answer; `voiced_us`: its first voiced sample is heard, None for text.
     A mark that is not known takes no time, nor one that lies before the last (an answer begun on speculation).
     """
     marks = [("endpointing", decided_us), ("queue", claimed_us), *((stage, first_us.get(stage)) for stage in stages)]
+    end_us = arrived_us if voiced_us is None else voiced_us
+    ends = [("gateway", arrived_us)] if voiced_us is None else [("gateway", arrived_us), ("silence", voiced_us)]
     parts: list[TimingPart] = []
     here = begin_us
-    for name, mark in [*marks, ("gateway", sent_us)]:
-        there = here if mark is None else min(max(here, mark), sent_us)
+    for name, mark in [*marks, *ends]:
+        there = here if mark is None else min(max(here, mark), end_us)
         parts.append(TimingPart(name=name, ms=round((there - here) / 1000, 1)))
         here = there
     return parts

@@ -1,6 +1,7 @@
 """The console's socket: the same session, sound in binary frames, and a connection that may be lost."""
 
 import json
+from dataclasses import replace
 
 import httpx
 import msgspec
@@ -15,6 +16,7 @@ from tests.web.realtime.page import opened
 from tests.web.realtime.spoken import blocks, silence, speech
 from web.realtime import hall
 
+PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence"]
 LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
 
 
@@ -33,8 +35,66 @@ async def test_a_typed_message_is_answered_in_binary_frames(gateway: Gateway) ->
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
     assert states == ["listening", "thinking", "speaking"]
     timing = next(event for event in page.events if event["type"] == "fleet.timing")
-    assert [part["name"] for part in timing["parts"]] == ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway"]
-    assert abs(sum(part["ms"] for part in timing["parts"]) - timing["voice_to_voice_ms"]) < 1
+    assert [part["name"] for part in timing["parts"]] == PARTS
+    assert timing["voice_to_voice_ms"] is None, "nobody spoke"
+
+
+def counted(gateway: Gateway) -> float:
+    lines = gateway.http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("fleet_voice_to_voice_seconds_count{"))
+
+
+async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_to_speech_alone(loaded: Loaded) -> None:
+    """By voice activity, by push to talk, and typed. All silence is kept here, and one listener tells how much was played."""
+    config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
+    with serving(replace(loaded, config=config)) as gateway:
+        gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
+        async with opened(gateway) as page:
+            for block in blocks(silence(300) + speech("what day comes after monday") + silence(800)):
+                await page.socket.send(block)
+            spoken = await page.until("fleet.timing")
+            voiced = next(event for event in page.events if event["type"] == "fleet.voiced")
+            await page.until("response.done")
+            assert voiced == {**voiced, "response_id": spoken["response_id"], "sample": 5 * FRAME_SAMPLES}
+            assert abs(sum(part["ms"] for part in spoken["parts"]) - spoken["voice_to_voice_ms"]) < 1
+            assert [part["name"] for part in spoken["parts"]] == PARTS
+            assert spoken["parts"][-1]["ms"] > 350 and spoken["voice_to_voice_ms"] > 900, "400 ms, after 500 ms of the user's"
+            await page.ask("hello")
+            typed = await page.until("fleet.timing")
+            await page.until("response.done")
+            assert typed["voice_to_voice_ms"] is None
+            wait_until(lambda: sessions(gateway)[page.session]["turns"] == 2, "both turns to be listed")
+            view = sessions(gateway)[page.session]
+            assert view["voice_to_voice_last_ms"] == view["voice_to_voice_median_ms"] == spoken["voice_to_voice_ms"]
+            audio = {"input": {"turn_detection": None}}
+            await page.send("session.update", session={"type": "realtime", "audio": audio})
+            await page.socket.send(speech("what day comes after monday"))
+            await page.send("input_audio_buffer.commit")
+            await page.send("response.create")
+            pushed = await page.until("fleet.timing")
+            assert pushed["voice_to_voice_ms"] > 350
+            await page.until("response.done")
+        assert counted(gateway) == 2
+
+
+async def test_leading_silence_that_is_not_sent_counts_as_played(gateway: Gateway) -> None:
+    """The request's story holds positions in the sound as it was made; the session's are those of the sound that was sent."""
+    gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
+    kept = RATE_HZ * 60 // 1000
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        done = (await page.until("response.done"))["response"]
+        assert len(page.sound[done["id"]]) // 2 == RATE_HZ + kept and page.first[done["id"]] == 0
+        assert next(event["sample"] for event in page.events if event["type"] == "fleet.voiced") == kept
+        await page.send("fleet.played", response_id=done["id"], samples=1000)
+        heard = gateway.client.telemetry.heard
+        wait_until(lambda: heard, "what was played to be noted")
+        (request,) = gateway.client.stories
+        assert heard[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
+        await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
+        await page.send("conversation.item.retrieve", item_id=done["output"][0]["id"])
+        item = (await page.until("conversation.item.retrieved"))["item"]
+    assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
 async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> None:

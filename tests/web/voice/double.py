@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from fleet.processing.voiced import VoicedSearch
+
 log = logging.getLogger("tests.voice")
 
 Pcm = NDArray[np.int16]
@@ -321,7 +323,7 @@ class Connection:
         serial = self.serial
         ids = {"response_id": answer.response, "item_id": answer.item}
         await self.send("fleet.audio", serial=serial, **ids, rate=RATE_HZ)
-        began = time.monotonic()
+        began, voiced = time.monotonic(), VoicedSearch(RATE_HZ)
         for offset in range(start, len(answer.samples), CHUNK):
             if script.drop_after is not None and offset >= script.drop_after:
                 script.drop_after = None
@@ -330,6 +332,10 @@ class Connection:
             if script.stall_after is not None and offset >= script.stall_after:
                 await asyncio.Event().wait()
             await self.frame(serial, offset, answer.samples[offset : offset + CHUNK])
+            if not voiced.found and start == 0:
+                voiced.feed(answer.samples[offset : offset + CHUNK].astype("<i2").tobytes())
+                if voiced.found:
+                    await self.send("fleet.voiced", response_id=answer.response, sample=voiced.floor)
             if offset == start and start == 0 and script.timing:
                 await self.timing(answer)
             ahead = (offset - start + CHUNK) / RATE_HZ - (time.monotonic() - began)
@@ -342,7 +348,7 @@ class Connection:
         parts = [{"name": name, "ms": ms} for name, ms in PARTS if answer.waited or name != "endpointing"]
         number = answer.response.removeprefix("resp_")
         ids = {"response_id": answer.response, "request_id": f"req-{number}", "item_id": answer.item}
-        total = sum(cast(int, part["ms"]) for part in parts)
+        total = sum(cast(int, part["ms"]) for part in parts) if answer.waited else None
         ended = self.voiced_end_ms if answer.waited else None
         await self.send("fleet.timing", **ids, voice_to_voice_ms=total, voiced_end_ms=ended, parts=parts)
 

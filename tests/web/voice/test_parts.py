@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pytest
 import soundfile
 from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
@@ -53,7 +54,31 @@ def test_the_parts_of_a_latency_add_up(typist: Page) -> None:
     unknown = turn.replace("endedAt: 1000", "endedAt: null")
     latency = cast("dict[str, object]", module(typist, "latency", f"m.latencyOf({unknown})"))
     assert latency["totalMs"] == 740
+    # 400 ms of silence behind the first sound are the last of the server's parts already
+    silent = turn.replace("ms: 130}", "ms: 130}, {name: 'silence', ms: 400}").replace("endedAt", "silenceMs: 400, endedAt")
+    latency = cast("dict[str, object]", module(typist, "latency", f"m.latencyOf({silent})"))
+    assert latency["totalMs"] == 1160
     assert module(typist, "latency", "[m.median([]), m.median([3, 1, 2]), m.median([4, 1])]") == [None, 2, 2.5]
+
+
+@pytest.mark.parametrize(("ms_ago", "counted"), [(100, False), (600, True), (800, True), (1000, False), (5000, False)])
+def test_echo_is_looked_for_from_the_first_voiced_sample_on(typist: Page, ms_ago: int, counted: bool) -> None:
+    """400 ms behind the first sample, which was heard so long ago; a voice that begins before it is no echo of it."""
+    answer = f"{{live: true, voiced: 9600, silenceMs: 400, audibleAt: performance.now() - {ms_ago}}}"
+    talk = f"{{current: {answer}, echoes: 0, settings: {{}}, view: null}}"
+    told = module(typist, "talk", f"((talk) => [m.Talk.prototype.noteEcho.call(talk), talk.echoes])({talk})")
+    assert told == [counted, int(counted)]
+
+
+@pytest.mark.parametrize(("length_ms", "warned"), [(700, True), (2500, False)])
+def test_voice_that_continues_after_the_answer_fell_silent_is_no_echo(typist: Page, length_ms: int, warned: bool) -> None:
+    """Somebody who says a whole sentence into the beginning of two answers is not warned."""
+    view = "{shown: false, showReason(reason) { this.shown = reason !== null; }}"
+    answer = "{live: true, voiced: 0, silenceMs: 0, audibleAt: performance.now() - 100}"
+    talk = f"{{current: {answer}, echoes: 0, settings: {{}}, view: {view}}}"
+    turn = f"(() => {{ const q = {{lengthMs: {length_ms}}}; q.echo = p.noteEcho.call(talk); p.noteNoEcho.call(talk, q); }})()"
+    told = module(typist, "talk", f"((talk, p) => {{ {turn}; {turn}; return talk.view.shown; }})({talk}, m.Talk.prototype)")
+    assert told == warned
 
 
 def test_places_in_the_sent_sound_have_times(typist: Page) -> None:

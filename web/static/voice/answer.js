@@ -29,6 +29,8 @@ export class Answer {
     this.askedAt = null;
     this.firstSoundAt = null;
     this.audibleAt = null;
+    /** The place of its first voiced sample, once the server has sent that; null until then. */
+    this.voiced = null;
     this.timing = null;
     this.latency = null;
   }
@@ -40,6 +42,11 @@ export class Answer {
   /** Whether sound of it is still to be heard, or may still come. */
   get live() {
     return !this.cut && !this.failure && (!this.done || this.played < this.received);
+  }
+
+  /** The length of the silence that is played before its first voiced sample; null while that is not known. */
+  get silenceMs() {
+    return this.voiced === null ? null : (1000 * this.voiced) / this.rateHz;
   }
 
   get playedMs() {

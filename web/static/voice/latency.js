@@ -1,8 +1,8 @@
-// From the end of a question to the first sound of its answer: one number, and where it went. Pure; knows no page.
+// From the end of a question to the first voiced sample of its answer: one number, and where it went. Pure; knows no page.
 
 /**
  * What the server says of its part, in order.
- * @typedef {{voice_to_voice_ms: number, parts: {name: string, ms: number}[]}} Timing
+ * @typedef {{voice_to_voice_ms: number|null, parts: {name: string, ms: number}[]}} Timing
  * @typedef {{totalMs: number, parts: {name: string, ms: number}[]}} Latency
  */
 
@@ -11,13 +11,14 @@
  *
  * `endedAt` is when the last voiced sample was spoken (or the message sent), `firstSoundAt` when the first sound arrived and
  * `audibleAt` when it was heard, all on the page's clock; what the server does not account for between the first two was the network.
- * @param {{endedAt: number|null, firstSoundAt: number, audibleAt: number, timing: Timing}} turn
+ * The server's parts end with the first voiced sample, of which `silenceMs` lie behind the first sound.
+ * @param {{endedAt: number|null, firstSoundAt: number, audibleAt: number, silenceMs: number, timing: Timing}} turn
  * @returns {Latency} the parts add up to the whole
  */
-export function latencyOf({ endedAt, firstSoundAt, audibleAt, timing }) {
+export function latencyOf({ endedAt, firstSoundAt, audibleAt, silenceMs = 0, timing }) {
   const parts = timing.parts.map(({ name, ms }) => ({ name, ms: Math.max(0, ms) }));
   const server = parts.reduce((sum, part) => sum + part.ms, 0);
-  if (endedAt !== null) parts.push({ name: "network", ms: Math.max(0, firstSoundAt - endedAt - server) });
+  if (endedAt !== null) parts.push({ name: "network", ms: Math.max(0, firstSoundAt - endedAt - (server - silenceMs)) });
   parts.push({ name: "buffer", ms: Math.max(0, audibleAt - firstSoundAt) });
   return { totalMs: parts.reduce((sum, part) => sum + part.ms, 0), parts };
 }

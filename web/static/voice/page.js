@@ -29,7 +29,7 @@ export class Page {
   turnChanged(turn) {
     const near = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < NEAR_END_PX;
     this.turns.get(turn)?.update();
-    if (turn.latency) this.noteLatency(turn);
+    if (turn.latency && turn.spoken) this.noteLatency(turn);
     if (near) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
@@ -47,7 +47,7 @@ export class Page {
     this.showHeadline();
   }
 
-  /** The last turn's latency, and the median of all. */
+  /** The last spoken turn's latency, and the median of all of them. */
   showHeadline() {
     const values = [...this.latencies.values()].map(({ totalMs }) => totalMs);
     const headline = document.getElementById("headline");

@@ -8,7 +8,9 @@ import { stateOf } from "./status.js";
 
 const PLAYED_EVERY_MS = 250;
 const INTERRUPTED_SHOWN_MS = 1200;
-const ECHO_WINDOW_MS = 500;
+const ECHO_WINDOW_MS = 500; // from the first voiced sample that was heard
+const ECHOES_SHOWN = 2;
+const ECHO_LENGTH_MS = 1200; // of a turn, with the silence around it: an echo ends with the sound it comes from
 const DEFAULT_RATE_HZ = 24000;
 const SETTLE_MS = 1000;
 const MAX_ENDPOINTING_MS = 5000;
@@ -26,7 +28,6 @@ export class Talk {
     this.speech = new Speech(parts, this);
     this.begin();
     this.facts = { refused: false, connected: false, everConnected: false, queued: 0, serverState: "" };
-    this.echoes = 0;
     this.lastSerial = 0;
     this.lastPlayedSent = 0;
     this.listen();
@@ -40,6 +41,7 @@ export class Talk {
     this.answers = new Map();
     this.question = null;
     this.hearing = false;
+    this.echoes = 0;
     this.interruptedUntil = 0;
     this.waiting = [];
     this.numAsked = 0;
@@ -144,19 +146,29 @@ export class Talk {
 
   onSpeechStarted({ item_id, audio_start_ms }) {
     this.hearing = true;
-    this.noteEcho();
-    this.silence();
     const question = new Question("speech");
+    question.echo = this.noteEcho();
+    this.silence();
     this.put(Object.assign(question, { itemId: item_id, startedMs: audio_start_ms }));
   }
 
-  /** Interrupted twice as soon as it spoke: it probably hears itself. */
+  /** Interrupted twice as soon as its voice was heard: it probably hears itself. Returns whether this may be its echo. */
   noteEcho() {
     const answer = this.current;
-    if (!answer?.live || answer.audibleAt === null) return;
-    if (performance.now() - answer.audibleAt >= ECHO_WINDOW_MS) return;
+    if (!answer?.live || answer.audibleAt === null || answer.voiced === null) return false;
+    const sinceVoiced = performance.now() - (answer.audibleAt + answer.silenceMs);
+    if (sinceVoiced < 0 || sinceVoiced >= ECHO_WINDOW_MS) return false;
     this.echoes += 1;
-    if (this.echoes === 2 && !this.settings.walkie) this.view.showReason(ECHO_HEARD, "echo");
+    if (this.echoes === ECHOES_SHOWN && !this.settings.walkie) this.view.showReason(ECHO_HEARD, "echo");
+    return true;
+  }
+
+  /** A voice that continues after the answer fell silent was a person's. */
+  noteNoEcho(question) {
+    if (!question.echo || question.lengthMs < ECHO_LENGTH_MS) return;
+    question.echo = false;
+    this.echoes -= 1;
+    if (this.echoes < ECHOES_SHOWN) this.view.showReason(null, "echo");
   }
 
   onSpeechStopped({ item_id, audio_end_ms }) {
@@ -166,6 +178,7 @@ export class Talk {
     question.state = "waiting";
     question.stoppedAt = performance.now();
     question.lengthMs = audio_end_ms - (question.startedMs ?? audio_end_ms);
+    this.noteNoEcho(question);
     this.view.turnChanged(question);
   }
 
@@ -315,10 +328,10 @@ export class Talk {
   }
 
   noteLatency(answer) {
-    const { timing, firstSoundAt, audibleAt, question } = answer;
-    if (!timing || audibleAt === null || firstSoundAt === null || answer.latency) return;
+    const { timing, firstSoundAt, audibleAt, silenceMs, question } = answer;
+    if (!timing || audibleAt === null || firstSoundAt === null || silenceMs === null || answer.latency) return;
     answer.spoken = question?.kind === "speech";
-    answer.latency = latencyOf({ endedAt: this.endOf(question, timing), firstSoundAt, audibleAt, timing });
+    answer.latency = latencyOf({ endedAt: this.endOf(question, timing), firstSoundAt, audibleAt, silenceMs, timing });
     this.view.turnChanged(answer);
   }
 
@@ -582,6 +595,12 @@ const HANDLERS = {
     if (answer) answer.requestId = event.request_id;
   },
   "fleet.audio": Talk.prototype.onAudio,
+  "fleet.voiced"(event) {
+    const answer = this.of(event);
+    if (!answer) return;
+    answer.voiced = event.sample;
+    this.noteLatency(answer);
+  },
   "fleet.timing": Talk.prototype.onTiming,
   "fleet.resumed": Talk.prototype.onResumed,
   error: Talk.prototype.onError,

@@ -1,0 +1,86 @@
+"""Spoken answers that begin with silence: at most 60 ms of it is sent, the same at every gateway, and everything else is kept."""
+
+import base64
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.web.conftest import Gateway, Loaded, serving, usage_of
+from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
+from tests.web.test_resume import events, streamed, told
+
+LEAD = 5 * FRAME_SAMPLES
+KEPT = RATE_HZ * 60 // 1000
+SCRIPT = Script(lead_samples=LEAD, num_samples=RATE_HZ)
+SENT = bytes(2 * KEPT) + sine(RATE_HZ).tobytes()
+WHOLE = bytes(2 * LEAD) + sine(RATE_HZ).tobytes()
+SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"}}
+
+
+@pytest.fixture(scope="module")
+def keeping(loaded: Loaded, shared_gateway: Gateway) -> Iterator[Gateway]:
+    """A second gateway, which keeps all silence of the requests that are sent to it."""
+    config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
+    other = Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
+    with serving(other, client=shared_gateway.client) as gateway:
+        yield gateway
+
+
+def speech(gateway: Gateway, text: str = "Hello there.") -> bytes:
+    body = {"model": "omni", "input": text, "voice": "ethan", "response_format": "pcm"}
+    return gateway.http.post("/v1/audio/speech", json=body).content
+
+
+def test_leading_silence_is_shortened_in_every_spoken_answer(gateway: Gateway) -> None:
+    gateway.client.script = SCRIPT
+    whole = gateway.create(**SPOKEN)
+    audio = whole.choices[0].message.audio
+    assert audio is not None and base64.b64decode(audio.data) == SENT
+    assert told(streamed(gateway)[1])[1] == SENT
+    assert speech(gateway) == SENT
+    details = usage_of(whole).completion_tokens_details
+    assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), "what was made is counted"
+
+
+def test_leading_silence_is_kept_where_no_bound_is_set(gateway: Gateway, keeping: Gateway) -> None:
+    gateway.client.script = SCRIPT
+    assert told(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
+
+
+def test_resumed_answer_has_the_same_sound_at_a_gateway_with_another_bound(gateway: Gateway, keeping: Gateway) -> None:
+    gateway.client.script = SCRIPT
+    request, _ = streamed(gateway)
+    path = f"/v1/fleet/requests/{request}/stream"
+    whole = events(keeping.http.get(path).text)
+    assert told(whole)[1] == SENT
+    ids = [event_id for event_id, _ in whole if event_id]
+    for last_id in ids[:: len(ids) // 3]:
+        kept = max(position for position, (event_id, _) in enumerate(whole) if event_id == last_id)
+        rest = events(keeping.http.get(path, headers={"last-event-id": last_id}).text)
+        assert told(whole[: kept + 1])[1] + told(rest)[1] == SENT, last_id
+
+
+def test_answer_of_silence_alone_ends_after_a_moment_of_it(gateway: Gateway) -> None:
+    gateway.client.script = Script(lead_samples=3 * RATE_HZ, num_samples=0)
+    answer = gateway.create(**SPOKEN)
+    audio = answer.choices[0].message.audio
+    assert audio is not None and base64.b64decode(audio.data) == bytes(2 * KEPT) and answer.choices[0].finish_reason == "stop"
+    assert speech(gateway) == bytes(2 * KEPT)
+
+
+def test_pauses_between_the_pieces_of_a_long_speech_stay(gateway: Gateway) -> None:
+    gateway.client.script = SCRIPT
+    sound = speech(gateway, "The first sentence is here. And then comes another one! " * 4)
+    num_pieces = len(gateway.client.submitted)
+    assert num_pieces > 1 and sound == SENT + WHOLE * (num_pieces - 1)
+
+
+def test_request_audio_holds_all_that_was_made(gateway: Gateway) -> None:
+    gateway.client.script = SCRIPT
+    request, _ = streamed(gateway)
+    spec = next(spec for spec, _ in gateway.client.submitted if spec.id == request)
+    chunks = gateway.client._chunks(spec)  # pyright: ignore[reportPrivateUsage]
+    gateway.client.telemetry.edge_logs[request, "audio"] = [chunk for chunk in chunks if chunk.edge == "audio"]
+    wav = gateway.http.get(f"/v1/fleet/requests/{request}/audio").content
+    assert np.frombuffer(wav[44:], "<i2").tobytes() == WHOLE
