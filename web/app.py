@@ -9,7 +9,6 @@ from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
 from web.chat import ChatEndpoint
-from web.console import Pages
 from web.errors import on_fleet_error, on_http_error
 from web.fleet_api import FleetApi
 from web.fleet_routes import FleetRoutes
@@ -18,6 +17,7 @@ from web.guard import Guard, Rules
 from web.hosts import Hosts
 from web.middleware import RequestContext
 from web.openapi import OpenApi
+from web.pages.failed import ErrorPages
 from web.pages.site import console_routes
 from web.ports import FleetPort
 from web.realtime.routes import VoiceRoutes
@@ -32,7 +32,11 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     rules = Rules(api_key, config.web.read_only, Hosts(config.web, has_key=api_key is not None))
     app = Starlette(
         routes=_routes(gateway, api_key),
-        middleware=[Middleware(RequestContext, metrics=gateway.metrics), Middleware(Guard, rules=rules)],
+        middleware=[
+            Middleware(ErrorPages, gateway=gateway),
+            Middleware(RequestContext, metrics=gateway.metrics),
+            Middleware(Guard, rules=rules),
+        ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
@@ -41,7 +45,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
 
 
 def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
-    fleet, pages = FleetRoutes(gateway), Pages()
+    fleet = FleetRoutes(gateway)
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -57,6 +61,6 @@ def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
         Route("/ready", fleet.ready),
         Route("/metrics", fleet.metrics),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, pages.show).routes(),
-        *console_routes(gateway, api_key, pages),
+        *VoiceRoutes(gateway).routes(),
+        *console_routes(gateway, api_key),
     ]

@@ -56,6 +56,13 @@ class ReadOnly(BadInput):
     status = 403
 
 
+class SessionEnded(BadInput):
+    """An operator ended the voice session."""
+
+    code = "session_ended"
+    status = 410
+
+
 class UnsupportedValue(BadInput):
     """A value that OpenAI's API knows and this server does not serve."""
 

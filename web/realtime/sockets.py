@@ -22,7 +22,9 @@ from web.realtime.settings import Settings
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
-CLOSE_OF = {"rate_limit_exceeded": 1013, "redis_unreachable": 1013, "invalid_api_key": 1008, "not_found": 1008}
+CLOSE_OF = {
+    "rate_limit_exceeded": 1013, "redis_unreachable": 1013, "invalid_api_key": 1008, "not_found": 1008, "session_ended": 1000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
