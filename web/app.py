@@ -9,7 +9,6 @@ from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
 from web.chat import ChatEndpoint
-from web.console import Pages
 from web.errors import on_fleet_error, on_http_error
 from web.fleet_api import FleetApi
 from web.fleet_routes import FleetRoutes
@@ -19,6 +18,7 @@ from web.hosts import Hosts
 from web.middleware import RequestContext
 from web.openapi import OpenApi
 from web.origins import Cors, Origins
+from web.pages.failed import ErrorPages
 from web.pages.site import console_routes
 from web.ports import FleetPort
 from web.realtime.routes import VoiceRoutes
@@ -37,6 +37,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
         routes=_routes(gateway, api_key),
         middleware=[
             Middleware(Cors, origins=origins),
+            Middleware(ErrorPages, gateway=gateway),
             Middleware(RequestContext, metrics=gateway.metrics),
             Middleware(Guard, rules=rules),
         ],
@@ -48,7 +49,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
 
 
 def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
-    fleet, pages = FleetRoutes(gateway), Pages()
+    fleet = FleetRoutes(gateway)
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -65,6 +66,6 @@ def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
         Route("/ready", fleet.ready),
         Route("/metrics", fleet.metrics),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, pages.show).routes(),
-        *console_routes(gateway, api_key, pages),
+        *VoiceRoutes(gateway).routes(),
+        *console_routes(gateway, api_key),
     ]

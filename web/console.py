@@ -4,8 +4,6 @@ Knows stages only as the graph declares them.
 """
 
 import asyncio
-import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -15,51 +13,27 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.ids import RequestId
 from web.connection import send_stream, until_disconnect
 from web.gateway import Gateway
-from web.pages.shell import shell_of
+from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views
 from web.strip import Strip, read_strip
 
-MAX_PAGES = 1000
 BUSY_S, IDLE_S = 0.25, 1.0
-"""How often the strip is read anew, while a request of the page runs and otherwise."""
-
-
-class Pages:
-    """Which request each open page shows. Invariants: at most `MAX_PAGES`, the oldest are forgotten first."""
-
-    def __init__(self) -> None:
-        self._shown: OrderedDict[str, RequestId | None] = OrderedDict()
-
-    def open(self) -> str:
-        page = secrets.token_urlsafe(9)
-        self._shown[page] = None
-        while len(self._shown) > MAX_PAGES:
-            self._shown.popitem(last=False)
-        return page
-
-    def show(self, page: str, request_id: RequestId) -> None:
-        if page in self._shown:
-            self._shown[page] = request_id
-
-    def shown(self, page: str) -> RequestId | None:
-        return self._shown.get(page)
+"""Pause between two readings of the strip: while the request that it shows runs, and otherwise."""
 
 
 class Console:
-    def __init__(self, gateway: Gateway, api_key: str | None, views: Views, pages: Pages) -> None:
+    def __init__(self, gateway: Gateway, api_key: str | None, views: Views) -> None:
         self._gateway = gateway
         self._api_key = api_key
-        self._pages = pages
         self._views = views
-        self.events = StripEvents(gateway, pages, views)
+        self.events = StripEvents(gateway, views)
 
-    async def page(self, _request: Request) -> Response:
+    async def page(self, request: Request) -> Response:
         gateway = self._gateway
         strip = await read_strip(gateway, None)
         html = self._views.render(
             "voice.html",
-            shell=shell_of(gateway, self._api_key, "voice"),
-            page=self._pages.open(),
+            shell=shell_of(gateway, self._api_key, "voice", origin_of(request)),
             model=gateway.model,
             graph=gateway.graph,
             voices=gateway.frontend.voices(),
@@ -72,22 +46,24 @@ class Console:
 
 
 class StripEvents:
-    """GET /console/events?page=: the strip as server-sent HTML, one event per change. Ends when its page goes."""
+    """GET /console/events?request=: the strip as server-sent HTML, one event per change.
 
-    def __init__(self, gateway: Gateway, pages: Pages, views: Views) -> None:
+    The address names the request to show, so any gateway can continue a stream that another one began.
+    """
+
+    def __init__(self, gateway: Gateway, views: Views) -> None:
         self._gateway = gateway
-        self._pages = pages
         self._views = views
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        page = Request(scope).query_params.get("page", "")
-        await until_disconnect(receive, send_stream(send, {}, self._changes(page)))
+        shown = Request(scope).query_params.get("request", "")
+        await until_disconnect(receive, send_stream(send, {}, self._changes(RequestId(shown) if shown else None)))
 
-    async def _changes(self, page: str) -> AsyncIterator[bytes]:
+    async def _changes(self, shown: RequestId | None) -> AsyncIterator[bytes]:
         last = ""
         number = 0
         while not self._gateway.closing.is_set():
-            strip = await read_strip(self._gateway, self._pages.shown(page))
+            strip = await read_strip(self._gateway, shown)
             html = self._views.render("strip.html", strip=strip)
             if html != last:
                 number += 1

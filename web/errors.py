@@ -58,6 +58,13 @@ class ReadOnly(BadInput):
     status = 403
 
 
+class SessionEnded(BadInput):
+    """An operator ended the voice session."""
+
+    code = "session_ended"
+    status = 410
+
+
 class UnservedRoute(UnsupportedValue):
     """A route that OpenAI's API has and this server has not."""
 

@@ -42,6 +42,8 @@ class WorkerView(Protocol):
     @property
     def lease_left_s(self) -> float: ...
     @property
+    def draining(self) -> bool: ...
+    @property
     def standby(self) -> bool: ...
     @property
     def running(self) -> int: ...
@@ -167,6 +169,10 @@ class TelemetryPort(Protocol):
 
     async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
         """What is kept of an edge, from its first chunk; sound is kept for a minute only."""
+        ...
+
+    async def has_log(self, request: RequestId, edge: EdgeName) -> bool:
+        """Return True while anything of an edge is kept."""
         ...
 
     async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
@@ -304,6 +310,10 @@ class FleetPort(Protocol):
 
     async def end_voice(self, session: str, epoch: int | None = None) -> bool:
         """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
+        ...
+
+    async def voice_ended(self, session: str) -> bool:
+        """Return True if an operator ended the voice session within the last minutes."""
         ...
 
     async def voices(self) -> Mapping[str, bytes]:

@@ -26,11 +26,16 @@ class EdgeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
-    """`state` and `owner` are those of the shown request's task; empty without one."""
+    """`up` counts workers that take tasks, and `capacity` their slots; `leaving` those that drain, `standby` those that stand by.
+
+    `state` and `owner` are those of the shown request's task; empty without one.
+    """
 
     name: str
     colour: int
     up: int
+    leaving: int
+    standby: int
     running: int
     capacity: int
     state: str
@@ -64,7 +69,8 @@ async def read_strip(gateway: Gateway, request_id: RequestId | None) -> Strip:
         request = await gateway.client.request_view(request_id) if request_id else None
     except FleetError as error:
         return build_strip(gateway.graph, [], None, None, trouble=error.message)
-    missing = [stage.name for stage in gateway.graph.stages if not any(stage_of(w.role) == stage.name for w in workers)]
+    served = {stage_of(view.role) for view in workers if _takes_tasks(view)}
+    missing = [stage.name for stage in gateway.graph.stages if stage.name not in served]
     trouble = f"No worker for {', '.join(missing)}. Start one: fleet worker {missing[0]}" if missing else ""
     return build_strip(gateway.graph, workers, request_id, request, trouble=trouble)
 
@@ -87,9 +93,11 @@ def build_strip(
         card = StageCard(
             name=stage.name,
             colour=colour % 6,
-            up=len(of_stage),
+            up=sum(_takes_tasks(view) for view in of_stage),
+            leaving=sum(view.draining for view in of_stage),
+            standby=sum(view.standby and not view.draining for view in of_stage),
             running=sum(view.running for view in of_stage),
-            capacity=sum(view.capacity for view in of_stage),
+            capacity=sum(view.capacity for view in of_stage if _takes_tasks(view)),
             state=task.state if task else "",
             owner=(task.owner or "") if task else "",
             walk=(task.walk or "") if task else "",
@@ -102,6 +110,10 @@ def build_strip(
         state=request.state if request is not None else "",
         trouble=trouble,
     )
+
+
+def _takes_tasks(view: WorkerView) -> bool:
+    return not view.draining and not view.standby
 
 
 def _edge_row(graph: Graph, edge: Edge, view: EdgeView | None) -> EdgeRow:

@@ -443,6 +443,10 @@ class FleetClient:
         """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
         return await self._ask(voice.end(self._redis, session, epoch))
 
+    async def voice_ended(self, session: str) -> bool:
+        """Return True if an operator ended the voice session within the last minutes."""
+        return bool(await self._ask(self._redis.exists(keys.voice_ended(session))))
+
     async def voices(self) -> dict[str, bytes]:
         """What their holders say of the voice sessions there are, by name."""
         return await self._ask(voice.read_views(self._redis))

@@ -101,6 +101,10 @@ def voice(session_id: str) -> str:
     return f"{PREFIX}voice:{session_id}"
 
 
+def voice_ended(session_id: str) -> str:
+    return f"{PREFIX}voice_ended:{session_id}"
+
+
 def secret(name: str) -> str:
     return f"{PREFIX}secret:{name}"
 
@@ -153,6 +157,8 @@ TABLE: tuple[Row, ...] = (
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="voice:{session}", redis_type="hash", life="retention", owner="hold_voice",
         meaning="a voice session: holder, epoch, how it fares, and what another gateway needs to go on with it"),
+    Row(pattern="voice_ended:{session}", redis_type="string", life="retention", owner="end_voice",
+        meaning="present where an operator ended the voice session"),
     Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> when it ends, us"),
     Row(pattern="secret:{name}", redis_type="string", life="retention", owner="gateway",
         meaning="hash of a short-lived client key -> the session it opens"),

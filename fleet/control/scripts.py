@@ -345,9 +345,13 @@ def keep_voice(session: str, epoch: int, keep_ms: int, fields: Mapping[str, byte
     return Call("keep_voice", (session, epoch, keep_ms, len(gone), *gone, *pairs))
 
 
+VOICE_ENDED_MS = 600_000
+"""An operator's end of a voice session is kept for so long: a client that is away for longer begins another one."""
+
+
 def end_voice(session: str, epoch: int | None) -> Call:
     """`epoch` None: by the API's right, whoever holds it."""
-    return Call("end_voice", (session, "" if epoch is None else epoch))
+    return Call("end_voice", (session, "" if epoch is None else epoch, VOICE_ENDED_MS))
 
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:

@@ -104,13 +104,14 @@ def allowing(loaded: Loaded, *origins: str) -> Loaded:
 
 
 @contextmanager
-def serving(loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None) -> Iterator[Gateway]:
-    """`client`: the control plane of another gateway, to share it."""
+def serving(loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None, port: int = 0) -> Iterator[Gateway]:
+    """`client`: the control plane of another gateway, to share it. `port`: that of a stopped gateway, to take its place."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, api_key)
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         server = Server(uvicorn_config(app, loaded.config), app)
         thread = threading.Thread(target=lambda: server.run([listener]), daemon=True)
         thread.start()

@@ -35,6 +35,7 @@ class Worker:
     pid: int = 1
     started_us: int = 1
     lease_left_s: float = 2.5
+    draining: bool = False
     standby: bool = False
     running: int = 0
     capacity: int = 16
@@ -177,6 +178,7 @@ class FakeClient:
     unreachable: FleetError | None = None
     id: str = "gateway@host:2:b"
     held: dict[str, FakeHeldVoice] = field(default_factory=dict[str, FakeHeldVoice])
+    ended: set[str] = field(default_factory=set[str])
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     num_asked: int = 0
 
@@ -350,7 +352,13 @@ class FakeClient:
         if held is None or epoch not in (None, held.epoch):
             return False
         del self.held[session]
+        if epoch is None:
+            self.ended.add(session)
         return True
+
+    async def voice_ended(self, session: str) -> bool:
+        self._reach()
+        return session in self.ended
 
     async def voices(self) -> dict[str, bytes]:
         self._reach()

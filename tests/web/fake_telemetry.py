@@ -87,6 +87,9 @@ class FakeTelemetry:
         self._reach()
         return self.edge_logs.get((request, edge), [])
 
+    async def has_log(self, request: RequestId, edge: EdgeName) -> bool:
+        return bool(await self.log_of(request, edge))
+
     async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
         self._reach()
         self.heard.append((request, played_samples, underruns))

@@ -80,9 +80,11 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-empty", f"/{name}", ("light",))
         camera.shoot(gateway, "request-unknown", "/requests/req-unknown")
+        camera.shoot(gateway, "error-unknown", "/nothing")
         gateway.client.unreachable = RedisUnreachable("Redis does not answer (Connection refused)")
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-away", f"/{name}", ("dark",))
+        camera.shoot(gateway, "error-away", "/requests/req-1/older")
     with serving(read_only(loaded)) as gateway:
         fill(gateway)
         camera.shoot(gateway, "workers-read-only", "/workers")

@@ -224,3 +224,21 @@ def test_nothing_overflows(browsers: Browsers, gateway: Gateway, scheme: str, si
             assert box is not None and box["y"] + box["height"] <= height
             assert width > 640 or box["height"] >= 44, button
         page.screenshot(path=str(tmp_path / f"console-{scheme}-{width}.png"))
+
+
+@pytest.mark.parametrize("ended_by", ["its gateway", "another gateway", "another gateway while the page is away"])
+def test_forced_end_reaches_the_page(browsers: Browsers, loaded: Loaded, ended_by: str) -> None:
+    with serving(loaded) as here, serving(loaded, client=here.client) as there:
+        with visiting(browsers.hearing("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
+            page.locator("#talk-button").click()
+            expect(page.locator("#state")).to_have_text("Listening")
+            session = str(js(page, "fleetVoice.talk.session"))
+            wait_until(lambda: "view" in here.client.held[session].fields, "the session to be listed")
+            if ended_by.endswith("away"):
+                js(page, "fleetVoice.socket.socket.close(4000)")
+            gateway = here if ended_by == "its gateway" else there
+            assert gateway.http.delete(f"/v1/fleet/sessions/{session}").json()["ended"]
+            expect(page.locator("#state")).to_have_text("Ended")
+            expect(page.locator(".reason")).to_contain_text("An operator ended this conversation")
+            assert not js(page, "fleetVoice.mic.on")
+            assert list(here.client.held) == []

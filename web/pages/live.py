@@ -18,7 +18,7 @@ from web.gateway import Gateway
 from web.pages.feed import Feed
 from web.pages.frame import Frame, Query
 from web.pages.login import NO_STORE
-from web.pages.shell import Shell, shell_of
+from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views
 
 WHOLE = "page"
@@ -61,7 +61,8 @@ class LivePages:
 
         async def serve(request: Request) -> Response:
             frame = await self._frame(page, {**request.query_params, **request.path_params}, None)
-            html = self._views.render(page.template, page=frame, shell=self._shell(page))
+            shell = shell_of(self._gateway, self._api_key, page.active, origin_of(request))
+            html = self._views.render(page.template, page=frame, shell=shell)
             return HTMLResponse(html, status_code=frame.status, headers=NO_STORE)
 
         return serve
@@ -72,20 +73,21 @@ class LivePages:
         if page is None:
             await Response(status_code=404)(scope, receive, send)
             return
-        changes = self._changes(page, dict(request.query_params), request.headers.get("last-event-id", ""))
+        changes = self._changes(page, request)
         await until_disconnect(receive, send_stream(send, {}, changes))
 
-    async def _changes(self, page: LivePage, query: Query, known: str) -> AsyncIterator[bytes]:
+    async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
         """The whole page first, then each block that differs from what was sent last."""
+        query, known, origin = dict(request.query_params), request.headers.get("last-event-id", ""), origin_of(request)
         sent: dict[str, str] = {}
         frame: Frame | None = None
         async with aclosing(self._feed.beats()) as beats:
             async for mark in beats:
                 frame = await self._frame(page, query, frame)
-                blocks = {name: self._block(page, name, frame) for name in page.live}
+                blocks = {name: self._block(page, name, frame, origin) for name in page.live}
                 changed = {name: html for name, html in blocks.items() if sent.get(name) != html}
                 if not sent:
-                    changed = {WHOLE: self._block(page, WHOLE, frame)}
+                    changed = {WHOLE: self._block(page, WHOLE, frame, origin)}
                 sent = blocks
                 if changed:
                     yield message(mark or known or "0-0", changed)
@@ -98,11 +100,9 @@ class LivePages:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
 
-    def _block(self, page: LivePage, name: str, frame: Frame) -> str:
-        return self._views.render_block(page.template, name, page=frame, shell=self._shell(page))
-
-    def _shell(self, page: LivePage) -> Shell:
-        return shell_of(self._gateway, self._api_key, page.active)
+    def _block(self, page: LivePage, name: str, frame: Frame, origin: str) -> str:
+        shell = shell_of(self._gateway, self._api_key, page.active, origin)
+        return self._views.render_block(page.template, name, page=frame, shell=shell)
 
 
 def message(mark: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:

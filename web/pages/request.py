@@ -15,19 +15,22 @@ from web.pages.waterfall import Waterfall, waterfall_of
 from web.story import Told, quiet_logs, read_told
 
 NUM_LINES = 100
-_FLEET = "${FLEET:-http://localhost:8000}"
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
 """An unset key is an empty one, which a fleet without a key does not look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sound:
-    """Units: seconds. `heard_s` None: no player has said what it played. `share` of the sound that was heard, in thousandths."""
+    """Units: seconds. `heard_s` None: no player has said what it played. `share` of the sound that was heard, in thousandths.
+
+    `kept`: the sound can still be played.
+    """
 
     src: str
     made_s: float
     heard_s: float | None
     underruns: int
+    kept: bool
 
     @property
     def share(self) -> int:
@@ -46,12 +49,15 @@ class RequestStory(Frame):
     marks: tuple[Mark, ...] = ()
     colours: dict[str, int]
     sound: Sound | None = None
-    curl: str = ""
     lines: tuple[LogLine, ...] = ()
 
     @property
     def live(self) -> bool:
         return self.told is not None and self.told.state in LIVE_STATES
+
+    def curl(self, origin: str) -> str:
+        """Return the request as a command for the server at `origin`; empty where the request is not known."""
+        return curl_of(self.told, origin) if self.told is not None else ""
 
     @property
     def took_ms(self) -> float:
@@ -94,14 +100,13 @@ class RequestStoryPage:
             edges=told.edges,
             marks=told.marks,
             colours=self._colours,
-            sound=self._sound(told),
-            curl=curl_of(told),
+            sound=await self._sound(told),
             lines=tuple(reversed(logged.lines)),
         )
 
-    @staticmethod
-    def _sound(told: Told) -> Sound | None:
-        if not told.audio_samples or not told.audio_rate_hz:
+    async def _sound(self, told: Told) -> Sound | None:
+        edge = self._gateway.edges.audio
+        if edge is None or not told.audio_samples or not told.audio_rate_hz:
             return None
         heard = told.heard
         return Sound(
@@ -109,12 +114,13 @@ class RequestStoryPage:
             made_s=told.audio_samples / told.audio_rate_hz,
             heard_s=heard.played_samples / told.audio_rate_hz if heard is not None else None,
             underruns=heard.underruns if heard is not None else 0,
+            kept=await self._gateway.client.telemetry.has_log(told.id, edge),
         )
 
 
-def curl_of(told: Told) -> str:
-    """The request as a command: with the body that was sent, where it was kept, else as a retry of what the fleet has of it."""
+def curl_of(told: Told, origin: str) -> str:
+    """Return the request as a command: with the body that was sent, where it was kept, else as a retry of the kept request."""
     if not told.body:
-        return f"curl -X POST {_FLEET}/v1/fleet/requests/{told.id}/retry {_KEY}"
+        return f"curl -X POST {shlex.quote(f'{origin}/v1/fleet/requests/{told.id}/retry')} {_KEY}"
     sent = f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(told.body)}"
-    return f"curl {_FLEET}/v1/chat/completions {_KEY} \\\n  {sent}"
+    return f"curl {shlex.quote(f'{origin}/v1/chat/completions')} {_KEY} \\\n  {sent}"

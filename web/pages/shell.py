@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from starlette.requests import Request
+
 from fleet.core.clock import now_us
 from web.gateway import Gateway
 from web.guard import csrf_token
@@ -32,6 +34,7 @@ class Shell:
     """`active` is the key of the navigation's item; `csrf` goes into the header `x-csrf-token` of every change.
 
     `read_only`: buttons that change the fleet are left out. `now_us` is this server's clock, for the ages a page shows.
+    `origin` is the address by which the browser reaches this server, such as `http://localhost:8001`.
     """
 
     model: str
@@ -40,10 +43,11 @@ class Shell:
     read_only: bool
     locked: bool
     now_us: int
+    origin: str
     nav: tuple[NavItem, ...] = NAV
 
 
-def shell_of(gateway: Gateway, api_key: str | None, active: str) -> Shell:
+def shell_of(gateway: Gateway, api_key: str | None, active: str, origin: str) -> Shell:
     """`locked`: a key is set, so there is a way out."""
     return Shell(
         model=gateway.model,
@@ -52,4 +56,21 @@ def shell_of(gateway: Gateway, api_key: str | None, active: str) -> Shell:
         read_only=gateway.config.web.read_only,
         locked=api_key is not None,
         now_us=now_us(),
+        origin=origin,
     )
+
+
+def origin_of(request: Request) -> str:
+    """Return scheme, host and port as the browser's address bar has them.
+
+    Behind a proxy they are what its X-Forwarded-Proto and X-Forwarded-Host name. The result is only shown to the sender of these
+    headers, so they need no trust.
+    """
+    scheme = _first(request.headers.get("x-forwarded-proto", ""))
+    host = _first(request.headers.get("x-forwarded-host", "")) or request.url.netloc
+    return f"{scheme if scheme in ('http', 'https') else request.url.scheme}://{host}"
+
+
+def _first(values: str) -> str:
+    """Return the value that the first of several proxies set."""
+    return values.partition(",")[0].strip()

@@ -2,7 +2,7 @@
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from web.console import Console, Pages
+from web.console import Console
 from web.gateway import Gateway
 from web.pages.frame import LIVE
 from web.pages.jobs import JobsPage
@@ -20,9 +20,9 @@ from web.pages.views import STATIC, Views
 from web.pages.workers import OneWorkerPage, WorkersPage
 
 
-def console_routes(gateway: Gateway, api_key: str | None, shown: Pages) -> list[BaseRoute]:
+def console_routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
     views = Views()
-    voice, login = Console(gateway, api_key, views, shown), Login(gateway, api_key, views)
+    voice, login = Console(gateway, api_key, views), Login(gateway, api_key, views)
     requests, tail = RequestsPage(gateway), LogTail(gateway, views)
     pages = (
         OverviewPage(gateway), requests, RequestStoryPage(gateway), WorkersPage(gateway), OneWorkerPage(gateway),

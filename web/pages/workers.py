@@ -20,11 +20,12 @@ MAX_ROWS, MAX_GONE = 100, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`orders`: what it can be told now."""
+    """`orders`: what it can be told now. `last`: no other worker of its role takes tasks."""
 
     view: WorkerStory
     colour: int
     orders: tuple[str, ...]
+    last: bool
 
     @property
     def role(self) -> str:
@@ -70,8 +71,9 @@ class _Reader:
         self._gateway = gateway
         self._colours = colours(gateway.graph)
 
-    def _row(self, view: WorkerStory) -> WorkerRow:
-        return WorkerRow(view=view, colour=self._colours.get(stage_of(view.role), -1), orders=orders_of(view))
+    def _row(self, view: WorkerStory, workers: Sequence[WorkerStory]) -> WorkerRow:
+        last = not any(other.role == view.role and other.state == "ready" and other.id != view.id for other in workers)
+        return WorkerRow(view=view, colour=self._colours.get(stage_of(view.role), -1), orders=orders_of(view), last=last)
 
 
 def orders_of(view: WorkerStory) -> tuple[str, ...]:
@@ -110,8 +112,8 @@ class WorkersPage(_Reader):
             more=address(PATH, {"role": role, "after": shown[-1].id}) if shown and len(fits) > start + MAX_ROWS else "",
             trouble=f"No worker for {', '.join(missing)}. Start one:" if missing else "",
             remedy=f"fleet worker {missing[0]}" if missing else "",
-            here=tuple(self._row(view) for view in shown),
-            gone=tuple([self._row(view) for view in workers if view.gone][:MAX_GONE]),
+            here=tuple(self._row(view, here) for view in shown),
+            gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
             missing=tuple(missing),
         )
 
@@ -145,7 +147,8 @@ class OneWorkerPage(_Reader):
     async def read(self, query: Query) -> OneWorker:
         """Raises: NotFound, RedisUnreachable."""
         telemetry, worker = self._gateway.client.telemetry, query["id"]
-        view = next((view for view in await telemetry.workers() if view.id == worker), None)
+        workers = await telemetry.workers()
+        view = next((view for view in workers if view.id == worker), None)
         if view is None:
             raise NotFound(f"no worker {worker!r}; those that are gone are forgotten after some minutes", param="id")
         held = await telemetry.requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
@@ -154,7 +157,7 @@ class OneWorkerPage(_Reader):
             title=worker,
             id=worker,
             stream=stream_path(self.key, {"id": worker}),
-            row=self._row(view),
+            row=self._row(view, workers),
             requests=tuple(row_of(row, self._colours, self._gateway) for row in held.rows),
             lines=logged.lines,
         )

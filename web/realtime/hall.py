@@ -13,6 +13,7 @@ import msgspec
 
 from fleet.core.errors import FleetError, NotFound, Overloaded
 from fleet.core.ids import RequestId
+from web.errors import SessionEnded
 from web.gateway import Gateway
 from web.realtime import vad
 from web.realtime.line import Port
@@ -28,6 +29,7 @@ RENEW_S = 2.0
 SETTLE_S = 0.1
 """Changes that come together are written together."""
 LET_GO_S = 2.0
+ENDED = "an operator ended the session"
 SPARE_S = 10.0
 """How much longer than its client a session lives in Redis, so that the gateway is the one to end it."""
 
@@ -125,6 +127,8 @@ class Hall:
 
     async def _take_over(self, session_id: str, received: Received, asked: Callable[[RequestId], None]) -> Place:
         held = await self._gateway.client.hold_voice(session_id, self._keep_s)
+        if held is None and await self._gateway.client.voice_ended(session_id):
+            raise SessionEnded(ENDED, param="session")
         if held is None:
             raise NotFound(f"session: no session {session_id!r}; it never was, or is over. Begin another", param="session")
         place = self._seat(
@@ -212,22 +216,22 @@ class Hall:
         if session.line.is_of(port):
             self.end(session.id)
 
-    def end(self, session_id: str) -> bool:
-        """Whether there was such a session here."""
+    def end(self, session_id: str, *, by_operator: bool = False) -> bool:
+        """Return True if there was such a session here. `by_operator`: a client that comes back learns so."""
         place = self._places.get(session_id)
         if place is None:
             return False
         self._remove(place)
-        place.session.line.hang_up(1000, "the session is over")
+        place.session.line.hang_up(1000, ENDED if by_operator else "the session is over")
         place.session.abandon()
-        task = asyncio.create_task(self._forget(place))
+        task = asyncio.create_task(self._forget(place, None if by_operator else place.epoch))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return True
 
-    async def _forget(self, place: Place) -> None:
+    async def _forget(self, place: Place, epoch: int | None) -> None:
         try:
-            await self._gateway.client.end_voice(place.session.id, place.epoch)
+            await self._gateway.client.end_voice(place.session.id, epoch)
         except FleetError as error:
             log.warning("session %s: its end could not be written: %s", place.session.id, error.message)
 
@@ -254,7 +258,7 @@ class Hall:
             place.changed.clear()
             try:
                 if not await self._write(place):
-                    self._give_up(place)
+                    self._give_up(place, ended=await self._gateway.client.voice_ended(place.session.id))
                     return
             except FleetError as error:
                 place.snapshot.forget()
@@ -265,11 +269,15 @@ class Hall:
         view = msgspec.json.encode(place.session.view(self._gateway.client.id))
         return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {**fields, "view": view}, gone)
 
-    def _give_up(self, place: Place) -> None:
-        """Another gateway has it, or somebody ended it: then its requests were ended with it."""
+    def _give_up(self, place: Place, *, ended: bool) -> None:
+        """Another gateway has it, or, `ended`, an operator ended it: then its requests were ended with it."""
         session = place.session
         self._remove(place)
-        session.line.hang_up(1001, "the session goes on at another gateway, or was ended")
+        if ended:
+            session.line.hang_up(1000, ENDED)
+            session.abandon()
+            return
+        session.line.hang_up(1001, "the session goes on at another gateway, or is over")
         session.let_go()
         # Not at once: whoever has the session now may not have taken its answer over yet. Once it has, ours cannot be aborted.
         asyncio.get_running_loop().call_later(LET_GO_S, session.abandon)

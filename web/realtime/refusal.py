@@ -24,7 +24,14 @@ SESSION_UNKNOWN = 1008
 TRY_AGAIN_LATER = 1013
 """Clients reconnect after a while."""
 INTERNAL_ERROR = 1011
-BY_CODE = {"not_found": SESSION_UNKNOWN, "rate_limit_exceeded": TRY_AGAIN_LATER, "redis_unreachable": TRY_AGAIN_LATER}
+SESSION_OVER = 1000
+"""An operator ended the session: clients do not come back to it."""
+BY_CODE = {
+    "not_found": SESSION_UNKNOWN,
+    "rate_limit_exceeded": TRY_AGAIN_LATER,
+    "redis_unreachable": TRY_AGAIN_LATER,
+    "session_ended": SESSION_OVER,
+}
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 
 MAX_REASON_BYTES = 123

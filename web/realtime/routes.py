@@ -1,7 +1,5 @@
 """The routes of voice: the two sockets, client secrets, and the list of live sessions. Knows no event."""
 
-from collections.abc import Callable
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -53,13 +51,10 @@ _view = msgspec.json.Decoder(SessionView)
 
 
 class VoiceRoutes:
-    """`show` is told which request an open page of the console shows."""
-
-    def __init__(self, gateway: Gateway, show: Callable[[str, RequestId], None]) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self.hall = Hall(gateway)
         self._gateway = gateway
         self._secrets = Secrets(gateway)
-        self._show = show
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -93,8 +88,7 @@ class VoiceRoutes:
 
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
-        page = websocket.query_params.get("page", "")
-        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket), lambda request: self._show(page, request))
+        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket), lambda request: None)
         await socket.run(default_settings(self._gateway))
 
     async def _settings(self, websocket: WebSocket) -> Settings:
@@ -122,7 +116,7 @@ class VoiceRoutes:
     async def end(self, request: Request) -> Response:
         """DELETE /v1/fleet/sessions/{id}: end it, whichever gateway has it, with the answer under way."""
         session_id = str(request.path_params["session_id"])
-        if not self.hall.end(session_id):
+        if not self.hall.end(session_id, by_operator=True):
             await self._end_elsewhere(session_id)
         return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
 

@@ -33,6 +33,17 @@
   // Live connection
 
   let paused = false;
+  const RETRY_MS = 1000;
+
+  // A stream that connected once reconnects by itself; one whose first attempt failed is asked for here until it connects.
+  function retryStream(element) {
+    const address = element.getAttribute?.("hx-sse:connect");
+    if (!address) return;
+    setLink("gateway away, trying again", "bad");
+    setTimeout(() => {
+      if (element.isConnected && !element._htmx?.sse) htmx.ajax("GET", address, { source: element });
+    }, RETRY_MS);
+  }
 
   function setLink(text, kind) {
     const link = $("link");
@@ -127,8 +138,22 @@
 
   // What the visitor has opened or scrolled to stays: a morph must not close it, new rows must not push it away.
 
+  const isPlaying = (sound) => [...sound.querySelectorAll("audio")].some((player) => !player.paused);
+
+  function onPlayerEnd({ target }) {
+    if (target.matches("#player")) window.fleetRefresh();
+  }
+
   htmx.registerExtension("fleet", {
     htmx_before_morph_attr: (element, detail) => !(element instanceof HTMLDetailsElement && detail.attrName === "open"),
+    // What is listened to stays, though the fleet no longer keeps it.
+    htmx_before_morph_node: (element) => !(element.matches?.("#sound") && isPlaying(element)),
+    // The error page of a gateway or proxy is no part of this page.
+    htmx_before_response: (element, { ctx }) => {
+      if (ctx.response.raw.ok || !element.hasAttribute("hx-sse:connect")) return;
+      retryStream(element);
+      return false;
+    },
     htmx_config_request: (_element, { ctx }) => {
       ctx.request.headers["x-csrf-token"] = document.body.dataset.csrf;
     },
@@ -144,6 +169,7 @@
     document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     document.addEventListener("keydown", onKey);
     document.addEventListener("click", onClick);
+    for (const end of ["pause", "ended", "error"]) document.addEventListener(end, onPlayerEnd, true);
     document.addEventListener("htmx:sse:after:connection", () => setLink("live", "ok"));
     document.addEventListener("htmx:sse:error", () => setLink("gateway away, trying again", "bad"));
     document.addEventListener("htmx:sse:before:message", (event) => {
@@ -154,6 +180,7 @@
       if (sourceElement?.dataset?.done !== undefined) answer(sourceElement, response, text);
     });
     document.addEventListener("htmx:error", (event) => {
+      if (!event.target._htmx?.sse) retryStream(event.target);
       if (event.target.dataset?.done !== undefined) toast("The gateway did not answer. Nothing is known to have changed.", "bad");
     });
   });

@@ -77,6 +77,9 @@ class Telemetry:
         entries = cast("list[tuple[bytes, object]]", await _ask(self._redis.xrange(keys.edge(request, edge))))
         return [decode_chunk(pairs(raw)["h"]) for _, raw in entries]
 
+    async def has_log(self, request: RequestId, edge: EdgeName) -> bool:
+        return bool(await _ask(self._redis.exists(keys.edge(request, edge))))
+
     async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
         await _ask(run_async(self._redis, scripts.heard(request, played_samples, underruns)))
 

@@ -142,25 +142,46 @@ def test_a_page_catches_up_after_a_cut(open_page: Callable[[str], Page], gateway
 def test_orders_call_the_public_api_and_say_what_they_did(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page("/workers")
-    worker = telemetry.worker_list[0].id
+    worker = next(view for view in telemetry.worker_list if view.role == "talker" and view.state == "ready").id
     row = page.locator(f'[id="w-{worker}"]')
-    row.get_by_role("button", name="Drain").click()
-    expect(page.locator(".toast")).to_contain_text("takes nothing new")
-    expect(row.locator(".state")).to_have_text("draining")
     questions: list[str] = []
 
     def say_no(dialog: Dialog) -> None:
         questions.append(dialog.message)
         dialog.dismiss()
 
-    page.once("dialog", say_no)
-    row.get_by_role("button", name="Stop").click()
-    wait_until(lambda: page.evaluate("1") and questions, "the question")
-    assert "running tasks" in questions[0] and telemetry.orders == [(worker, "drain")], "a dismissed order is not given"
+    for order in ("Drain", "Stop"):
+        page.once("dialog", say_no)
+        row.get_by_role("button", name=order).focus()
+        page.keyboard.press("Enter")
+        wait_until(lambda: page.evaluate("1") and order in "".join(questions), "a question")  # noqa: B023
+    assert all("fleet worker talker" in words and "running tasks" in words for words in questions)
+    assert telemetry.orders == [], "a dismissed order is not given"
+    page.once("dialog", lambda dialog: dialog.accept())
+    row.get_by_role("button", name="Drain").click()
+    expect(page.locator(".toast")).to_contain_text("takes nothing new")
+    expect(row.locator(".state")).to_have_text("draining")
     page.once("dialog", lambda dialog: dialog.accept())
     row.get_by_role("button", name="Stop").click()
     expect(row.locator(".state")).to_have_text("leaving")
     assert [order for _, order in telemetry.orders] == ["drain", "stop"]
+
+
+def test_orders_to_one_of_several_workers_are_given_without_a_question(
+    open_page: Callable[[str], Page], gateway: Gateway
+) -> None:
+    telemetry = gateway.client.telemetry
+    first, second = [view for view in telemetry.worker_list if view.role == "thinker" and view.state == "ready"]
+    page = open_page("/workers")
+    page.on("dialog", lambda dialog: complaints_of(page).append(f"a question: {dialog.message}"))
+    row = page.locator(f'[id="w-{first.id}"]')
+    row.get_by_role("button", name="Drain").click()
+    expect(row.locator(".state")).to_have_text("draining")
+    row.get_by_role("button", name="Stop").click()
+    expect(row.locator(".state")).to_have_text("leaving")
+    assert telemetry.orders == [(first.id, "drain"), (first.id, "stop")]
+    alone = page.locator(f'[id="w-{second.id}"]').get_by_role("button", name="Drain")
+    expect(alone).to_have_attribute("hx-confirm", re.compile("No other worker of thinker takes tasks"))
 
 
 def test_a_refused_order_says_why(open_page: Callable[[str], Page], gateway: Gateway) -> None:
@@ -287,6 +308,7 @@ def test_a_locked_console_is_opened_and_worked_by_a_browser(browser: Browser, lo
         page.keyboard.press("Enter")
         page.wait_for_url(f"{gateway.url}/workers")
         expect(page.locator("#link")).to_have_text("live")
+        page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name=re.compile("^Drain")).first.click()
         expect(page.locator(".toast.good")).to_be_visible()
         assert len(gateway.client.telemetry.orders) == 1

@@ -95,6 +95,22 @@ def test_one_request_keeps_what_is_open_chosen_and_selected(open_page: Callable[
     assert page.locator("#player").evaluate("player => player.marked && !player.paused || player.ended")
 
 
+def test_audio_player_stays_while_it_plays_and_goes_with_its_audio(open_page: Callable[[str], Page], gateway: Gateway) -> None:
+    telemetry = gateway.client.telemetry
+    story = next(story for story in telemetry.stories.values() if story.state == "running")
+    page = open_page(f"/requests/{story.id}")
+    player = page.locator("#player")
+    player.evaluate("player => { player.muted = player.loop = true; return player.play() }")
+    telemetry.edge_logs = {edge: log for edge, log in telemetry.edge_logs.items() if edge != (story.id, "audio")}
+    telemetry.stories[story.id] = msgspec.structs.replace(story, state="finished", ended_us=now_us())
+    stir(telemetry)
+    expect(page.locator("#summary .state").first).to_have_text("finished")
+    assert player.evaluate("player => !player.paused")
+    player.evaluate("player => player.pause()")
+    expect(page.get_by_text("The audio is no longer kept")).to_be_visible()
+    expect(player).to_have_count(0)
+
+
 def test_a_traceback_that_is_read_stays_open_while_lines_come(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
     page = open_page(paths(gateway)["worker"])

@@ -3,9 +3,12 @@
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import WorkerId
+from fleet.core.telemetry import WorkerStory
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.pages import html
@@ -128,5 +131,54 @@ def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
 def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
     text = "".join(html.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
-    assert '/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
+    assert f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
     assert '"seed": 3' in text and "<b>me</b>" in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"host": "localhost:4711"}, "http://localhost:4711"),
+        ({"host": "[::1]:4711"}, "'http://[::1]:4711"),
+        ({"host": "localhost", "x-forwarded-proto": "https"}, "https://localhost"),
+        ({"x-forwarded-host": "fleet.example, inner", "x-forwarded-proto": "https, http"}, "https://fleet.example"),
+        ({"x-forwarded-host": "a;b$(c)", "x-forwarded-proto": "ftp"}, "'http://a;b$(c)"),
+    ],
+)
+def test_command_names_the_address_by_which_the_page_was_asked(gateway: Gateway, headers: dict[str, str], origin: str) -> None:
+    answer = gateway.create(seed=3)
+    path = f"/requests/{answer._request_id}"  # pyright: ignore[reportPrivateUsage]
+    text = "".join(html.read(gateway.http.get(path, headers=headers).text).text)
+    assert f"curl {origin}/v1/chat/completions" in text and ":8000" not in text
+
+
+def test_audio_player_is_shown_only_while_there_is_audio(busy_gateway: Gateway) -> None:
+    telemetry = busy_gateway.client.telemetry
+    story = next(story for story in telemetry.stories.values() if (story.id, "audio") in telemetry.edge_logs)
+    assert "<audio" in page_of(busy_gateway, f"/requests/{story.id}")
+    log = telemetry.edge_logs.pop((story.id, "audio"))
+    page = page_of(busy_gateway, f"/requests/{story.id}")
+    telemetry.edge_logs[story.id, "audio"] = log
+    assert "<audio" not in page and "The audio is no longer kept: it is deleted a minute after the request ends." in page
+
+
+def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    only = next(view for view in telemetry.worker_list if view.role == "talker")
+    other = msgspec.structs.replace(only, id=WorkerId("other@host:9:z"))
+
+    def confirmed(*workers: WorkerStory) -> list[str]:
+        telemetry.worker_list = list(workers)
+        shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
+        words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need \w+ wait'
+        return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {words}', shown)))
+
+    orders = [f"{only.id}/drain", f"{only.id}/stop"]
+    assert confirmed(only) == orders
+    assert confirmed(only, other) == []
+    for state in ("draining", "leaving", "late", "standby"):
+        found = confirmed(only, msgspec.structs.replace(other, state=state))
+        assert [where for where in found if where.startswith(only.id)] == orders, state
+    assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, role="code2wav"))
+    assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, state="died", ended_us=1))

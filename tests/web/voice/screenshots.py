@@ -1,5 +1,6 @@
 """Pictures of the Voice page in each of its states, to be looked at: `python -m tests.web.voice.screenshots FOLDER`."""
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -57,6 +58,29 @@ def interrupted(page: Page, site: Site) -> None:
     expect(page.locator(".cut").last).not_to_be_empty()
 
 
+def opening(page: Page, site: Site) -> None:
+    page.evaluate("navigator.mediaDevices.getUserMedia = () => new Promise(() => {})")
+    page.locator("#choices summary").click()
+    page.locator("#walkie").check()
+    page.locator("#choices summary").click()
+    page.locator("#talk-button").focus()
+    page.keyboard.down("Space")
+    expect(page.locator("#state")).to_have_text("Opening the microphone")
+
+
+def opening_missed(page: Page, site: Site) -> None:
+    opening(page, site)
+    page.keyboard.up("Space")
+    expect(page.locator(".reason")).to_be_visible()
+
+
+def ended(page: Page, site: Site) -> None:
+    speaking(page, site)
+    connection = site.double.connections[-1]
+    site.double.call(lambda: asyncio.ensure_future(connection.websocket.close(1000, "an operator ended the session")))
+    expect(page.locator("#state")).to_have_text("Ended")
+
+
 def failed(page: Page, site: Site) -> None:
     message = "stage talker: no worker has served it for 30 s"
     site.double.script = Script(failure={"type": "server_error", "code": "no_worker", "message": message})
@@ -69,7 +93,9 @@ def settings(page: Page, site: Site) -> None:
     page.locator("#choices summary").click()
 
 
-STATES: tuple[Callable[[Page, Site], None], ...] = (idle, listening, speaking, interrupted, failed, settings)
+STATES: tuple[Callable[[Page, Site], None], ...] = (
+    idle, listening, speaking, interrupted, opening, opening_missed, ended, failed, settings,
+)  # fmt: skip
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import { Socket } from "./socket.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
-const { page, model, rateHz, stages, playerWorklet, micWorklet } = document.body.dataset;
+const { model, rateHz, stages, playerWorklet, micWorklet } = document.body.dataset;
 const on = (id, event, handler) => $(id)?.addEventListener(event, handler);
 const TYPED_IN = "textarea, input, select";
 
@@ -26,7 +26,7 @@ let wake = null;
 
 setUpChoices();
 const recording = new Recording();
-const talk = new Talk({ page, model, socket, player, mic, recording, view, settings });
+const talk = new Talk({ model, socket, player, mic, recording, view, settings });
 const devices = new Devices(settings, onDevice);
 view.onState = showButtons;
 showButtons();
@@ -56,12 +56,13 @@ async function openMic() {
   openPlayer();
   view.showReason(null, "device");
   try {
-    await mic.open(settings.input);
+    const opened = mic.open(settings.input);
+    changed();
+    if (!(await opened)) return;
   } catch (error) {
     talk.fail(micReason(error));
     return;
   }
-  talk.configure();
   devices.refresh();
   keepAwake();
   changed();
@@ -70,10 +71,13 @@ async function openMic() {
 function closeMic() {
   talk.speech.release();
   mic.close();
+}
+
+mic.addEventListener("closed", () => {
   wake?.release();
   wake = null;
   changed();
-}
+});
 
 /** The screen stays on while the microphone does. */
 async function keepAwake() {
@@ -104,7 +108,7 @@ function showButtons() {
   $("mic-off").hidden = !mic.on;
   $("talk-button").setAttribute("aria-pressed", String(mic.on && !settings.walkie));
   const labels = settings.walkie ? ["Hold to talk", "Hold to talk"] : ["Talk", "End talk"];
-  $("talk-label").textContent = labels[mic.on ? 1 : 0];
+  $("talk-label").textContent = labels[mic.on ? 1 : 0] + (view.state === "ended" ? " again" : "");
   document.body.classList.toggle("mic-on", mic.on);
   document.body.classList.toggle("walkie", settings.walkie);
 }
@@ -126,9 +130,10 @@ function loudness(rms) {
 
 // Talking
 
-async function onPress() {
-  if (!mic.on) await openMic();
-  else talk.speech.press();
+function onPress() {
+  talk.restartIfEnded();
+  if (!mic.on && !mic.opening) openMic();
+  talk.speech.press();
 }
 
 on("talk-button", "pointerdown", (event) => {
@@ -136,11 +141,17 @@ on("talk-button", "pointerdown", (event) => {
   event.target.setPointerCapture?.(event.pointerId);
   onPress();
 });
-for (const end of ["pointerup", "pointercancel"]) on("talk-button", end, () => talk.speech.release());
+for (const end of ["pointerup", "pointercancel"]) {
+  on("talk-button", end, () => {
+    mic.wake();
+    talk.speech.release();
+  });
+}
 on("talk-button", "click", () => {
   if (settings.walkie) return;
-  if (mic.on) closeMic();
-  else openMic();
+  if (mic.on || mic.opening) return closeMic();
+  talk.restartIfEnded();
+  openMic();
 });
 on("talk-button", "contextmenu", (event) => settings.walkie && event.preventDefault());
 
@@ -168,7 +179,6 @@ window.addEventListener("blur", () => talk.speech.release());
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible" && mic.on) keepAwake();
 });
-mic.addEventListener("lost", changed);
 
 on("mute", "click", () => {
   mic.muted = !mic.muted;

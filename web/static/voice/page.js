@@ -57,6 +57,14 @@ export class Page {
     document.getElementById("median-ms").textContent = values.length > 1 ? `· median ${Math.round(median(values))} ms of ${values.length}` : "";
   }
 
+  /** The strip's stream names the request in its address, so that it can continue at any gateway. */
+  showRequest(requestId) {
+    const sourceElement = document.getElementById("strip-stream");
+    const next = sourceElement.cloneNode();
+    next.setAttribute("hx-sse:connect", `/console/events?request=${encodeURIComponent(requestId)}`);
+    htmx.swap({ sourceElement, target: sourceElement, text: next.outerHTML, swap: "outerHTML" });
+  }
+
   showState({ state, words }) {
     const element = document.getElementById("state");
     if (element.textContent !== words) element.textContent = words;
@@ -71,8 +79,8 @@ export class Page {
     const away = ["connecting", "reconnecting", "refused"].includes(state);
     const link = document.getElementById("link");
     link.textContent = away ? "gateway away, trying again" : "connected";
-    if (state === "connecting") link.textContent = "connecting";
-    link.className = `link ${away ? "bad" : "ok"}`;
+    if (["connecting", "ended"].includes(state)) link.textContent = state;
+    link.className = `link ${away || state === "ended" ? "bad" : "ok"}`;
   }
 
   /** @param {object|null} reason null: it no longer holds @param {string} kind at most one of each is shown */

@@ -57,7 +57,7 @@ const TYPE_AND_CODE = /^[a-z_]+\.[a-z_]+: /;
 export function refusedReason({ code, reason: full }) {
   const reason = full.replace(TYPE_AND_CODE, "");
   if (code === 1013) return { title: "The server takes nobody now", text: `${reason || "All places are taken."} This page tries again by itself.` };
-  if (code === 1000) return { title: "The conversation was ended", text: "Somebody ended it at the server. New talk (in Settings) begins another." };
+  if (code === 1000) return { title: "An operator ended this conversation", text: "The microphone is off. Talk again, or type, to begin another." };
   return { title: "The server refused this page", text: `${sentence(reason || "No reason was given")} Reload the page to log in again.` };
 }
 
@@ -72,6 +72,10 @@ export const SESSION_LOST = {
 export const NOTHING_HEARD = {
   title: "Nothing was heard",
   text: "Hold the button, or the space bar, for as long as you speak.",
+};
+export const MIC_WAS_STARTING = {
+  title: "The microphone was still opening",
+  text: "Nothing of that was recorded. Hold the button, or the space bar, again, and speak once “Hearing you” is shown.",
 };
 export const ECHO_HEARD = {
   title: "Is the model hearing itself?",

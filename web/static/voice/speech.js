@@ -2,6 +2,7 @@
 
 import { Question } from "./answer.js";
 import { SentSound } from "./latency.js";
+import { MIC_WAS_STARTING } from "./reasons.js";
 
 const GUARD_PLAYED_S = 1.5; // until echo cancelling has settled
 const GUARD_LEVEL = 0.25; // of what is played
@@ -11,8 +12,13 @@ export class Speech {
   /** @param {{mic: object, player: object|null, socket: object, recording: object, settings: object}} parts @param {object} talk */
   constructor({ mic, player, socket, recording, settings }, talk) {
     Object.assign(this, { mic, player, socket, recording, settings, talk });
+    /** The button is down; what is said is recorded since `pressedAt`, null while the microphone is still opening. */
+    this.held = false;
+    /** It went down before the microphone was open. */
+    this.late = false;
     this.pressedAt = null;
     this.sent = new SentSound();
+    mic.addEventListener("open", () => this.onOpen());
     mic.addEventListener("block", ({ detail }) => this.onBlock(detail));
   }
 
@@ -36,11 +42,25 @@ export class Speech {
     return rms < GUARD_LEVEL * player.rms;
   }
 
+  /** The microphone opened: a session hears its rate before any of its sound, and a button that is down is heard from here on. */
+  onOpen() {
+    this.talk.configure();
+    if (this.held) this.record();
+    this.talk.refresh();
+  }
+
   /** Push to talk: the button or the space bar goes down. */
   press() {
-    if (this.pressedAt !== null || !this.mic.on || !this.settings.walkie) return;
+    if (this.held || !this.settings.walkie || !(this.mic.on || this.mic.opening)) return;
+    this.held = true;
+    this.late = this.mic.opening;
     this.talk.stop();
     this.talk.forgetReasons();
+    if (this.mic.on) this.record();
+    this.talk.refresh();
+  }
+
+  record() {
     this.pressedAt = performance.now();
     this.socket.keep({ type: "input_audio_buffer.clear" });
     this.question = this.talk.numbered(new Question("speech"));
@@ -48,12 +68,22 @@ export class Speech {
   }
 
   release() {
-    if (this.pressedAt === null) return;
-    const lengthMs = performance.now() - this.pressedAt;
+    if (!this.held) return;
+    this.held = false;
+    const recording = this.pressedAt !== null;
+    const lengthMs = recording ? performance.now() - this.pressedAt : 0;
     this.pressedAt = null;
-    if (lengthMs < SHORTEST_TALK_MS) this.takeBack();
-    else this.commit(lengthMs);
+    if (lengthMs >= SHORTEST_TALK_MS) this.commit(lengthMs);
+    else if (recording) this.takeBack();
+    const lost = this.late && lengthMs < SHORTEST_TALK_MS && (recording || this.mic.opening);
+    if (lost) this.talk.view.showReason(MIC_WAS_STARTING, "answer");
     this.talk.refresh();
+  }
+
+  /** The session is over: what is being said goes nowhere. */
+  drop() {
+    this.held = false;
+    this.pressedAt = null;
   }
 
   takeBack() {

@@ -2,11 +2,13 @@
 
 /** In order: the first whose condition holds is shown. Each is [state, condition, words]. */
 const STATES = [
+  ["ended", (f) => f.ended, () => "Ended"],
   ["refused", (f) => f.refused, () => "Not connected"],
   ["connecting", (f) => !f.connected && !f.everConnected, () => "Connecting"],
   ["reconnecting", (f) => !f.connected, () => "Reconnecting"],
   ["queued", (f) => f.queued > 0, (f) => `Waiting in line: place ${f.queued}`],
   ["interrupted", (f) => f.interrupted, () => "Interrupted"],
+  ["opening", (f) => f.opening, () => "Opening the microphone"],
   ["hearing", (f) => f.hearing, () => "Hearing you"],
   ["speaking", (f) => f.playing, () => "Speaking"],
   ["thinking", (f) => f.thinking, () => "Thinking"],
@@ -17,8 +19,8 @@ const STATES = [
 ];
 
 /**
- * @param {{refused: boolean, connected: boolean, everConnected: boolean, queued: number, interrupted: boolean, hearing: boolean,
- *   playing: boolean, thinking: boolean, mic: boolean, muted: boolean, walkie: boolean}} facts
+ * @param {{ended: boolean, refused: boolean, connected: boolean, everConnected: boolean, queued: number, interrupted: boolean,
+ *   hearing: boolean, playing: boolean, thinking: boolean, opening: boolean, mic: boolean, muted: boolean, walkie: boolean}} facts
  * @returns {{state: string, words: string}} "speaking" only while sound is really heard
  */
 export function stateOf(facts) {

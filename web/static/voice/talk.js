@@ -16,18 +16,19 @@ const SETTLE_MS = 1000;
 const MAX_ENDPOINTING_MS = 5000;
 const QUIET_WITHIN_MS = 300;
 const POLICY = 1008;
+const ENDED = 1000;
 
 /**
  * @typedef {{addTurn(turn: object): void, turnChanged(turn: object): void, removeTurn(turn: object): void,
- *   showState(state: {state: string, words: string}): void, showReason(reason: object|null, kind?: string): void}} View
+ *   showRequest(requestId: string): void, showState(state: {state: string, words: string}): void, showReason(reason: object|null, kind?: string): void}} View
  */
 export class Talk {
-  /** @param {{page: string, model: string, socket: object, player: object|null, mic: object, recording: object, view: View, settings: object}} parts */
+  /** @param {{model: string, socket: object, player: object|null, mic: object, recording: object, view: View, settings: object}} parts */
   constructor(parts) {
     Object.assign(this, parts);
     this.speech = new Speech(parts, this);
     this.begin();
-    this.facts = { refused: false, connected: false, everConnected: false, queued: 0, serverState: "" };
+    this.facts = { ended: false, refused: false, connected: false, everConnected: false, queued: 0, serverState: "" };
     this.lastSerial = 0;
     this.lastPlayedSent = 0;
     this.listen();
@@ -60,7 +61,7 @@ export class Talk {
 
   /** Where to connect: an answer under way goes on behind what this page has of it. */
   address() {
-    const query = new URLSearchParams({ page: this.page });
+    const query = new URLSearchParams();
     const answer = this.current;
     if (this.session) query.set("session", this.session);
     if (this.session && answer && !answer.done && !answer.cut) {
@@ -87,7 +88,7 @@ export class Talk {
     const lost = this.forgotten || (this.session !== null && this.session !== session.id);
     this.forgotten = false;
     for (const answer of this.answers.values()) answer.wireSerial = 0;
-    Object.assign(this.facts, { connected: true, everConnected: true, queued: 0, refused: false });
+    Object.assign(this.facts, { connected: true, everConnected: true, queued: 0, ended: false, refused: false });
     this.session = session.id;
     this.view.showReason(null, "connection");
     this.socket.admit();
@@ -417,8 +418,9 @@ export class Talk {
   /** @param {string} text typed */
   ask(text) {
     if (this.facts.connected && !this.facts.queued) return this.send(text);
+    const again = this.restartIfEnded();
     this.waiting.push(text);
-    this.view.showReason({ ...GATEWAY_AWAY, text: "Your message is sent as soon as it is back." }, "connection");
+    if (!again) this.view.showReason({ ...GATEWAY_AWAY, text: "Your message is sent as soon as it is back." }, "connection");
   }
 
   /** What is typed interrupts an answer as speech does: it ends, history keeps what was heard of it, and then comes the question. */
@@ -478,11 +480,19 @@ export class Talk {
   restart() {
     this.stop();
     for (const turn of this.turns) this.view.removeTurn(turn);
-    for (const kind of ["answer", "session", "echo"]) this.view.showReason(null, kind);
+    for (const kind of ["answer", "session", "echo", "connection"]) this.view.showReason(null, kind);
     this.begin();
     this.recording.clear();
-    Object.assign(this.facts, { connected: false, queued: 0 });
+    Object.assign(this.facts, { ended: false, refused: false, connected: false, queued: 0 });
     this.socket.restart();
+    this.refresh();
+  }
+
+  /** @returns {boolean} true if the conversation was over, and another one begins */
+  restartIfEnded() {
+    const { ended } = this.facts;
+    if (ended) this.restart();
+    return ended;
   }
 
   // The connection
@@ -499,9 +509,18 @@ export class Talk {
     this.trouble = null;
     this.facts.connected = false;
     if (close.code === POLICY && this.session !== null) return this.beginAnew();
-    this.facts.refused = !close.again;
+    this.facts.ended = close.code === ENDED;
+    this.facts.refused = !close.again && !this.facts.ended;
+    if (!close.again) this.hangUp();
     this.view.showReason(refusedReason({ ...close, reason: trouble ?? close.reason }), "connection");
     this.refresh();
+  }
+
+  /** Nothing is sent or played any more: the microphone closes. */
+  hangUp() {
+    this.speech.drop();
+    this.mic.close();
+    this.silence();
   }
 
   /** There is no such session any more; without one the server may well take this page. */
@@ -532,6 +551,7 @@ export class Talk {
         hearing: this.hearing || this.speech.pressedAt !== null,
         playing: this.player?.playing ?? false,
         thinking: owed || asked || this.facts.serverState === "thinking",
+        opening: this.mic.opening,
         mic: this.mic.on,
         muted: this.mic.muted,
         walkie: this.settings.walkie,
@@ -593,6 +613,7 @@ const HANDLERS = {
   "fleet.request"(event) {
     const answer = this.of(event);
     if (answer) answer.requestId = event.request_id;
+    this.view.showRequest(event.request_id);
   },
   "fleet.audio": Talk.prototype.onAudio,
   "fleet.voiced"(event) {
