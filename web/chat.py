@@ -42,7 +42,7 @@ class Reply:
     usage: bool
     """Whether the stream ends with the usage."""
     wav: bool
-    """Whether each streamed piece of audio is a WAV file of its own."""
+    """True if each streamed piece of audio is a WAV file of its own."""
 
     def chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
         choice = ChunkChoice(delta=delta, finish_reason=finish_reason)

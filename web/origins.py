@@ -19,7 +19,7 @@ from web.errors import Forbidden, envelope_of, error_response
 log = logging.getLogger("fleet.web")
 
 API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-"""What other origins may be allowed to call; the console's pages and its socket are never among it."""
+"""Paths that other origins may be allowed to call; never the console's pages and its socket."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
 """Response headers that pages may read: all, `x-fleet-*` too; the two that SDKs read are named for browsers without wildcards."""

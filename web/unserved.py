@@ -1,4 +1,4 @@
-"""What OpenAI's API and its relatives know and this server does not serve: how it is recognised, and what to do instead.
+"""Features of OpenAI's API and its relatives that this server does not serve: how they are recognised, and what to do instead.
 
 Every refusal has the code of `UnsupportedValue`. Its message must help a person at a chat page, who can change the chat or a
 setting of the client, but no field of a request. Knows no stage.
@@ -14,7 +14,7 @@ from fleet.core.errors import UnsupportedValue
 
 
 class Refusal(ValueError):
-    """What a validator raises for a value that is no mistake and yet not served."""
+    """Raised by a validator for a value that is valid in OpenAI's API and not served here."""
 
 
 _NO_TOOLS = "this model calls no tools"

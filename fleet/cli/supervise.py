@@ -1,4 +1,4 @@
-"""What a supervisor asks of Redis: to end the right of a process that died, to have requests wait for one that it starts, and
+"""Calls of a supervisor to Redis: end the right of a process that died, have requests wait for one that it starts, and
 whether anybody else is there. Starts none.
 """
 
@@ -48,7 +48,7 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str) -> bool:
     """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it led.
 
     Returns True if it had any. By incarnation, whose id is never used again: a process that meanwhile got the same pid has
-    another one. Should two hosts bear one name, a living worker may be fenced for a dead one; it joins anew, as after any lapse.
+    another one. If two hosts have one name, a living worker may be fenced for a dead one; it registers again, as after any lapse.
     The death is a line of the fleet's log: written by the script that fences, else here.
     """
     if _is_running(pid):

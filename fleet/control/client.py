@@ -368,7 +368,7 @@ class FleetClient:
         return True
 
     async def _server(self) -> tuple[str, int]:
-        """Of the Redis process: the id of this run of it, and for how many seconds it has run."""
+        """Return the run id of the Redis process, and for how many seconds it has run."""
         info = cast("dict[str, str | int]", await self._redis.info("server"))
         return str(info["run_id"]), int(info["uptime_in_seconds"])
 

@@ -273,7 +273,7 @@ def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> C
 
 
 def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: str = "") -> Call:
-    """`leader` "" is the worker saying goodbye itself or, with `died`, whoever saw its process end, and by which `cause`."""
+    """`leader` "" is the worker saying goodbye itself or, with `died`, a supervisor that saw its process end by `cause`."""
     left = WorkerLeft(worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause)
     return Call("fence_worker", (leader, worker, encode_event(left), "1" if died or leader else ""))
 

@@ -114,7 +114,7 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
-    """`how`: `left` by its own word, `died` as whoever saw its process end says, `lapsed` as its lease says.
+    """`how`: `left` (it said goodbye), `died` (a supervisor saw its process end), `lapsed` (its lease ran out).
 
     `cause`: the signal or exit status of one that died, where it is known.
     """

@@ -43,7 +43,7 @@ class JobWorker(Worker):
             self._refuse(job, queue, refusal)
             return
         super().execute_job(job, queue)
-        # What the job's own process leaves when it is killed.
+        # A killed job cannot remove its temporary files itself.
         shutil.rmtree(folder_of(self.data_dir, job.id) / TEMPORARY, ignore_errors=True)
 
     def run_maintenance_tasks(self) -> None:

@@ -19,7 +19,7 @@ from web.encoder import FileFormat, encode_whole, open_encoder
 
 RATE_HZ = 16_000
 DELAY_S = 0.1
-"""What codecs add at both ends, and containers do not take off again."""
+"""Samples that codecs add at both ends and containers do not remove."""
 BY_NAME: Mapping[str, Recorder] = {recorder.name: recorder for recorder in RECORDERS}
 
 

@@ -26,7 +26,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 @dataclass(slots=True)
 class Measured:
-    """What a tool has of one stream. `chunks`: the decoded events, in order."""
+    """One stream as a tool reads it. `chunks`: the decoded events, in order."""
 
     text: str = ""
     chunks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -65,7 +65,7 @@ def is_whole(text: str) -> bool:
 
 
 def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """What the tools have in common: a prefix less, and JSON."""
+    """Decode one event as all of the tools do: remove the prefix, then parse JSON."""
     for message in messages:
         payload = message.removeprefix("data: ")
         if payload != "[DONE]" and not message.startswith(":"):

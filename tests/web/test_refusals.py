@@ -1,4 +1,4 @@
-"""What is not served is refused by one code, with advice for a person at a chat page, and content is never ignored."""
+"""Unserved features are refused with one code and with advice for a person at a chat page; content is never ignored."""
 
 from typing import Any
 

@@ -277,7 +277,7 @@ class Hall:
             session.line.hang_up(1000, ENDED)
             session.abandon()
             return
-        session.line.hang_up(1001, "the session goes on at another gateway, or is over")
+        session.line.hang_up(1001, "the session continues at another gateway, or is over")
         session.let_go()
         # Not at once: whoever has the session now may not have taken its answer over yet. Once it has, ours cannot be aborted.
         asyncio.get_running_loop().call_later(LET_GO_S, session.abandon)

@@ -61,7 +61,7 @@ class Out(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a response was asked to be. `skip_*`: how much of what is made was told by the response that this one goes on with.
+    """Parameters of a response. `skip_*`: what was already sent of it by the response that this one continues.
     `ignored` names fields of the request that have no effect.
     """
 

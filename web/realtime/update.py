@@ -21,7 +21,7 @@ Fields = Mapping[str, object]
 WHOLE = (("audio", "input", "format"), ("audio", "output", "format"), ("audio", "output", "voice"))
 """Fields that hold others and mean nothing without one of them."""
 SAME_IN_BETA = "pcm16"
-"""What the dialect before GA calls the default format: the refusal of that field's name changes nothing of the audio."""
+"""The default format in the dialect before GA: refusing that field name changes nothing about the audio."""
 
 
 def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:

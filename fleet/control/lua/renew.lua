@@ -1,5 +1,5 @@
 -- renew: compares that the incarnation is still listed; writes its deadline and how busy it is. Refused: register anew.
--- Answers "dump" once where people bid it tell where its threads are. The first renewal of a drained worker that holds nothing
+-- Answers "dump" once where an operator asked for its stacks. The first renewal of a drained worker that holds nothing
 -- more is a line of the log.
 -- ARGV: worker, lease us, then field/value pairs of its hash
 local w, lease = ARGV[1], ARGV[2]

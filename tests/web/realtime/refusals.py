@@ -1,4 +1,4 @@
-"""What a refused WebSocket gives its client: one error event, then a close with a code and a reason."""
+"""Reading a refused WebSocket: one error event, then a close with a code and a reason."""
 
 import asyncio
 import json

@@ -36,7 +36,7 @@ async def test_a_typed_message_is_answered_in_binary_frames(gateway: Gateway) ->
     assert states == ["listening", "thinking", "speaking"]
     timing = next(event for event in page.events if event["type"] == "fleet.timing")
     assert [part["name"] for part in timing["parts"]] == PARTS
-    assert timing["voice_to_voice_ms"] is None, "nobody spoke"
+    assert timing["voice_to_voice_ms"] is None, "the turn was typed"
 
 
 def counted(gateway: Gateway) -> float:

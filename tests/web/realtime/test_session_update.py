@@ -58,7 +58,7 @@ async def events_until_marker(page: Page, marker: str) -> list[Event]:
 @pytest.mark.parametrize(
     ("session", "params"),
     [
-        ({"audio": {"output": {"voice": "nobody"}}}, ["session.audio.output.voice"]),
+        ({"audio": {"output": {"voice": "unknown"}}}, ["session.audio.output.voice"]),
         ({"audio": {"output": {"voice": 5}}}, ["session.audio.output.voice"]),
         ({"audio": {"output": {"voice": {"id": 5}}}}, ["session.audio.output.voice"]),
         ({"audio": {"output": {"speed": 1.2}}}, ["session.audio.output.speed"]),
@@ -75,7 +75,7 @@ async def events_until_marker(page: Page, marker: str) -> list[Event]:
         ({"max_output_tokens": 0}, ["session.max_output_tokens"]),
         ({"modalities": ["text"], "turn_detection": None}, ["session.modalities", "session.turn_detection"]),
         (
-            {"type": 1, "truncation": 5, "prompt": {}, "audio": {"output": {"speed": 9, "voice": "nobody"}}, "modalities": []},
+            {"type": 1, "truncation": 5, "prompt": {}, "audio": {"output": {"speed": 9, "voice": "unknown"}}, "modalities": []},
             [
                 "session.audio.output.speed", "session.audio.output.voice", "session.modalities", "session.prompt",
                 "session.truncation", "session.type",
@@ -303,7 +303,7 @@ SESSION = st.fixed_dictionaries(
 
 @given(SESSION)
 def test_any_update_applies_its_valid_fields_and_names_the_others(session: dict[str, object]) -> None:
-    """What is left after the refusals is refused no more, and a format is either the one that was asked for or refused."""
+    """The fields left after the refusals are accepted, and a format is either the requested one or refused."""
     event = parse_event(json.dumps({"type": "session.update", "session": session}))
     assert isinstance(event, SessionUpdate)
     patch, refused = read_patch(event.session)

@@ -116,7 +116,7 @@ BARGE_IN_WATCH = """
 
 
 def test_echo_of_the_loudspeaker_offers_push_to_talk_by_the_second_self_interruption(typist: Page, double: Double) -> None:
-    """What is played comes back through the microphone, quieter and a little later; answers begin with silence."""
+    """The loudspeaker returns through the microphone, quieter and a little later; answers begin with silence."""
     double.script = Script(samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(20.0)]))
     js(typist, ECHO)
     start(typist)
