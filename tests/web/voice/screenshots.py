@@ -59,7 +59,7 @@ def interrupted(page: Page, site: Site) -> None:
 
 
 def opening(page: Page, site: Site) -> None:
-    page.evaluate("navigator.mediaDevices.getUserMedia = () => new Promise(() => {})")
+    page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
     page.locator("#choices summary").click()
     page.locator("#walkie").check()
     page.locator("#choices summary").click()
