@@ -28,7 +28,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Sampling parameters of one row. `noise_key` is used only where `temperature` > 0. `banned`: ids that this row never draws."""
+    """Sampling parameters of one row. `noise_key` is used only where `temperature` > 0. `banned`: ids that are never drawn."""
 
     sampling: Sampling
     noise_key: int = 0
