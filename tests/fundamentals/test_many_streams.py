@@ -59,7 +59,7 @@ def test_a_leader_goes_by_what_it_saw_in_this_term(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         driver, live = a_leader_of_many(redis_url, client)
         first = driver.config.graph_declaration().stages[0].name
-        driver.served_at[first] = time.monotonic() - 3600
+        driver.took_over_at = time.monotonic() - 3600
         driver.turn()
         for at in driver.granted_at:
             driver.granted_at[at] -= driver.config.lease.unclaimed_s + 1
