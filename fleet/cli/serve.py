@@ -21,7 +21,7 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
     """Run the fleet's Redis server; idle if REDIS_URL names one elsewhere.
 
-    The server is redis-server or valkey-server from PATH (6.2 or newer), else the Valkey that is installed with Fleet. Its data
+    The server is the Valkey that is installed with Fleet, else redis-server or valkey-server from PATH (6.2 or newer). Its data
     lies in `redis.data_dir`, or in `redis` under `data_dir`, as an append-only file and survives restarts.
 
     Example: fleet redis --set redis.port=6400

