@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
 from web.answer import Answer, TextPiece
@@ -174,7 +174,7 @@ class _Form:
         kind = self._request.headers.get("content-type", "")
         if not kind.lower().startswith("multipart/form-data"):
             raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
-        parser = MultiPartParser(self._request.headers, self._body(), max_files=2, max_fields=MAX_FIELDS)
+        parser = MultiPartParser(self._request.headers, self._body(), max_files=MAX_FIELDS, max_fields=MAX_FIELDS)
         try:
             self._form = await parser.parse()
         except MultiPartException as error:
@@ -191,11 +191,16 @@ class _Form:
 
 
 async def _file_of(form: FormData) -> bytes:
-    """Raises: BadInput."""
-    file = form.get("file")
+    """Read the one upload of the form. Raises: BadInput, UnsupportedValue naming the field."""
+    file, *further = form.getlist("file") or [None]
+    if isinstance(file, str) and not further:
+        raise BadInput("file: send the sound as a file, not as text", param="file")
+    others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
+    if further or (file is not None and others):
+        field = "file" if further else others[0][:64]
+        raise UnsupportedValue(f"{field}: one file is transcribed per request; send it as the field file", param=field)
     if not isinstance(file, UploadFile):
-        reason = "this field is required" if file is None else "send the sound as a file, not as text"
-        raise BadInput(f"file: {reason}", param="file")
+        raise BadInput("file: this field is required", param="file")
     return await file.read()
 
 

@@ -178,6 +178,36 @@ def test_forms_that_lack_something(gateway: Gateway) -> None:
         assert "form" in str(error_of(gateway.http.post(PATH, content=b"--y\r\n\r\n", headers={"content-type": kind}))["message"])
 
 
+REFERENCE = ("reference_audio", ("r.wav", b"RIFF"))
+
+
+@pytest.mark.parametrize(
+    ("uploads", "param"),
+    [([REFERENCE], "reference_audio"), ([REFERENCE] * 5, "reference_audio"), ([("file", ("b.wav", b"RIFF"))], "file")],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_further_upload_of_a_transcription_is_refused_by_name(
+    gateway: Gateway, uploads: list[tuple[str, tuple[str, bytes]]], param: str, is_first: bool
+) -> None:
+    file = [("file", ("a.wav", sound()))]
+    answer = gateway.http.post(PATH, data={"model": "omni"}, files=file + uploads if is_first else uploads + file)
+    error = error_of(answer)
+    assert error["param"] == param and error["code"] == "unsupported_value" and not gateway.client.submitted
+    assert error["message"] == f"{param}: one file is transcribed per request; send it as the field file"
+
+
+def test_text_beside_a_file_of_the_same_name_is_refused(gateway: Gateway) -> None:
+    data = {"model": "omni", "file": "data:audio/wav;base64,AAAA"}
+    answer = gateway.http.post(PATH, data=data, files={"file": ("a.wav", sound())})
+    assert "one file" in str(error_of(answer)["message"])
+
+
+def test_upload_without_content_beside_a_file_is_accepted(gateway: Gateway) -> None:
+    """As a browser sends a file chooser of a form that was left empty."""
+    files = [("file", ("a.wav", sound())), ("reference_audio", ("", b""))]
+    assert gateway.http.post(PATH, data={"model": "omni"}, files=files).status_code == 200
+
+
 def test_empty_model_of_a_transcription_is_the_served_one(gateway: Gateway) -> None:
     """As Open WebUI sends it while no model is chosen in its settings."""
     answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
