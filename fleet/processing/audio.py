@@ -10,7 +10,7 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing.containers import NotReadable, check_rate, demuxer_of, read_mono
+from fleet.processing.containers import NotReadable, check_rate, complete_wav, demuxer_of, read_mono
 
 MIN_CLIP_MS = 50
 """Shorter clips hold fewer samples than the first analysis window reflects."""
@@ -60,7 +60,7 @@ def _from_base64(data: str, where: str) -> bytes:
 
 
 def _read_file(raw: bytes, max_s: float, where: str) -> tuple[Samples, int]:
-    with soundfile.SoundFile(io.BytesIO(raw)) as file:
+    with soundfile.SoundFile(io.BytesIO(complete_wav(raw))) as file:
         check_rate(file.samplerate, where)
         return _read_mono(file, max_s, where), int(file.samplerate)
 

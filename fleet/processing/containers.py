@@ -38,6 +38,13 @@ _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
 """Where MP4 says how many samples follow. They may all have one size that is given once, and then cost no byte each."""
 
 
+_CHUNK_HEADER = struct.Struct("<4sI")
+_CHUNK_NAME = re.compile(rb"[A-Za-z0-9_ ]{4}")
+_RIFF_HEADER_LEN = 12
+MAX_WAV_CHUNKS = 1_000
+MAX_UINT32 = 0xFFFFFFFF
+
+
 class NotReadable(Exception):
     """The file is damaged, or is not what its first bytes say."""
 
@@ -57,6 +64,30 @@ def demuxer_of(raw: bytes) -> str | None:
         total_samples = int.from_bytes(raw[21:26], "big") & (1 << 36) - 1
         return "flac" if total_samples == 0 else None
     return "aac" if _is_adts(raw[_id3_len(raw) :][:2]) else None
+
+
+def complete_wav(raw: bytes) -> bytes:
+    """Return a WAV file with the sizes that its header lacks; all other files as they are.
+
+    A recorder that streams leaves a size of 0 bytes where it cannot go back; the samples then last until the end of the file.
+    """
+    if raw[:4] != b"RIFF" or raw[8:_RIFF_HEADER_LEN] != b"WAVE":
+        return raw
+    at = _RIFF_HEADER_LEN
+    for _ in range(MAX_WAV_CHUNKS):
+        if not _is_wav_chunk(raw, at):
+            break
+        name, size = _CHUNK_HEADER.unpack_from(raw, at)
+        samples = at + _CHUNK_HEADER.size
+        if name == b"data":
+            # a chunk behind it: the file holds metadata, and no samples indeed
+            if size or _is_wav_chunk(raw, samples):
+                break
+            riff = _CHUNK_HEADER.pack(b"RIFF", min(len(raw) - _CHUNK_HEADER.size, MAX_UINT32))
+            data = _CHUNK_HEADER.pack(b"data", min(len(raw) - samples, MAX_UINT32))
+            return b"".join((riff, raw[_CHUNK_HEADER.size : at], data, raw[samples:]))
+        at = samples + size + size % 2
+    return raw
 
 
 def check_rate(rate_hz: int, where: str) -> None:
@@ -136,6 +167,14 @@ def _num_mp4_samples(raw: bytes) -> int:
             total += sum(int.from_bytes(count, "big") for count in _SAMPLE_COUNT.findall(raw, start, min(end, len(raw))))
         start = end
     raise NotReadable("has too many boxes")
+
+
+def _is_wav_chunk(raw: bytes, at: int) -> bool:
+    """Return True if a chunk begins at this byte and ends within the file."""
+    if at + _CHUNK_HEADER.size > len(raw):
+        return False
+    name, size = _CHUNK_HEADER.unpack_from(raw, at)
+    return _CHUNK_NAME.fullmatch(name) is not None and at + _CHUNK_HEADER.size + size <= len(raw)
 
 
 def _mono(frame: AudioFrame) -> NDArray[np.float32]:

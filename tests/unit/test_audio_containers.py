@@ -102,6 +102,29 @@ def test_samples_of_a_wav_file_stay_what_they_are() -> None:
     assert np.array_equal(read(encode_whole(pcm.tobytes(), RATE_HZ, "wav")), pcm / np.float32(32_768))
 
 
+def wav_with_sizes(wave: Wave, riff: int, data: int, trailer: bytes = b"") -> bytes:
+    pcm = (wave * 32_767).astype("<i2").tobytes()
+    head = struct.pack("<4sI4s4sI", b"RIFF", riff, b"WAVE", b"LIST", 4) + b"INFO"
+    sound = struct.pack("<4sIHHIIHH4sI", b"fmt ", 16, 1, 1, RATE_HZ, 2 * RATE_HZ, 2, 16, b"data", data)
+    return head + sound + pcm + trailer
+
+
+@pytest.mark.parametrize("riff", [0, 8, 36, 48, 64_036, 0xFFFFFFFF])
+@pytest.mark.parametrize("wave", [rising(RATE_HZ), np.zeros(2 * RATE_HZ, np.float32)], ids=["tone", "silence"])
+def test_wav_whose_header_counts_no_samples_is_read_to_the_end(wave: Wave, riff: int) -> None:
+    heard = read(wav_with_sizes(wave, riff, 0))
+    assert np.array_equal(heard, read(wav_with_sizes(wave, riff, 0xFFFFFFFF))) and len(heard) == len(wave)
+    with pytest.raises(InputTooLarge, match="longer than 1 s"):
+        read(wav_with_sizes(wave, riff, 0), 1)
+
+
+def test_empty_wav_with_metadata_behind_it_holds_no_samples() -> None:
+    tags = struct.pack("<4sI", b"LIST", 8_000) + bytes(8_000)
+    for riff in (0, 44 + len(tags)):
+        assert "shorter than 50 ms" in refusal(wav_with_sizes(np.zeros(0, np.float32), riff, 0, tags))
+    assert "shorter than 50 ms" in refusal(wav_with_sizes(np.zeros(0, np.float32), 0, 0))
+
+
 def damaged(file: bytes) -> bytes:
     middle = len(file) // 2
     return file[:middle] + bytes(400) + file[middle + 400 :]
