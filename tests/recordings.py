@@ -98,5 +98,6 @@ RECORDERS = (
     Recorder(name="aac", container="adts", codec="aac", rate_hz=44_100, streamed=True),
     Recorder(name="amr", container="amr", codec="libopencore_amrnb", rate_hz=8_000),
     Recorder(name="3gp of a phone", container="3gp", codec="libopencore_amrnb", rate_hz=8_000),
+    Recorder(name="Ogg of FLAC", container="ogg", codec="flac", rate_hz=24_000, streamed=True),
     Recorder(name="streamed FLAC", container="flac", codec="flac", rate_hz=24_000, streamed=True),
 )

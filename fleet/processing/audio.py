@@ -10,7 +10,7 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing.containers import NotReadable, check_rate, complete_wav, demuxer_of, read_mono
+from fleet.processing.containers import NotReadable, check_rate, complete_wav, demuxer_of, read_mono, without_tags
 
 MIN_CLIP_MS = 50
 """Shorter clips hold fewer samples than the first analysis window reflects."""
@@ -32,6 +32,7 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) ->
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
         raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
+    raw = without_tags(raw)
     demuxer = demuxer_of(raw)
     try:
         if demuxer is None:

@@ -32,6 +32,8 @@ _OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS)}
 _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
 """FFmpeg's own decoder refuses the frames that a phone sends for silence."""
 _ID3_HEADER_LEN = 10
+MAX_TAGS = 16
+_OGG_HEADER_LEN, _OGG_NUM_LACES = 27, 26
 MAX_MP4_BOXES = 100_000
 _BOX_HEADER, _LONG_SIZE = struct.Struct(">I4s"), struct.Struct(">Q")
 _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
@@ -52,7 +54,8 @@ class NotReadable(Exception):
 def demuxer_of(raw: bytes) -> str | None:
     """Return the PyAV demuxer for a file that libsndfile does not read; None for all others.
 
-    FLAC is libsndfile's, unless it was streamed: STREAMINFO then counts 0 samples, and libsndfile fails at the end.
+    FLAC is libsndfile's, unless it was streamed: STREAMINFO then counts 0 samples, and libsndfile fails at the end. Of the
+    codecs in Ogg, libsndfile reads Vorbis and Opus.
     """
     if raw.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
@@ -63,7 +66,22 @@ def demuxer_of(raw: bytes) -> str | None:
     if raw.startswith(b"fLaC"):
         total_samples = int.from_bytes(raw[21:26], "big") & (1 << 36) - 1
         return "flac" if total_samples == 0 else None
-    return "aac" if _is_adts(raw[_id3_len(raw) :][:2]) else None
+    if raw.startswith(b"OggS"):
+        first_packet = _OGG_HEADER_LEN + raw[_OGG_NUM_LACES] if len(raw) > _OGG_NUM_LACES else len(raw)
+        return None if raw.startswith((b"OpusHead", b"\x01vorbis"), first_packet) else "ogg"
+    return "aac" if _is_adts(raw[:2]) else None
+
+
+def without_tags(raw: bytes) -> bytes:
+    """Return the FLAC, MPEG or AAC audio behind ID3v2 tags, of which decoders skip one at most; all other files as they are."""
+    at = 0
+    for _ in range(MAX_TAGS):
+        if not raw.startswith(b"ID3", at):
+            break
+        at += _id3_len(raw[at : at + _ID3_HEADER_LEN])
+    audio = raw[at : at + 4]
+    is_frame = len(audio) > 1 and audio[0] == 0xFF and audio[1] & 0xE0 == 0xE0
+    return raw[at:] if at and (is_frame or audio == b"fLaC") else raw
 
 
 def complete_wav(raw: bytes) -> bytes:
@@ -187,14 +205,13 @@ def _mono(frame: AudioFrame) -> NDArray[np.float32]:
     return mono.astype(np.float32)
 
 
-def _id3_len(raw: bytes) -> int:
-    """Return the length of a tag before the audio; its size is written in 7 bits a byte."""
-    if not raw.startswith(b"ID3") or len(raw) < _ID3_HEADER_LEN:
-        return 0
+def _id3_len(header: bytes) -> int:
+    """Return the length of a tag from its header; the size is written in 7 bits a byte, and excludes header and footer."""
     size = 0
-    for byte in raw[6:_ID3_HEADER_LEN]:
+    for byte in header[6:]:
         size = size << 7 | byte & 0x7F
-    return _ID3_HEADER_LEN + size
+    has_footer = len(header) > 5 and header[5] & 0x10
+    return _ID3_HEADER_LEN * (2 if has_footer else 1) + size
 
 
 def _is_adts(start: bytes) -> bool:

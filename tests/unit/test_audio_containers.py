@@ -4,6 +4,7 @@ import base64
 import struct
 from collections.abc import Mapping
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_file_of_own_encoder_is_read(kind: FileFormat, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["webm of Chromium", "Ogg of Firefox", "fragmented mp4 of Safari", "aac", "amr", "streamed FLAC"]
+    "name", ["webm of Chromium", "Ogg of Firefox", "fragmented mp4 of Safari", "aac", "amr", "Ogg of FLAC", "streamed FLAC"]
 )
 def test_recording_cut_at_its_end_is_read_up_to_the_cut(name: str) -> None:
     file = recorded(name, 4)
@@ -79,6 +80,22 @@ def test_recording_cut_at_its_end_is_read_up_to_the_cut(name: str) -> None:
 def test_amr_frames_of_silence_and_wideband_are_read() -> None:
     no_data = 20 * b"\x7c"
     assert len(read(b"#!AMR\n" + no_data)) == len(read(b"#!AMR-WB\n" + no_data)) == 0.4 * RATE_HZ
+
+
+def id3_tag(num_bytes: int, *, has_footer: bool = False) -> bytes:
+    size = bytes(num_bytes >> shift & 0x7F for shift in (21, 14, 7, 0))
+    rest = b"\x04\x00" + (b"\x10" if has_footer else b"\x00") + size
+    return b"ID3" + rest + bytes(num_bytes) + (b"3DI" + rest if has_footer else b"")
+
+
+@pytest.mark.parametrize("kind", ["streamed flac", "flac", "mp3", "aac"])
+@pytest.mark.parametrize(
+    "tags", [id3_tag(300), id3_tag(300, has_footer=True), id3_tag(300) + id3_tag(20)], ids=["one", "with a footer", "two"]
+)
+def test_id3_tags_before_audio_are_skipped(kind: str, tags: bytes) -> None:
+    pcm = (rising(24_000) * 32_767).astype("<i2").tobytes()
+    file = recorded("streamed FLAC") if kind == "streamed flac" else encode_whole(pcm, 24_000, cast(FileFormat, kind))
+    assert np.array_equal(read(tags + file), read(file))
 
 
 @pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_s32le", "pcm_f32le"])
@@ -139,6 +156,9 @@ def test_file_that_cannot_be_decoded_is_refused_in_one_sentence() -> None:
         "webm in its first bytes only": b"\x1aE\xdf\xa3" + bytes(500),
         "mp4 in its first bytes only": b"\x00\x00\x00\x1cftypM4A " + bytes(500),
         "FLAC in its first bytes only": b"fLaC" + bytes(500),
+        "Ogg in its first bytes only": b"OggS" + bytes(500),
+        "Ogg without a packet": b"OggS",
+        "ID3 tag only": id3_tag(300) * 30,
         "aac in its first bytes only": b"\xff\xf1" * 300,
         "empty amr": b"#!AMR\n",
         "HLS": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n/etc/hostname\n#EXT-X-ENDLIST\n",
