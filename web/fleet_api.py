@@ -324,7 +324,7 @@ def _job_body(raw: bytes) -> tuple[str, object]:
     """The kind and the arguments of a job, which `submit_job` checks. Raises: BadInput."""
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"the body is not JSON ({error}); send for example {EXAMPLE}") from error
     if not isinstance(body, dict):
         raise BadInput(f"the body is not an object; send for example {EXAMPLE}")

@@ -166,6 +166,15 @@ def test_job_with_wrong_body_is_refused_by_field(gateway: Gateway, fleet: FakeTe
     assert len(fleet.job_list) == num_jobs
 
 
+@pytest.mark.parametrize("path", ["fleet/jobs", "chat/completions", "audio/speech", "realtime/client_secrets"])
+def test_body_nested_too_deeply_is_refused(gateway: Gateway, path: str) -> None:
+    for num in (990, 30_000):
+        job = b'{"kind":"bench","arguments":' + b"[" * num + b"]" * num + b"}"
+        for body in (b"[" * num, b"[" * num + b"]" * num, b'{"":' * (num // 2), job):
+            answer = gateway.http.post(f"/v1/{path}", content=body, headers={"content-type": "application/json"})
+            assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error", answer.text
+
+
 def test_job_arguments_as_list_are_refused_with_the_new_form(gateway: Gateway, fleet: FakeTelemetry) -> None:
     refused = gateway.http.post("/v1/fleet/jobs", json={"kind": "bench", "arguments": ["--requests", "20"]})
     assert '"arguments": {"measure": "scale"' in refused.json()["error"]["message"]
