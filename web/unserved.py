@@ -51,8 +51,9 @@ _MEDIA_FIELD = re.compile(
 )
 """Names of fields that carry media. Other words beside a medium make a setting: image_quality, video_fps."""
 _REFERENCE_FIELD = re.compile(
-    r"(?:ref|reference|clone|cloned|speaker|known_speaker)_(?:audio|text|voice|wav|file|sample|embed|embedding|reference)s?"
-    r"|(?:audio|voice)_(?:prompt|sample|clone|reference)s?|references|(?:prompt|inputs?)_embed(?:ding)?s?"
+    r"(?:ref|reference|clone|cloned|cond|prompt|speaker|known_speaker)_"
+    r"(?:audio|text|wav|speech|file|sample|embed|embedding|reference)s?|(?:ref|reference|clone|cloned)_voices?"
+    r"|(?:audio|voice)_(?:prompt|sample|clone|reference)s?|references|inputs?_embed(?:ding)?s?"
 )
 """Names of fields that carry a voice to clone, or embeddings in place of text."""
 _TEXT_FIELDS = frozenset(
@@ -60,8 +61,11 @@ _TEXT_FIELDS = frozenset(
     | {"prompt_token_ids", "prompts", "ssml", "system", "system_prompt", "text"}
 )
 """Fields of other APIs that carry text."""
-_FREE_FIELDS = frozenset({"background_tasks", "features", "metadata", "model_item", "variables"})
-"""Fields in which clients keep data of their own, which may hold pictures of users and models."""
+_FREE_FIELDS = frozenset(
+    {"background_tasks", "features", "metadata", "model_item", "variables"}
+    | {"guided_json", "json_schema", "properties", "response_schema", "schema", "structured_outputs"}
+)
+"""Fields with names of the client's own choice: its data, which may hold pictures of users and models, and schemas."""
 _DATA_URL = re.compile(r"data:(?:(?P<media>audio|image|video|application)/|;base64,)", re.IGNORECASE)
 _MAX_DEPTH = 8
 _INSTEAD = {
@@ -144,16 +148,13 @@ def _bodies(where: str, value: object) -> Iterator[tuple[str, BaseModel]]:
 
 def _contents(where: str, name: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the place and the kind of each content in an unknown field."""
-    words = _snake_case(name)
-    if words in _FREE_FIELDS or _is_trivial(value):
-        return
-    if words in _TEXT_FIELDS and isinstance(value, str | list):
+    if _snake_case(name) in _TEXT_FIELDS and isinstance(value, str | list) and not _is_trivial(value):
         yield where, "text"
     yield from _media(where, name, value, _MAX_DEPTH)
 
 
 def _media(where: str, name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
-    if _is_trivial(value) or depth == 0:
+    if _is_trivial(value) or depth == 0 or _snake_case(name) in _FREE_FIELDS:
         return
     kind = _kind_by_name(name) or _kind_by_value(value)
     if kind is not None:
@@ -190,14 +191,21 @@ def _snake_case(name: str) -> str:
 
 
 def _is_trivial(value: object) -> bool:
-    """Return True for values that can carry no content: nothing, switches, numbers (texts in a form), and sets of these."""
+    """Return True for values that can carry no content: nothing, switches, and numbers, which are texts in a form.
+
+    A list of numbers may be token ids or an embedding.
+    """
     if isinstance(value, dict):
         return all(_is_trivial(inner) for inner in cast("dict[str, object]", value).values())
     if isinstance(value, list):
-        return all(_is_trivial(inner) for inner in cast("list[object]", value))
+        return all(_is_trivial(inner) and not _is_number(inner) for inner in cast("list[object]", value))
     if isinstance(value, str):
         return value.lower() in ("", "true", "false") or bool(re.fullmatch(r"-?\d{1,12}(\.\d{1,12})?", value))
-    return value is None or isinstance(value, bool | int | float)
+    return value is None or isinstance(value, bool) or _is_number(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _CHAT = "POST /v1/chat/completions"

@@ -40,6 +40,8 @@ CONTENT: list[tuple[dict[str, object], str]] = [
     ),
     ({"references": [{"audio_path": "a.wav", "text": "a"}]}, "references"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"speaker_embedding": [0.1, 0.2]}, "speaker_embedding"),
+    ({"prompt_token_ids": [1, 2]}, "prompt_token_ids"),
     ({"audio": {"voice": "ethan", "ref_audio": "x"}}, "audio.ref_audio"),
     ({"extra_body": {"images": ["data:image/png;base64,AAAA"]}}, "extra_body.images"),
     ({"multi_modal_data": {"image": "AAAA"}}, "multi_modal_data.image"),
@@ -76,6 +78,7 @@ def test_setting_is_ignored_and_named(gateway: Gateway) -> None:
         **{"images": {"enabled": False}, "file_search": {"enabled": False}, "embedding_model": "e", "client_reference_id": "c"},
         **{"features": {"image_generation": False}, "model_item": {"meta": {"profile_image_url": "data:image/png;base64,A"}}},
         **{"background_tasks": {"title_generation": True}, "video": 1, "image": False},
+        **{"guided_json": {"type": "object", "properties": {"image": {"type": "string"}}}},
     }
     answer = chat(gateway, **settings, **message(name="me", file_name="a.txt"))
     assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == ", ".join(sorted(settings))
