@@ -37,24 +37,37 @@ _RENAMED_PARTS = {
 """Types of content parts of other APIs, and the type that is served in their place."""
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
 
-_MEDIA_WORDS = {
-    **dict.fromkeys(("audio", "audios", "wav"), "audio"),
-    **dict.fromkeys(("image", "images", "img", "picture", "pictures", "photo", "photos"), "image"),
-    **dict.fromkeys(("video", "videos"), "video"),
-    **dict.fromkeys(("file", "files", "document", "documents", "attachment", "attachments", "media"), "file"),
-    **dict.fromkeys(("ref", "reference", "references", "embeds", "embedding", "embeddings"), "reference"),
+_MEDIA = {
+    **dict.fromkeys(("audio", "wav"), "audio"),
+    **dict.fromkeys(("image", "img", "picture", "photo"), "image"),
+    "video": "video",
+    **dict.fromkeys(("file", "document", "attachment", "media", "application"), "file"),
 }
-"""Words in the names of fields that carry content."""
+"""Words for media, singular, and their kind."""
+_MEDIA_FIELD = re.compile(
+    r"(?:multi_?modal_|mm_|(?:input|user|source|init|chat)_)?"
+    rf"(?P<media>{'|'.join(_MEDIA)})s?"
+    r"(?:_?(?:ur[li]|path|data|content|file|base64|b64|bytes|embed|embedding|frame|part|input)s?|_ids)?"
+)
+"""Names of fields that carry media. Other words beside a medium make a setting: image_quality, video_fps."""
+_REFERENCE_FIELD = re.compile(
+    r"(?:ref|reference|clone|cloned|cond|prompt|speaker|known_speaker)_"
+    r"(?:audio|text|wav|speech|file|sample|embed|embedding|reference)s?|(?:ref|reference|clone|cloned)_voices?"
+    r"|(?:audio|voice)_(?:prompt|sample|clone|reference)s?|references|inputs?_embed(?:ding)?s?"
+)
+"""Names of fields that carry a voice to clone, or embeddings in place of text."""
 _TEXT_FIELDS = frozenset(
     {"context", "contents", "history", "input", "input_ids", "inputs", "instructions", "prompt", "prompt_ids", "prompt_text"}
     | {"prompt_token_ids", "prompts", "ssml", "system", "system_prompt", "text"}
 )
 """Fields of other APIs that carry text."""
-_SETTING_WORDS = frozenset(
-    {"config", "detail", "format", "kwargs", "language", "mode", "name", "options", "quality", "rate", "resolution", "settings"}
-    | {"size", "strategy", "type", "voice"}
+_FREE_FIELDS = frozenset(
+    {"background_tasks", "features", "metadata", "model_item", "variables"}
+    | {"guided_json", "json_schema", "properties", "response_schema", "schema", "structured_outputs"}
 )
-"""A name that ends in one of these is a setting, which may be ignored, and no content."""
+"""Fields with names of the client's own choice: its data, which may hold pictures of users and models, and schemas."""
+_DATA_URL = re.compile(r"data:(?:(?P<media>audio|image|video|application)/|;base64,)", re.IGNORECASE)
+_MAX_DEPTH = 8
 _INSTEAD = {
     "audio": "a chat takes sound as content parts of type input_audio; voices cannot be cloned",
     "image": "this model cannot read images; remove them from the chat, or choose a model that can",
@@ -109,20 +122,19 @@ def tool_calls_refusal(where: str) -> UnsupportedValue:
     return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls made by another; {_NEW_CHAT}", param=where)
 
 
-def refuse_content(body: BaseModel, where: str = "") -> None:
+def refuse_content(body: BaseModel, where: str = "", *, instead: str | None = None) -> None:
     """Refuse unknown fields that carry content, at any depth: ignoring one would answer another question than was asked.
 
+    `instead`: the advice, where that of the kind of content does not fit.
     Raises: UnsupportedValue naming the field.
     """
     for name, value in (body.model_extra or {}).items():
-        kind = _content_of(name, value)
-        if kind is not None:
-            field = f"{where}{name[:64]}"
-            reason = f"this field carries content that would be lost; {_INSTEAD[kind]}"
+        for field, kind in _contents(f"{where}{name[:64]}", name, value):
+            reason = f"this field carries content that would be lost; {instead or _INSTEAD[kind]}"
             raise UnsupportedValue(f"{field}: {reason}", param=field)
     for name in type(body).model_fields:
         for at, inner in _bodies(f"{where}{name}", getattr(body, name)):
-            refuse_content(inner, f"{at}.")
+            refuse_content(inner, f"{at}.", instead=instead)
 
 
 def _bodies(where: str, value: object) -> Iterator[tuple[str, BaseModel]]:
@@ -134,25 +146,66 @@ def _bodies(where: str, value: object) -> Iterator[tuple[str, BaseModel]]:
                 yield f"{where}[{index}]", inner
 
 
-def _content_of(name: str, value: object) -> str | None:
-    """The kind of content that an unknown field carries; None for settings, and for what is empty."""
-    if isinstance(value, bool | int | float) or _is_empty(value):
-        return None
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
-    if not words or words[-1] in _SETTING_WORDS:
-        return None
-    if "_".join(words) in _TEXT_FIELDS:
-        return "text" if isinstance(value, str | list) else None
-    kinds = [_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS]
-    return "reference" if "reference" in kinds else next(iter(kinds), None)
+def _contents(where: str, name: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield the place and the kind of each content in an unknown field."""
+    if _snake_case(name) in _TEXT_FIELDS and isinstance(value, str | list) and not _is_trivial(value):
+        yield where, "text"
+    yield from _media(where, name, value, _MAX_DEPTH)
 
 
-def _is_empty(value: object) -> bool:
+def _media(where: str, name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
+    if _is_trivial(value) or depth == 0 or _snake_case(name) in _FREE_FIELDS:
+        return
+    kind = _kind_by_name(name) or _kind_by_value(value)
+    if kind is not None:
+        yield where, kind
+    elif isinstance(value, dict):
+        for inner_name, inner in cast("dict[str, object]", value).items():
+            yield from _media(f"{where}.{inner_name[:64]}", inner_name, inner, depth - 1)
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast("list[object]", value)):
+            yield from _media(f"{where}[{index}]", "", inner, depth - 1)
+
+
+def _kind_by_name(name: str) -> str | None:
+    words = _snake_case(name)
+    if _REFERENCE_FIELD.fullmatch(words):
+        return "reference"
+    medium = _MEDIA_FIELD.fullmatch(words)
+    return _MEDIA[medium["media"]] if medium else None
+
+
+def _kind_by_value(value: object) -> str | None:
+    """The kind of a data URL, or of an object that holds the bytes of a file."""
+    if isinstance(value, str) and (url := _DATA_URL.match(value)):
+        return _MEDIA[(url["media"] or "file").lower()]
     if isinstance(value, dict):
-        return all(_is_empty(inner) for inner in cast("dict[str, object]", value).values())
+        named = cast("dict[str, object]", value)
+        has_type = named.get("type") == "base64" or any(name in named for name in ("media_type", "mime_type", "mimeType"))
+        return "file" if has_type and "data" in named else None
+    return None
+
+
+def _snake_case(name: str) -> str:
+    return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
+
+
+def _is_trivial(value: object) -> bool:
+    """Return True for values that can carry no content: nothing, switches, and numbers, which are texts in a form.
+
+    A list of numbers may be token ids or an embedding.
+    """
+    if isinstance(value, dict):
+        return all(_is_trivial(inner) for inner in cast("dict[str, object]", value).values())
     if isinstance(value, list):
-        return all(_is_empty(inner) for inner in cast("list[object]", value))
-    return value is None or value == ""
+        return all(_is_trivial(inner) and not _is_number(inner) for inner in cast("list[object]", value))
+    if isinstance(value, str):
+        return value.lower() in ("", "true", "false") or bool(re.fullmatch(r"-?\d{1,12}(\.\d{1,12})?", value))
+    return value is None or isinstance(value, bool) or _is_number(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 _CHAT = "POST /v1/chat/completions"

@@ -6,26 +6,28 @@ Pure: the result depends on the samples (and times) given, not on how they are c
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 FRAME_MS = 10
 MIN_FRAMES = 3
-"""A click of less than 20 ms touches at most two frames; the shortest vowel fills three."""
+"""A click of at most 10 ms touches two frames at most; the shortest vowel fills three."""
 THRESHOLD_DBFS = -50.0
 """RMS of a frame. Dither lies near -90, a codec's silence below -60; the beginning of a spoken word rises above -45."""
+SILENCE_DBFS = -60.0
 BYTES_PER_SAMPLE = 2
-_THRESHOLD = 32768 * 10 ** (THRESHOLD_DBFS / 20)
 
 
 class VoicedSearch:
     """Search for the first voiced sample of PCM16 mono that arrives in pieces of any size, whole samples each.
 
-    It is the first sample of the first `MIN_FRAMES` frames in a row that exceed the threshold; frames count from the start of
-    the sound. `floor`: no voiced sample lies before it; where `found`, it is the first one. Units: samples.
+    It is the first sample of the first `min_frames` frames in a row whose RMS exceeds `threshold_dbfs`; frames count from the
+    start of the sound. `floor`: no voiced sample lies before it; where `found`, it is the first one. Units: samples.
     """
 
-    def __init__(self, rate_hz: int) -> None:
+    def __init__(self, rate_hz: int, *, min_frames: int = MIN_FRAMES, threshold_dbfs: float = THRESHOLD_DBFS) -> None:
         self.floor = 0
         self.found = False
+        self._min_frames, self._threshold = min_frames, 32768 * 10 ** (threshold_dbfs / 20)
         self._frame_len = max(1, rate_hz * FRAME_MS // 1000)
         self._rest = b""
         self._next_frame = 0
@@ -38,26 +40,36 @@ class VoicedSearch:
         pcm = self._rest + pcm
         whole = len(pcm) // frame_bytes * frame_bytes
         self._rest = pcm[whole:]
-        frames = np.frombuffer(pcm[:whole], "<i2").reshape(-1, self._frame_len).astype(np.float32)
-        for loud in np.sqrt((frames**2).mean(axis=1)) > _THRESHOLD:
+        self._judge(np.frombuffer(pcm[:whole], "<i2").reshape(-1, self._frame_len))
+
+    def finish(self) -> None:
+        """The sound is over: the last frame is judged by the samples that it has."""
+        if self._rest and not self.found:
+            self._judge(np.frombuffer(self._rest, "<i2").reshape(1, -1))
+            self._rest = b""
+
+    def _judge(self, frames: NDArray[np.int16]) -> None:
+        for loud in np.sqrt((frames.astype(np.float32) ** 2).mean(axis=1)) > self._threshold:
             self._next_frame += 1
             self._num_loud = self._num_loud + 1 if loud else 0
             self.floor = (self._next_frame - self._num_loud) * self._frame_len
-            if self._num_loud == MIN_FRAMES:
+            if self._num_loud == self._min_frames:
                 self.found = True
                 return
 
 
 class LeadingSilence:
-    """Shortens the silence before the first voiced sample to `max_ms`; None keeps all of it.
+    """Shortens the silence before the first loud frame to `max_ms`; None keeps all of it.
 
-    Silence is withheld until voice follows; voice itself for less than `MIN_FRAMES` + 1 frames. A sound without any voice is
-    shortened to its last `max_ms`. `num_trimmed` counts the samples left out so far.
+    Everything is withheld until a frame exceeds the threshold; nothing from that frame on is left out, whether voice or a click.
+    A sound without any loud frame is shortened to its last `max_ms` if it is silent throughout, and kept whole if it is not: it
+    may be a very quiet voice. `num_trimmed` counts the samples left out.
     """
 
     def __init__(self, rate_hz: int, max_ms: int | None) -> None:
         self.num_trimmed = 0
-        self._search = VoicedSearch(rate_hz) if max_ms is not None else None
+        self._rate_hz = rate_hz
+        self._search = VoicedSearch(rate_hz, min_frames=1) if max_ms is not None else None
         self._max_len = rate_hz * (max_ms or 0) // 1000
         self._held = bytearray()
 
@@ -67,22 +79,26 @@ class LeadingSilence:
             return pcm
         self._search.feed(pcm)
         self._held += pcm
-        self._trim(self._search.floor)
-        return self._release() if self._search.found else b""
+        return self._release(self._search.floor) if self._search.found else b""
 
     def finish(self) -> bytes:
         """Return what is to be sent at the end of the sound."""
-        self._trim(self.num_trimmed + len(self._held) // BYTES_PER_SAMPLE)
-        return self._release()
+        if self._search is None:
+            return b""
+        self._search.finish()
+        return self._release(self._search.floor if self._search.found else self._silent_len())
 
-    def _trim(self, voiced: int) -> None:
-        num_surplus = max(0, voiced - self._max_len - self.num_trimmed)
-        del self._held[: num_surplus * BYTES_PER_SAMPLE]
-        self.num_trimmed += num_surplus
+    def _silent_len(self) -> int:
+        """The length of what is held if all of it is silent, else 0."""
+        quiet = VoicedSearch(self._rate_hz, min_frames=1, threshold_dbfs=SILENCE_DBFS)
+        quiet.feed(bytes(self._held))
+        quiet.finish()
+        return 0 if quiet.found else len(self._held) // BYTES_PER_SAMPLE
 
-    def _release(self) -> bytes:
-        """Return all that is held; whatever follows is not held."""
-        held, self._held, self._search = bytes(self._held), bytearray(), None
+    def _release(self, silent_len: int) -> bytes:
+        """Return what is held, less its surplus of silence; whatever follows is not held."""
+        self.num_trimmed = max(0, silent_len - self._max_len)
+        held, self._held, self._search = bytes(self._held[self.num_trimmed * BYTES_PER_SAMPLE :]), bytearray(), None
         return held
 
 

@@ -71,6 +71,10 @@ def shortened(pcm: bytes, cuts: list[int], max_ms: int | None) -> tuple[bytes, i
         (joined(silence(30)), 60, 30),
         (joined(voice(20)), 60, 20),
         (b"", 60, 0),
+        (joined(silence(400), voice(20)), 0, 20),
+        (joined(silence(400), voice(5)), 0, 5),
+        (joined(silence(300), voice(20), silence(300), voice(300)), 0, 620),
+        (joined(voice(900, level=100)), 60, 900),
     ],
 )
 def test_only_leading_silence_is_shortened(sound: bytes, max_ms: int | None, kept: int) -> None:
@@ -84,10 +88,10 @@ def test_shortening_does_not_depend_on_how_the_sound_is_cut(cuts: list[int], max
     assert shortened(sound, cuts, max_ms) == shortened(sound, [], max_ms)
 
 
-def test_silence_is_withheld_for_no_more_than_40_ms_of_voice() -> None:
+def test_silence_is_withheld_for_no_more_than_20_ms_of_voice() -> None:
     trimmer = LeadingSilence(RATE_HZ, 60)
     assert not trimmer.feed(joined(silence(395)))
-    assert trimmer.feed(joined(voice(40)))
+    assert trimmer.feed(joined(voice(20)))
     assert trimmer.feed(b"\1\0") == b"\1\0", "nothing is withheld any more"
 
 

@@ -40,7 +40,16 @@ CONTENT: list[tuple[dict[str, object], str]] = [
     ),
     ({"references": [{"audio_path": "a.wav", "text": "a"}]}, "references"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"speaker_embedding": [0.1, 0.2]}, "speaker_embedding"),
+    ({"prompt_token_ids": [1, 2]}, "prompt_token_ids"),
     ({"audio": {"voice": "ethan", "ref_audio": "x"}}, "audio.ref_audio"),
+    ({"extra_body": {"images": ["data:image/png;base64,AAAA"]}}, "extra_body.images"),
+    ({"multi_modal_data": {"image": "AAAA"}}, "multi_modal_data.image"),
+    ({"options": [{"any": {"name": "DATA:audio/wav;base64,AAAA"}}]}, "options[0].any.name"),
+    ({"medias": [{"type": "image", "data": "AAAA"}]}, "medias"),
+    ({"imageurl": "x"}, "imageurl"),
+    (message(extra={"images": ["x"]}), "messages[0].extra.images"),
+    (part(type="text", text="x", source={"type": "base64", "data": "AAAA"}), "messages[0].content[1].source"),
     (message(images=["AAAA"]), "messages[0].images"),
     (message(attachments=[{"url": "x"}]), "messages[0].attachments"),
     (part(type="text", text="x", image_url={"url": "data:,x"}), "messages[0].content[1].image_url"),
@@ -62,13 +71,23 @@ def test_empty_content_field_is_no_content(gateway: Gateway, empty: object) -> N
 
 
 def test_setting_is_ignored_and_named(gateway: Gateway) -> None:
-    settings = {"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2}
+    """Names that other servers and clients send, with values of no content."""
+    settings: dict[str, object] = {
+        **{"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2},
+        **{"image_aspect_ratio": "16:9", "image_model": "m", "audio_codec": "opus", "audio_output": "on", "document_id": "d"},
+        **{"images": {"enabled": False}, "file_search": {"enabled": False}, "embedding_model": "e", "client_reference_id": "c"},
+        **{"features": {"image_generation": False}, "model_item": {"meta": {"profile_image_url": "data:image/png;base64,A"}}},
+        **{"background_tasks": {"title_generation": True}, "video": 1, "image": False},
+        **{"guided_json": {"type": "object", "properties": {"image": {"type": "string"}}}},
+    }
     answer = chat(gateway, **settings, **message(name="me", file_name="a.txt"))
     assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == ", ".join(sorted(settings))
 
 
 @pytest.mark.parametrize(
-    "name", ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
+    "name",
+    ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
+    + ["reference_voice", "clone_voice", "voice_clone"],
 )
 def test_field_that_carries_content_is_refused_in_a_speech(gateway: Gateway, name: str) -> None:
     said = {"model": "omni", "input": "hello", "response_format": "pcm"}
