@@ -1,5 +1,6 @@
 """What clients send to the audio routes, checked. Knows no stage and no limit of the deployment."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -13,8 +14,9 @@ from web.unserved import refuse_content
 UNSERVED_FORMATS = {
     "srt": "needs the time of each phrase", "vtt": "needs the time of each phrase", "diarized_json": "needs the speakers",
 }  # fmt: skip
-GRANULARITIES = ("timestamp_granularities[]", "timestamp_granularities")
-"""The field's names in a form: with brackets as OpenAI's clients write lists, without them as others do."""
+ONE_FILE = "one file is transcribed per request; send it as the field file"
+_GRANULARITIES = re.compile(r"timestamp_granularities(?:\[\d*\])?")
+"""The field's names in a form: with brackets as OpenAI's clients write lists, without them or with an index as others do."""
 
 
 class SpeechBody(Body):
@@ -63,7 +65,7 @@ class TranscriptionForm(Body):
         """
         verbose = self.response_format == "verbose_json"
         known = {name for name in ("language", "prompt") if getattr(self, name) is not None}
-        return sorted(known | set(self.model_extra or {}) - (set(GRANULARITIES) if verbose else set[str]()))
+        return sorted(known | {name for name in self.model_extra or {} if not (verbose and _GRANULARITIES.fullmatch(name))})
 
 
 def parse_speech(body: bytes) -> SpeechBody:
@@ -83,7 +85,7 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
     if kind in UNSERVED_FORMATS:
         message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
         raise UnsupportedValue(f"response_format: {message}", param="response_format")
-    wants_words = any(name in GRANULARITIES and value == "word" for name, value in fields)
+    wants_words = any(_GRANULARITIES.fullmatch(name) and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
     if kind == "verbose_json" and wants_words:
         message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
         raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
@@ -91,5 +93,5 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
         form = TranscriptionForm.model_validate(last)
     except ValidationError as error:
         raise bad_input(error) from error
-    refuse_content(form)
+    refuse_content(form, instead=ONE_FILE)
     return form

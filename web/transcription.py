@@ -17,7 +17,7 @@ from fleet.core.errors import BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
 from web.answer import Answer, TextPiece
-from web.audio_schema import TranscriptionForm, parse_transcription
+from web.audio_schema import ONE_FILE, TranscriptionForm, parse_transcription
 from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import envelope_of
@@ -198,7 +198,7 @@ async def _file_of(form: FormData) -> bytes:
     others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
     if further or (file is not None and others):
         field = "file" if further else others[0][:64]
-        raise UnsupportedValue(f"{field}: one file is transcribed per request; send it as the field file", param=field)
+        raise UnsupportedValue(f"{field}: {ONE_FILE}", param=field)
     if not isinstance(file, UploadFile):
         raise BadInput("file: this field is required", param="file")
     return await file.read()

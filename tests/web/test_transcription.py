@@ -103,6 +103,22 @@ def test_times_of_words_are_refused_where_they_would_be_missing(
     assert ("x-fleet-ignored" in answer.headers) is (kind == "json")
 
 
+@pytest.mark.parametrize("name", ["timestamp_granularities", "timestamp_granularities[]", "timestamp_granularities[1]"])
+@pytest.mark.parametrize("given", ["word,segment", "segment, word", '["word"]', "['segment', 'word']", "Word"])
+def test_times_of_words_are_refused_in_a_list_written_as_one_field(gateway: Gateway, name: str, given: str) -> None:
+    answer = write_down(gateway, None, response_format="verbose_json", **{name: given})
+    assert error_of(answer)["param"] == "timestamp_granularities"
+    served = write_down(gateway, None, response_format="verbose_json", **{name: '["segment"]'})
+    assert served.status_code == 200 and "x-fleet-ignored" not in served.headers
+
+
+@pytest.mark.parametrize("name", ["reference_audio", "audio_url", "images", "messages"])
+def test_content_in_a_text_field_of_a_transcription_is_refused_with_advice_for_a_form(gateway: Gateway, name: str) -> None:
+    error = error_of(write_down(gateway, None, **{name: "data:audio/wav;base64,UklGRg=="}))
+    assert error["param"] == name and str(error["message"]).endswith("; send it as the field file")
+    assert "voice" not in str(error["message"]) and "chat" not in str(error["message"])
+
+
 def test_streamed_it_comes_as_it_is_heard(gateway: Gateway) -> None:
     stream = gateway.openai().audio.transcriptions.create(model="omni", file=("a.wav", sound()), stream=True)
     *deltas, done = list(stream)
