@@ -16,6 +16,7 @@ from web.unserved import route_refusal
 
 log = logging.getLogger("fleet.web")
 
+MAX_SHOWN_PATH = 200
 _CODES = {405: "method_not_allowed", 413: "input_too_large"}
 
 
@@ -114,5 +115,6 @@ async def on_http_error(request: Request, error: Exception) -> Response:
         reason = f"no such route; {advice}" if advice else "no such route"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         reason = f"this route takes {allowed} only"
-    body = ErrorBody(message=f"{request.method} {request.url.path}: {reason}", type=type_of(error.status_code), code=code)
+    path = request.url.path[:MAX_SHOWN_PATH]
+    body = ErrorBody(message=f"{request.method} {path}: {reason}", type=type_of(error.status_code), code=code)
     return error_response(ErrorEnvelope(body), error.status_code, error.headers)

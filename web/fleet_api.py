@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fleet.core.errors import BadInput, NotFound
+from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.core.jobs import EXAMPLE, REPORT_FILES, BenchArguments
 from fleet.core.story import STATES, RequestFilter, RequestRow
@@ -260,7 +260,7 @@ class FleetApi:
         job_id = str(request.path_params["job_id"])
         job = await self._telemetry.job(job_id)
         if job is None:
-            raise NotFound(f"no job {job_id!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
+            raise NotFound(f"no job {quoted(job_id)}; GET /v1/fleet/jobs lists those there are", param="job_id")
         return _json(job)
 
     async def job_file(self, request: Request) -> Response:
@@ -282,7 +282,7 @@ class FleetApi:
         await self._telemetry.stop_job(job_id)
         job = await self._telemetry.job(job_id)
         if job is None:
-            raise NotFound(f"job {job_id!r} was deleted meanwhile", param="job_id")
+            raise NotFound(f"job {quoted(job_id)} was deleted meanwhile", param="job_id")
         return _json(job)
 
     async def delete_job(self, request: Request) -> Response:

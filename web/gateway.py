@@ -12,7 +12,7 @@ import msgspec
 
 from fleet.config.schema import FleetConfig
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue
+from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
@@ -89,8 +89,8 @@ class Gateway:
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming `where`."""
         if wanted != self.model and wanted not in self.config.web.model_aliases:
-            message = f"no model {wanted!r}; this server has {self.model!r}, and web.model_aliases lists its other names"
-            raise ModelNotFound(f"{where}: {message}", param=where)
+            others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
+            raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
 
     async def open(self, body: ChatBody, request_id: RequestId, asked: Asked | None = None, *, kind: str = "") -> Opened:
         """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.

@@ -4,7 +4,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import NotFound
+from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
 from web.answer import Position
 from web.chat import Reply, answer_lines
@@ -31,7 +31,7 @@ class ResumeEndpoint:
     async def _resume(self, request_id: RequestId, sent: Position, send: Send) -> None:
         answer = await self._gateway.resume(request_id)
         if answer is None:
-            raise NotFound(f"no request {request_id!r}; it never was, or its retention time is over", param="request_id")
+            raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
         async with answer:
             reply = Reply.of(answer.spec, self._gateway.model)
             await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))

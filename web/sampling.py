@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import SHOWN_CHARS, BadInput, ConfigError
 from fleet.core.ids import StageName
 from fleet.core.request import Sampling
 from fleet.graphs import Stage
@@ -69,7 +69,8 @@ def resolve_sampling(
     known = {stage.name for stage in graph.stages}
     for name in sections:
         if name not in known:
-            raise BadInput(f"fleet.{name}: no such stage; use one of {', '.join(sorted(known))}", param=f"fleet.{name}")
+            param = f"fleet.{name[:SHOWN_CHARS]}"
+            raise BadInput(f"{param}: no such stage; use one of {', '.join(sorted(known))}", param=param)
     resolved: dict[StageName, Sampling] = {}
     for stage in graph.stages:
         if stage.name not in stages:

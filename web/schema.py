@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import SHOWN_CHARS, BadInput
 from web.errors import UnsupportedValue
-from web.unserved import Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
+from web.unserved import NO_TOOL_CHOICE, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
@@ -206,7 +206,7 @@ class ChatBody(SamplingFields):
 
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing."""
-        known = {name for name in IGNORED if getattr(self, name, None) not in (None, [])}
+        known = {name for name in IGNORED if getattr(self, name, None) not in NO_TOOL_CHOICE}
         return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 
@@ -255,6 +255,9 @@ def bad_input(error: ValidationError) -> BadInput:
         message = "this field is required"
     elif first["type"] == "union_tag_not_found":
         param, message = f"{param}.type", "this field is required"
+    elif first["type"] == "union_tag_invalid":
+        tag = str(first.get("ctx", {}).get("tag"))
+        message = message.replace(tag, tag[:SHOWN_CHARS])
     elif first["type"] == "extra_forbidden":
         message = "no such field; use one of " + ", ".join(StageFields.model_fields)
     return BadInput(f"{param or 'the body'}: {message}", param=param or None)
@@ -271,6 +274,6 @@ def _param(loc: tuple[int | str, ...]) -> str:
         if isinstance(piece, int):
             path += f"[{piece}]"
         elif not (piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))):
-            path += f".{piece}" if path else piece
+            path += f".{piece[:SHOWN_CHARS]}" if path else piece[:SHOWN_CHARS]
         after_index = isinstance(piece, int)
     return path

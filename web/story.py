@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.chunk import Chunk
-from fleet.core.errors import NotFound
+from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
 from fleet.core.story import Story
 from web.encoder import encode_whole
@@ -60,7 +60,7 @@ async def quiet_logs(gateway: Gateway, story: Story) -> dict[str, Sequence[Chunk
 
 
 def no_request(request: str) -> NotFound:
-    return NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+    return NotFound(f"no request {quoted(request)}; it never was, or its retention time is over", param="request_id")
 
 
 _NOTHING = np.empty(0, "<i2")

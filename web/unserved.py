@@ -17,6 +17,8 @@ class Refusal(ValueError):
     """Raised by a validator for a value that is valid in OpenAI's API and not served here."""
 
 
+NO_TOOL_CHOICE: tuple[object, ...] = (None, "", {}, [])
+"""Values of `tool_choice` that clients send where none was made."""
 _NO_TOOLS = "this model calls no tools"
 _ROLES = {
     "tool": f"{_NO_TOOLS} and cannot read a tool's result",
@@ -103,8 +105,10 @@ def check_part(part: object) -> object:
 
 def check_tool_choice(name: str, choice: object) -> None:
     """Raises: UnsupportedValue where a tool is required; one that may be called is never called."""
+    if choice in NO_TOOL_CHOICE:
+        return
     mode = _tool_mode(cast("dict[str, object]", choice)) if isinstance(choice, dict) else choice
-    if mode not in (None, "auto", "none"):
+    if mode not in ("auto", "none"):
         reason = f"{_NO_TOOLS}, so {str(mode)[:40]} is not served; use auto or none, or turn tools off in the client"
         raise UnsupportedValue(f"{name}: {reason}", param=name)
 

@@ -2,6 +2,13 @@
 
 from typing import ClassVar
 
+SHOWN_CHARS = 64
+
+
+def quoted(name: str) -> str:
+    """Return a name that a client sent as errors show it: in quotes, and cut to `SHOWN_CHARS`."""
+    return repr(name[:SHOWN_CHARS])
+
 
 class FleetError(Exception):
     """Base of all errors of ours.

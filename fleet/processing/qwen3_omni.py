@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, ConfigError, InputTooLarge
+from fleet.core.errors import BadInput, ConfigError, InputTooLarge, quoted
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_clip
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, TextPart
@@ -144,7 +144,7 @@ class Frontend:
             preferred = (speaker for speaker in VOICE_ALIASES.get(name, ()) if speaker in self._speakers)
             return next(preferred, self._speakers[0] if self._speakers else "")
         known = ", ".join(self._speakers)
-        raise BadInput(f"{where}: no voice {wanted!r}; use one of {known}", param=where)
+        raise BadInput(f"{where}: no voice {quoted(wanted)}; use one of {known}", param=where)
 
 
 def num_audio_positions(lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160) -> list[int]:

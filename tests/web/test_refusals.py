@@ -158,6 +158,13 @@ def test_no_tools_are_not_named_as_ignored(gateway: Gateway) -> None:
     assert "x-fleet-ignored" not in chat(gateway, tools=[], functions=[], tool_choice=None).headers
 
 
+@pytest.mark.parametrize("name", ["tool_choice", "function_call"])
+@pytest.mark.parametrize("empty", [None, "", {}, []])
+def test_empty_tool_choice_is_absent(gateway: Gateway, name: str, empty: object) -> None:
+    answer = chat(gateway, tools=TOOLS, **{name: empty})
+    assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == "tools"
+
+
 @pytest.mark.parametrize(
     ("name", "choice"),
     [
@@ -225,3 +232,34 @@ def test_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for(g
         with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2000 tokens") as refused:
             gateway.create(messages=[{"role": "user", "content": text}])
         assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"
+
+
+LONG = "y" * 100_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": LONG},
+        {"modalities": ["text", "audio"], "audio": {"voice": LONG}},
+        {"modalities": ["text", "audio"], "audio": {"voice": {"id": LONG}}},
+        part(type=LONG),
+        {"fleet": {LONG: {}}},
+        {"fleet": {LONG: 1}},
+        {"fleet": {"talker": {LONG: 1}}},
+        {"logit_bias": {LONG: "x"}},
+        {f"image_{LONG}": "data:image/png;base64,AAAA"},
+    ],
+    ids=["model", "voice", "voice id", "part", "stage", "stage type", "stage field", "key", "unknown field"],
+)
+def test_long_name_is_cut_in_its_refusal(gateway: Gateway, fields: dict[str, object]) -> None:
+    answer = chat(gateway, **fields)
+    message = answer.json()["error"]["message"]
+    assert answer.status_code in (400, 404) and len(answer.content) < 1_000
+    assert "yyyy" in message and "y" * 65 not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/", "/v1/fleet/requests/", "/v1/fleet/jobs/", "/v1/nothing/", "/"])
+def test_long_path_is_cut_in_its_refusal(gateway: Gateway, path: str) -> None:
+    answer = gateway.http.get(path + LONG[:50_000])
+    assert answer.status_code == 404 and len(answer.content) < 1_000

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.core.errors import NotFound
+from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.story import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
@@ -150,7 +150,7 @@ class OneWorkerPage(_Reader):
         workers = await telemetry.workers()
         view = next((view for view in workers if view.id == worker), None)
         if view is None:
-            raise NotFound(f"no worker {worker!r}; those that are gone are forgotten after some minutes", param="id")
+            raise NotFound(f"no worker {quoted(worker)}; those that are gone are forgotten after some minutes", param="id")
         held = await telemetry.requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         return OneWorker(

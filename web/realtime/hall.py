@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleet.core.errors import FleetError, NotFound, Overloaded
+from fleet.core.errors import FleetError, NotFound, Overloaded, quoted
 from fleet.core.ids import RequestId
 from web.errors import SessionEnded
 from web.gateway import Gateway
@@ -130,7 +130,7 @@ class Hall:
         if held is None and await self._gateway.client.voice_ended(session_id):
             raise SessionEnded(ENDED, param="session")
         if held is None:
-            raise NotFound(f"session: no session {session_id!r}; it never was, or is over. Begin another", param="session")
+            raise NotFound(f"session: no session {quoted(session_id)}; it never was, or is over. Begin another", param="session")
         place = self._seat(
             lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields), asked
         )

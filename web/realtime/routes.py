@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError, NotFound
+from fleet.core.errors import BadInput, FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
@@ -125,7 +125,7 @@ class VoiceRoutes:
         client = self._gateway.client
         raw = (await client.voices()).get(session_id)
         if not await client.end_voice(session_id):
-            raise NotFound(f"no session {session_id!r}; it never was, or is over", param="session_id")
+            raise NotFound(f"no session {quoted(session_id)}; it never was, or is over", param="session_id")
         request_id = _view.decode(raw).request_id if raw is not None else None
         if request_id is not None:
             await client.abort_request(RequestId(request_id))

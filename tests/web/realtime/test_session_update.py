@@ -245,7 +245,7 @@ async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> N
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": None}])
+@pytest.mark.parametrize("choice", [{}, *({"tool_choice": given} for given in ("auto", "none", None, "", {}))])
 async def test_tools_that_need_not_be_called_are_ignored_and_named(
     gateway: Gateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
