@@ -240,22 +240,56 @@ _SERVED = (
     "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and "
     "/v1/models; GET /openapi.json lists everything"
 )
-_OF_OLLAMA = ("/api/chat", "/api/generate", "/api/tags", "/api/version", "/api/show", "/api/ps", "/api/embed")
+_OF_OLLAMA = frozenset(
+    {"blobs", "chat", "copy", "create", "delete", "embed", "embeddings", "generate", "ps", "pull", "push", "show", "tags"}
+    | {"version"}
+)
+"""Routes of Ollama under /api/."""
+_ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
+"""Routes that show by their name where the API's own path begins, whatever stands before them."""
+_FIRST_PIECES = frozenset({"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)})
+_PREFIXES = frozenset({"v1", "api", "openai"})
+_AZURE_PREFIXES = frozenset({"deployments", "engines"})
+"""A name follows these."""
+_MAX_SHOWN = 64
 
 
 def route_refusal(path: str) -> tuple[str, str]:
     """The code and the advice for a path that has no route."""
-    if path.startswith("/v1/v1/"):
-        return "not_found", "the client's base URL has /v1 twice; remove one"
-    if path.startswith(_OF_OLLAMA):
+    pieces = [piece for piece in path.split("/") if piece]
+    if pieces[:1] == ["api"] and pieces[1:2] and pieces[1] in _OF_OLLAMA and pieces[1:3] not in _ENDPOINTS:
         advice = "Ollama's API is not served; add this server as an OpenAI connection, with a base URL that ends in /v1"
         return UnsupportedValue.code, advice
-    name = path.removeprefix("/v1/")
-    if name == path:
-        known = path.startswith(("/chat/completions", "/audio/", "/models", "/realtime", *(f"/{route}" for route in _ROUTES)))
-        return "not_found", f"the API is under /v1; let the client's base URL end in /v1, for /v1{path}" if known else ""
-    pieces = name.rstrip("/").split("/")
-    for num in (2, 1):
-        if advice := _ROUTES.get("/".join(pieces[:num])):
-            return UnsupportedValue.code, advice
+    if pieces[:2] == ["v1", "v1"]:
+        return "not_found", "the client's base URL has /v1 twice; remove one"
+    if pieces == ["v1"]:
+        return "not_found", f"this is the base URL of the API, and no route; {_SERVED}"
+    start = _api_start(pieces)
+    if start is not None and pieces[:start] != ["v1"]:
+        return "not_found", f"the API is under /v1; let the client's base URL be {_base_for(pieces[start:])}"
+    if pieces[:1] != ["v1"]:
+        return "not_found", ""
+    routes = ("/".join(pieces[1:3]), pieces[1])
+    advice = next((_ROUTES[route] for route in routes if route in _ROUTES), "")
+    if advice and pieces[1:] not in _ENDPOINTS:
+        return UnsupportedValue.code, advice
+    if "//" in path:
+        return "not_found", f"the client's base URL ends in a slash; let it be {_base_for(pieces[1:])}"
     return "not_found", _SERVED
+
+
+def _base_for(route: list[str]) -> str:
+    return f"http://HOST:PORT/v1, for /v1/{'/'.join(route)[:_MAX_SHOWN]}"
+
+
+def _api_start(pieces: list[str]) -> int | None:
+    """Return the index of the piece of a path at which a path of the API begins, without its /v1; None where none does."""
+    for at in reversed(range(len(pieces) - 1)):
+        if pieces[at : at + 2] in _ENDPOINTS:
+            # an endpoint's address given as the base URL, with a route behind it
+            return at + 2 if pieces[at + 2 :] and pieces[at + 2] in _FIRST_PIECES else at
+    for at, piece in enumerate(pieces):
+        is_below = at == 0 or pieces[at - 1] in _PREFIXES or (at > 1 and pieces[at - 2] in _AZURE_PREFIXES)
+        if piece in _FIRST_PIECES and is_below:
+            return at
+    return None

@@ -195,11 +195,15 @@ def test_tool_that_must_be_called_is_refused(gateway: Gateway, name: str, choice
         ("POST", "/v1/realtime/sessions", "/v1/realtime/client_secrets"),
         ("POST", "/v1/audio/translations", "/v1/audio/transcriptions"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "/v1/chat/completions"),
-        ("GET", "/api/tags", "base URL"),
+        ("GET", "/api/tags", "Ollama"),
+        ("POST", "/api/chat", "Ollama"),
+        ("POST", "//api//chat", "Ollama"),
+        ("GET", "/v1//responses", "/v1/chat/completions"),
+        ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not kept under their ids"),
     ],
 )
 def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, method: str, path: str, advice: str) -> None:
-    assert advice in refusal(gateway.http.request(method, path), 404)["message"]
+    assert advice in refusal(gateway.http.request(method, gateway.url + path), 404)["message"]
 
 
 @pytest.mark.parametrize(
@@ -210,12 +214,37 @@ def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, m
         ("POST", "/chat/completions", "for /v1/chat/completions"),
         ("GET", "/models", "for /v1/models"),
         ("POST", "/v1/v1/chat/completions", "/v1 twice"),
+        ("GET", "/v1", "the base URL of the API"),
+        ("GET", "/v1/", "the base URL of the API"),
+        *(
+            ("POST", path, "base URL be http://HOST:PORT/v1, for /v1/chat/completions")
+            for path in (
+                "/openai/v1/chat/completions", "/api/v1/chat/completions", "/openai/deployments/x/chat/completions",
+                "/v1/chat/completions/chat/completions", "/api/chat/completions", "/any/where/chat/completions",
+                "//v1//v2/chat/completions",
+            )
+        ),
+        ("GET", "/v1/chat/completions/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
+        ("GET", "/openai/v1/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
+        ("POST", "/openai/deployments/x/embeddings", "base URL be http://HOST:PORT/v1, for /v1/embeddings"),
+        ("GET", "/api/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
+        ("GET", "//models", "base URL be http://HOST:PORT/v1, for /v1/models"),
+        *(
+            ("POST", path, "ends in a slash; let it be http://HOST:PORT/v1, for /v1/chat/completions")
+            for path in ("/v1//chat/completions", "//v1/chat/completions", "//v1//chat//completions")
+        ),
+        ("GET", "/v1//models", "ends in a slash; let it be http://HOST:PORT/v1, for /v1/models"),
     ],
 )
 def test_unknown_route_says_where_the_api_is(gateway: Gateway, method: str, path: str, advice: str) -> None:
-    answer = gateway.http.request(method, path)
+    answer = gateway.http.request(method, gateway.url + path)
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "not_found" and advice in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/static/files/x", "/api/config", "/v1beta/models/x:generateContent"])
+def test_path_of_no_api_gets_no_advice(gateway: Gateway, path: str) -> None:
+    assert gateway.http.get(path).json()["error"]["message"] == f"GET {path}: no such route"
 
 
 def test_wrong_method_names_the_right_one(gateway: Gateway) -> None:
