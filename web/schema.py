@@ -3,6 +3,7 @@
 Knows no stage and no limit of the deployment: those are checked in `sampling.py` and by the frontend.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
@@ -24,6 +25,7 @@ InputFormat = Literal[
     "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
 ]  # fmt: skip
 """Names that clients have for files that can be read; see `fleet/processing/audio.py`."""
+_MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
 
@@ -34,11 +36,20 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
+def _format_name(given: object) -> object:
+    """Return the name of a format that may be given as a media type, with parameters, and in any case; None for an empty one."""
+    if not isinstance(given, str):
+        return given
+    found = _MEDIA_TYPE.match(given.strip().lower())
+    name = found[1].strip() if found is not None else ""
+    return "wav" if name == "wave" else name or None
+
+
 class InputAudio(Body):
     """`format` is what OpenAI's API asks for; what the file is, its own header says. Raw samples have none: send WAV."""
 
     data: str
-    format: InputFormat = "wav"
+    format: Annotated[InputFormat | None, BeforeValidator(_format_name)] = None
 
 
 class AudioUrl(Body):
@@ -47,7 +58,7 @@ class AudioUrl(Body):
     @field_validator("url")
     @classmethod
     def _inline(cls, url: str) -> str:
-        if not url.startswith("data:"):
+        if url.lstrip()[:5].lower() != "data:":
             raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
         return url
 

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import re
 
 import numpy as np
 import soundfile
@@ -18,6 +19,8 @@ MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
 _BLOCK_FRAMES = 1 << 16
+_DATA_URL = re.compile(r"\s*data:", re.IGNORECASE)
+_BASE64_MARK = re.compile(r";\s*base64,", re.IGNORECASE)
 
 Samples = NDArray[np.float32]
 
@@ -48,10 +51,10 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) ->
 
 
 def _from_base64(data: str, where: str) -> bytes:
-    if data.startswith("data:"):
+    if _DATA_URL.match(data):
         # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`
-        before, mark, rest = data.partition(";base64," if ";base64," in data else ",")
-        data = rest if mark else before
+        mark = _BASE64_MARK.search(data)
+        data = data[mark.end() :] if mark is not None else data.partition(",")[2]
     # MIME encoders break lines every 76 characters.
     compact = "".join(data.split())
     try:

@@ -11,6 +11,7 @@ from tests.recordings import RECORDERS, Wave
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.test_bad_input import error_of
+from web.encoder import encode_whole
 
 FORMATS = {"webm": "webm of Chromium", "mp4": "fragmented mp4 of Safari", "m4a": "m4a of a phone", "aac": "aac", "amr": "amr"}
 
@@ -23,7 +24,7 @@ def ask(gateway: Gateway, part: Mapping[str, object]) -> Any:
     return gateway.http.post("/v1/chat/completions", json={"model": "omni", "messages": [{"role": "user", "content": [part]}]})
 
 
-def input_audio(file: bytes, kind: str) -> dict[str, object]:
+def input_audio(file: bytes, kind: str | None) -> dict[str, object]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": kind}}
 
 
@@ -55,6 +56,27 @@ def test_own_speech_is_accepted_as_input(gateway: Gateway, kind: str) -> None:
     for file in (said, base64.b64decode(whole.audio.data)):
         assert ask(gateway, input_audio(file, kind)).status_code == 200
         assert abs(audio_len_s(gateway) - 1) < 0.1
+
+
+NAMES = (None, "", "WAV", "wave", " wav ", ".wav", "audio/wav", "AUDIO/X-WAV", "webm;codecs=opus", "video/webm; codecs=vp8,opus")
+
+
+@pytest.mark.parametrize("kind", [*NAMES, "audio/mpeg", "audio/ogg;codecs=opus", "audio/x-m4a", "audio/x-flac", "audio/vnd.wave"])
+def test_name_of_a_format_is_accepted_as_clients_write_it(gateway: Gateway, kind: str | None) -> None:
+    assert ask(gateway, input_audio(encode_whole(bytes(2 * RATE_HZ), RATE_HZ, "wav"), kind)).status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["data:audio/wav;base64,", "DATA:audio/wav;BASE64,", " Data:;Base64,"])
+def test_scheme_of_a_data_url_is_accepted_in_any_case(gateway: Gateway, scheme: str) -> None:
+    url = scheme + base64.b64encode(encode_whole(bytes(2 * RATE_HZ), RATE_HZ, "wav")).decode()
+    for part in ({"type": "audio_url", "audio_url": {"url": url}}, {"type": "input_audio", "input_audio": {"data": url}}):
+        assert ask(gateway, part).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["audio/pcm", "audio/pcm;rate=16000", "PCM16", "audio/L16"])
+def test_format_of_samples_without_a_header_is_refused_in_any_spelling(gateway: Gateway, kind: str) -> None:
+    error = error_of(ask(gateway, input_audio(bytes(3_200), kind)))
+    assert error["param"] == "messages[0].content[0].input_audio.format"
 
 
 def test_format_that_has_no_container_is_refused(gateway: Gateway) -> None:
