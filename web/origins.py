@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
-from fleet.core.errors import ConfigError
+from fleet.core.errors import BadInput, ConfigError, quoted
 from web.errors import Forbidden, envelope_of, error_response
 
 log = logging.getLogger("fleet.web")
@@ -46,7 +46,7 @@ def not_listed(origin: str) -> str:
 
 
 class Cors(CORSMiddleware):
-    """CORS headers on the API's answers, refusals included. A preflight of an unlisted origin gets the error of the API."""
+    """CORS headers on the API's answers, refusals included. A refused preflight gets an error in the API's shape."""
 
     def __init__(self, app: ASGIApp, origins: Origins) -> None:
         super().__init__(
@@ -67,8 +67,14 @@ class Cors(CORSMiddleware):
 
     def preflight_response(self, request_headers: Headers) -> Response:
         origin = request_headers["origin"]
-        if self.is_allowed_origin(origin):
+        method = request_headers["access-control-request-method"]
+        if not self.is_allowed_origin(origin):
+            refusal = Forbidden(not_listed(origin), param="origin")
+        elif method not in METHODS:
+            param = "access-control-request-method"
+            message = f"{param}: no route takes {quoted(method)}; use {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+            refusal = BadInput(message, param=param)
+        else:
             return super().preflight_response(request_headers)
-        log.info("%s", not_listed(origin))
-        refusal = Forbidden(not_listed(origin), param="origin")
+        log.info("%s", refusal.message)
         return error_response(envelope_of(refusal), refusal.status, {"vary": "Origin"})

@@ -67,6 +67,14 @@ def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(gatew
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "put", "X" * 5_000])
+def test_preflight_of_a_method_that_no_route_takes_is_refused_as_the_api_refuses(open_to_app: Gateway, method: str) -> None:
+    answer = preflight(open_to_app, APP, method=method)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["type"] == "invalid_request_error" and len(answer.content) < 500
+    assert error["param"] == "access-control-request-method" and "use GET, HEAD, POST or DELETE" in error["message"]
+
+
 def test_answers_and_refusals_are_readable_by_the_allowed_origin(locked: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     page = {"origin": APP, "sec-fetch-site": "cross-site"}
     bearer = {**page, "authorization": f"Bearer {KEY}"}
