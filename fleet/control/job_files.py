@@ -50,28 +50,47 @@ def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
     except OSError as error:
         raise NotFound(
             f"name: job {job_id} has no {name} on this machine ({error.strerror}); where its worker runs on another one, it is "
-            f"in {path} there",
+            f"in the job's folder under that one's data_dir",
             param="name",
         ) from error
     if len(content) > MAX_FILE_BYTES:
-        raise Conflict(f"name: {name} of job {job_id} is larger than {MAX_FILE_BYTES} bytes; it is in {path}", param="name")
+        raise Conflict(
+            f"name: {name} of job {job_id} is larger than {MAX_FILE_BYTES} bytes; copy it from the job's folder under data_dir",
+            param="name",
+        )
     return content
 
 
 def remove_folder(data_dir: Path, job_id: str) -> None:
     """Remove a job's folder if it is there; a record with an id of another form has none. Raises: OSError."""
-    if JOB_ID.fullmatch(job_id) and folder_of(data_dir, job_id).is_dir():
-        shutil.rmtree(folder_of(data_dir, job_id))
+    if JOB_ID.fullmatch(job_id) and os.path.lexists(folder_of(data_dir, job_id)):
+        _remove(folder_of(data_dir, job_id))
 
 
 def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) -> None:
-    """Remove the folders of jobs that are no longer `kept`, and the oldest beyond `MAX_FOLDERS`. Raises: OSError."""
+    """Remove the folders of jobs that are no longer `kept`, and the oldest beyond `MAX_FOLDERS`.
+
+    Raises: OSError for the first that cannot be removed, after the others.
+    """
     root = data_dir.absolute() / FOLDER
     folders = [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
-    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    folders.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
     staying = kept([path.name for path in folders]) if folders else set[str]()
-    for path in folders:
-        if path.name not in staying:
-            shutil.rmtree(path)
-    for path in [path for path in folders if path.name in staying][MAX_FOLDERS:]:
+    leaving = [path for path in folders if path.name not in staying]
+    leaving += [path for path in folders if path.name in staying][MAX_FOLDERS:]
+    failures: list[OSError] = []
+    for path in leaving:
+        try:
+            _remove(path)
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link or file in its place; the target of a link stays. Raises: OSError."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
         shutil.rmtree(path)

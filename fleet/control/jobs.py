@@ -4,15 +4,18 @@ Arguments are checked here when a job is submitted, and again by its worker. Res
 """
 
 import datetime
+import zlib
 from typing import cast
 
 import msgspec
 from redis import Redis
+from redis.exceptions import ResponseError
 from rq import Queue
 from rq.command import send_stop_job_command
-from rq.exceptions import DeserializationError, InvalidJobOperation
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError, TimeoutFormatError
 from rq.job import Job as RqJob
 from rq.job import JobStatus
+from rq.registry import BaseRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
@@ -29,6 +32,13 @@ KEPT_S = 7 * 24 * 3600
 MAX_LISTED = 200
 """Of each state, the latest."""
 PROGRESS, FILES = "progress", "files"
+UNREADABLE = "unreadable"
+"""The state of a job whose record or result cannot be read."""
+DAMAGED = (
+    ArithmeticError, AssertionError, AttributeError, DeserializationError, LookupError, NoSuchJobError, RecursionError,
+    ResponseError, TimeoutFormatError, TypeError, ValueError, zlib.error,
+)  # fmt: skip
+"""Errors of rq, which checks no record, and of Redis for a key of another type."""
 UNFINISHED = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
 
@@ -47,14 +57,11 @@ def submit(connection: Redis, kind: str, arguments: object) -> Job:
 
 def jobs(connection: Redis) -> list[Job]:
     """The jobs still kept, the newest first."""
-    found = RqJob.fetch_many(_ids(connection), connection=connection, serializer=JSONSerializer)
-    known = sorted((job for job in found if job is not None), key=lambda job: job.created_at, reverse=True)
-    return [_view(job, job.latest_result()) for job in known]
+    return sorted(_read(connection, _ids(connection)), key=lambda view: view.created_us, reverse=True)
 
 
 def job(connection: Redis, job_id: str) -> Job | None:
-    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0]
-    return None if found is None else _view(found, found.latest_result())
+    return next(iter(_read(connection, [job_id])), None)
 
 
 def retry(connection: Redis, job_id: str) -> Job:
@@ -85,6 +92,10 @@ def stop(connection: Redis, job_id: str) -> None:
 
 def delete(connection: Redis, job_id: str) -> None:
     """Forget one that does not run. Raises: NotFound, Conflict."""
+    view = job(connection, job_id)
+    if view is not None and view.state == UNREADABLE:
+        _delete_unreadable(connection, job_id)
+        return
     found = _find(connection, job_id)
     if found.get_status() == JobStatus.STARTED:
         raise Conflict(f"job {job_id} runs; stop it first", param="job_id")
@@ -105,8 +116,10 @@ def note_files(current: RqJob, names: list[str]) -> None:
 
 def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
     """Those of the jobs that are still kept."""
-    found = RqJob.fetch_many(job_ids, connection=connection, serializer=JSONSerializer)
-    return {job.id for job in found if job is not None}
+    pipe = connection.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipe.exists(RqJob.key_for(job_id))
+    return {job_id for job_id, is_kept in zip(job_ids, pipe.execute(), strict=True) if is_kept}
 
 
 def recorded_arguments(job: RqJob) -> BenchArguments:
@@ -123,21 +136,60 @@ def _ids(connection: Redis) -> list[str]:
     pipe = connection.pipeline(transaction=True)
     for key in (queue.key, queue.intermediate_queue_key):
         pipe.lrange(key, -MAX_LISTED, -1)
-    for registry in (
-        queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry, queue.canceled_job_registry,
-        queue.deferred_job_registry, queue.scheduled_job_registry,
-    ):  # fmt: skip
+    for registry in _registries(queue):
         pipe.zrevrange(registry.key, 0, MAX_LISTED - 1)
     listed = cast("list[list[bytes]]", pipe.execute())
     # A running job's entry also names its execution.
     return list(dict.fromkeys(text(member).partition(":")[0] for members in listed for member in members))
 
 
+def _registries(queue: Queue) -> tuple[BaseRegistry, ...]:
+    return (
+        queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry, queue.canceled_job_registry,
+        queue.deferred_job_registry, queue.scheduled_job_registry,
+    )  # fmt: skip
+
+
 def _find(connection: Redis, job_id: str) -> RqJob:
-    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0]
+    view = job(connection, job_id)
+    if view is not None and view.state == UNREADABLE:
+        raise Conflict(f"the record of job {job_id} cannot be read; delete the job", param="job_id")
+    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0] if view is not None else None
     if found is None:
         raise NotFound(f"no job {job_id[:80]!r}; `fleet jobs list` shows those there are", param="job_id")
     return found
+
+
+def _read(connection: Redis, job_ids: list[str]) -> list[Job]:
+    """Those of the jobs that are still kept. The state of one is `UNREADABLE` if its record or its result is damaged."""
+    pipe = connection.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipe.hgetall(RqJob.key_for(job_id))
+    records = cast("list[dict[bytes, bytes] | ResponseError]", pipe.execute(raise_on_error=False))
+    return [_restore(connection, job_id, record) for job_id, record in zip(job_ids, records, strict=True) if record]
+
+
+def _restore(connection: Redis, job_id: str, record: dict[bytes, bytes] | ResponseError) -> Job:
+    try:
+        if isinstance(record, ResponseError):
+            raise record
+        found = RqJob(job_id, connection=connection, serializer=JSONSerializer)
+        found.restore(record)
+        return _view(found, found.latest_result())
+    except DAMAGED as error:
+        reason = f"its record in Redis cannot be read ({type(error).__name__}: {str(error)[:80]}); delete it"
+        return Job(id=job_id, kind="", arguments=None, state=UNREADABLE, created_us=0, error=reason)
+
+
+def _delete_unreadable(connection: Redis, job_id: str) -> None:
+    queue = open_queue(connection)
+    pipe = connection.pipeline(transaction=True)
+    pipe.delete(RqJob.key_for(job_id), Result.get_key(job_id))
+    for key in (queue.key, queue.intermediate_queue_key):
+        pipe.lrem(key, 0, job_id)
+    for registry in _registries(queue):
+        pipe.zrem(registry.key, job_id)
+    pipe.execute()
 
 
 def _view(job: RqJob, latest: Result | None) -> Job:

@@ -225,7 +225,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says.
+    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as rq says; unreadable if its
+    record is damaged.
 
     `arguments` None: a record of another version, which no worker of this one runs. `files`: the names of those that it left, of
     `REPORT_FILES`. `result` is the function's own JSON once it is finished; `error` the last line of `traceback`.

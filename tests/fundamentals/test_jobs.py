@@ -1,6 +1,7 @@
 """Jobs seen and ordered through the gateway's port: each state, its progress, its traceback; over real rq, without its worker."""
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,87 @@ async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, boar
     rq_job(connection, expired.id).delete()
     remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(connection, job_ids))
     assert folders[0].exists() and not folders[1].exists() and foreign.exists()
+    await board.stop()
+
+
+async def test_missing_or_large_job_file_is_refused_without_a_path(board: FleetClient, tmp_path: Path) -> None:
+    job = await board.telemetry.submit_job("bench", {})
+    folder = make_folder(tmp_path, job.id)
+    (folder / "report.png").write_bytes(b" " * (MAX_FILE_BYTES + 1))
+    for name, kind in (("report.json", NotFound), ("report.png", Conflict)):
+        with pytest.raises(kind) as refused:
+            await board.telemetry.job_file(job.id, name)
+        assert str(tmp_path) not in refused.value.message and "data_dir" in refused.value.message
+    await board.stop()
+
+
+def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    ids = [f"00000000-0000-0000-0000-{number:012x}" for number in range(5)]
+    (tmp_path / "jobs").mkdir()
+    link, dangling, file = [tmp_path / "jobs" / job_id for job_id in ids[:3]]
+    for again in (lambda: remove_old_folders(tmp_path, lambda _: set()), lambda: [make_folder(tmp_path, id) for id in ids[:3]]):
+        link.symlink_to(target)
+        dangling.symlink_to(tmp_path / "nothing")
+        file.write_text("no folder")
+        folders = [make_folder(tmp_path, job_id) for job_id in ids[3:]]
+        again()
+        assert target.is_dir() and not any(path.is_symlink() or path.is_file() for path in (link, dangling, file))
+        assert [folder.exists() for folder in folders] == [link.exists()] * 2
+
+
+def test_folder_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}") for number in range(3)]
+    remove = shutil.rmtree
+
+    def refuse_one(path: Path) -> None:
+        if path == folders[1]:
+            raise PermissionError("not allowed")
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse_one)
+    with pytest.raises(PermissionError):
+        remove_old_folders(tmp_path, lambda _: set())
+    assert [folder.exists() for folder in folders] == [False, True, False]
+
+
+CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("status", b"asleep"), ("data", None))
+
+
+@pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
+async def test_record_that_cannot_be_read_is_shown_as_such_beside_the_others(
+    connection: redis.Redis, board: FleetClient, field: str, value: bytes | None
+) -> None:
+    telemetry = board.telemetry
+    whole, corrupt = await telemetry.submit_job("bench", {}), await telemetry.submit_job("bench", {})
+    if value is None:
+        connection.hdel(RqJob.key_for(corrupt.id), field)
+    else:
+        connection.hset(RqJob.key_for(corrupt.id), field, value)
+    listed = {job.id: job for job in await telemetry.jobs()}
+    assert set(listed) == {whole.id, corrupt.id} and listed[whole.id].state == "queued"
+    shown = listed[corrupt.id]
+    assert shown.state == "unreadable" and shown.arguments is None and "delete it" in shown.error
+    assert await telemetry.job(corrupt.id) == shown
+    for order in (telemetry.retry_job, telemetry.stop_job):
+        with pytest.raises(Conflict, match="cannot be read"):
+            await order(corrupt.id)
+    assert jobs.kept_ids(connection, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
+    await telemetry.delete_job(corrupt.id)
+    assert [job.id for job in await telemetry.jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
+    await board.stop()
+
+
+async def test_result_that_cannot_be_read_is_shown_as_such(connection: redis.Redis, board: FleetClient) -> None:
+    job = await board.telemetry.submit_job("bench", {})
+    connection.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
+    assert [shown.state for shown in await board.telemetry.jobs()] == ["unreadable"]
+    connection.delete(RqJob.key_for(job.id), f"rq:results:{job.id}")
+    connection.set(RqJob.key_for(job.id), "no hash")
+    assert [shown.state for shown in await board.telemetry.jobs()] == ["unreadable"]
+    await board.telemetry.delete_job(job.id)
+    assert not await board.telemetry.jobs()
     await board.stop()
 
 
