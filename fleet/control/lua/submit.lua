@@ -16,12 +16,10 @@ end
 if call('EXISTS', rk) == 1 then return {'exists'} end
 if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
 if ARGV[14] ~= '' then
-  local any, taking = lease_deadlines()
-  local missing, retry_us = {}, 0
-  for _, role in ipairs(split(ARGV[14])) do
-    local of = availability(role, tonumber(ARGV[15]), any, taking)
+  local roles, missing, retry_us = split(ARGV[14]), {}, 0
+  for i, of in ipairs(availability(roles, tonumber(ARGV[15]))) do
     if not of.admits then
-      missing[#missing + 1] = role
+      missing[#missing + 1] = roles[i]
       retry_us = math.max(retry_us, of.retry_us)
     end
   end
