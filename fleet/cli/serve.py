@@ -81,6 +81,7 @@ def worker(
     from fleet.control.starting import StartAnnouncement
 
     with StartAnnouncement(deployment.redis_url, serves) as starting:
+        starting.end_by(signal.SIGTERM)  # until the worker is loaded and leaves in order
         fake = deployment.config.engine == "fake"
         checkpoint = None if fake else resolve_checkpoint(deployment.config)
         # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.

@@ -82,23 +82,25 @@ class WorkerStarts:
     def __init__(self, redis_url: str, role: RoleName) -> None:
         self._redis_url, self._role = redis_url, role
         self._place, self._child, self._former = place_here(os.getpid()), "", ""
+        self._number, self._stopped = 0, False
         self._announcing: asyncio.Task[None] | None = None
         self._line = ThreadPoolExecutor(1)
         """Sends one call after the other: an announcement under way must not overtake the end."""
 
-    def begin(self, pause_s: float) -> None:
-        """A worker is started in `pause_s`."""
+    def begin(self, pause_s: float, *, stopped: bool = False) -> None:
+        """A worker is started in `pause_s`. `stopped`: the one before was stopped and did not fail."""
         self._stop()
+        self._number, self._stopped = self._number + 1, stopped
         self._child, self._former = "", self._child
         self._announcing = asyncio.create_task(self._announce(asyncio.get_running_loop().time() + pause_s))
 
     def spawned(self, pid: int) -> None:
         self._child = place_here(pid)
 
-    async def end(self) -> None:
-        """No worker is started any more."""
+    async def end(self, *, failed: bool) -> None:
+        """No worker is started any more. `failed`: the last start counts as a failed one."""
         self._stop()
-        await self._send(scripts.end_start(self._role, self._place))
+        await self._send(scripts.end_start(self._role, self._place, child=self._child, failed=failed))
 
     def _stop(self) -> None:
         if self._announcing is not None:
@@ -109,8 +111,9 @@ class WorkerStarts:
             left_us = int(max(begins_s - asyncio.get_running_loop().time(), 0.0) * 1e6)
             lease_us = left_us + int(PYTHON_START_S * 1e6)
             call = scripts.announce_start(
-                self._role, self._place, lease_us, instead_of=self._former, child=self._child, begins_us=left_us
-            )
+                self._role, self._place, lease_us, instead_of=self._former, child=self._child, begins_us=left_us,
+                number=self._number, stopped=self._stopped,
+            )  # fmt: skip
             if await self._send(call):
                 return
             await asyncio.sleep(RETRY_S)

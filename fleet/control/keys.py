@@ -128,7 +128,7 @@ TABLE: tuple[Row, ...] = (
         meaning="request|stage it owns, or that is put to it"),
     Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),
     Row(pattern="availability:{role}", redis_type="hash", life="forever", owner="register",
-        meaning="when its last worker was lost or left, announced starts -> until when, tries since, how long a start took; us"),
+        meaning="when its last worker was lost or left, announced starts -> until when, tries since and the last, how long a start took; us"),
     Row(pattern="inbox:{id}", redis_type="stream", life="lease", owner="append",
         meaning="chunks, credit, ends, walks, orders, tasks taken back"),
     Row(pattern="live", redis_type="set", life="forever", owner="submit", meaning="requests not yet ended"),

@@ -27,8 +27,12 @@ def announce(control: Control, place: str, *, instead_of: str = "") -> str:
     return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
 
 
-def keep(control: Control, *, former: str = "", child: str = "", begins_us: int = 0) -> str:
-    call = scripts.announce_start(ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us)
+def keep(
+    control: Control, *, former: str = "", child: str = "", begins_us: int = 0, number: int = 1, stopped: bool = False
+) -> str:
+    call = scripts.announce_start(
+        ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us, number=number, stopped=stopped
+    )
     return control.run(call)
 
 
@@ -120,7 +124,7 @@ def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: C
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
         if "keeper" in announced_by:
-            assert keep(control, former=former, begins_us=9_000_000) == "ok"
+            assert keep(control, former=former, begins_us=9_000_000, number=number) == "ok"
         if "itself" in announced_by:
             former = f"test:{number + 10}"
             assert announce(control, former, instead_of=KEEPER) == "ok"
@@ -160,3 +164,61 @@ def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_late
 def test_the_place_of_another_workers_process_is_not_mistaken_for_the_childs(control: Control) -> None:
     assert control.register(WorkerId("lm@test:22:c")) == "ok"
     assert keep(control, child=LOADING) == "ok"
+
+
+@pytest.mark.parametrize("stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"])
+def test_starts_that_were_stopped_are_no_failed_starts(control: Control, stopped_by: str) -> None:
+    control.kill()
+    for number in range(MAX_FAILED_STARTS + 2):
+        loading = f"test:{number + 10}"
+        if "keeper" in stopped_by:
+            assert keep(control, number=number) == "ok"
+        if stopped_by != "its keeper, before it runs":
+            assert announce(control, loading, instead_of=KEEPER) == "ok"
+        assert expected(control, grace_us=0) == (True, True, 1)
+        if stopped_by == "itself":
+            assert control.run(scripts.end_start(ROLE, loading)) == "ok"
+        else:
+            assert control.run(scripts.end_start(ROLE, KEEPER, child=loading)) == "ok"
+        assert (tries(control), expected(control, grace_us=0)) == (0, (False, False, 0))
+
+
+def test_a_process_that_was_stopped_is_no_failed_start_for_the_keeper_that_starts_the_next(control: Control) -> None:
+    control.kill()
+    former = ""
+    for number in range(MAX_FAILED_STARTS + 2):
+        assert keep(control, former=former, number=number, stopped=True) == "ok"
+        former = f"test:{number + 10}"
+        assert announce(control, former, instead_of=KEEPER) == "ok"
+        assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+
+
+def test_a_worker_that_leaves_takes_no_failed_start_of_another_back(control: Control) -> None:
+    assert keep(control) == "ok"
+    assert announce(control, LOADING, instead_of=KEEPER) == "ok"
+    assert control.register(OTHER) == "ok"
+    assert control.run(scripts.end_start(ROLE, LOADING, took_us=1)) == "ok"
+    assert announce(control, "test:10") == "ok"
+    assert control.run(scripts.end_start(ROLE, "test:10", failed=True)) == "ok"
+    assert control.run(scripts.end_start(ROLE, KEEPER, child=LOADING)) == "unknown"
+    assert tries(control) == 1
+
+
+def test_repeated_announcement_of_one_start_counts_once(control: Control) -> None:
+    control.kill()
+    for _ in range(MAX_FAILED_STARTS + 1):
+        assert keep(control, number=1) == "ok"
+    assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+
+
+@pytest.mark.parametrize("forgotten_by", ["a new keeper", "the minute since", "none"])
+def test_failed_starts_are_forgotten_where_no_start_is_announced(control: Control, forgotten_by: str) -> None:
+    control.kill()
+    for number in range(MAX_FAILED_STARTS):
+        assert announce(control, f"test:{number + 10}") == "ok"
+        assert control.run(scripts.end_start(ROLE, f"test:{number + 10}", failed=True)) == "ok"
+    if forgotten_by == "the minute since":
+        seconds, _ = control.client.time()
+        control.client.hset(keys.availability(ROLE), "tried_us", (seconds - 61) * 1_000_000)
+    assert keep(control) if forgotten_by == "a new keeper" else announce(control, LOADING)
+    assert expected(control, grace_us=0)[0] == (forgotten_by != "none")

@@ -1,10 +1,15 @@
 """While a role's only worker restarts, new requests wait for it; where no worker is expected they are refused immediately."""
 
 import asyncio
+import signal
+import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
+import psutil
 import pytest
+import redis
 
 from fleet.cli.supervise import WorkerStarts
 from fleet.config import load_config
@@ -17,7 +22,7 @@ from fleet.control.views import RoleView
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
 from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
-from tests.support import REPO, RedisProcess, await_until
+from tests.support import REPO, RedisProcess, await_until, wait_until
 
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
@@ -121,6 +126,24 @@ async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> 
                 await submit(fleet, client)
 
 
+def test_loading_process_that_is_stopped_is_no_failed_start(own_redis: RedisProcess) -> None:
+    load = f"""
+import signal, time
+from fleet.config import load_config
+from fleet.control.starting import StartAnnouncement
+with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "device=cpu")).role("talker")) as start:
+    start.end_by(signal.SIGTERM)
+    time.sleep(600)
+"""
+    with redis.Redis.from_url(own_redis.url) as client, psutil.Popen([sys.executable, "-c", load]) as process:
+        wait_until(lambda: client.hget(keys.availability(TALKER), "tries") == b"1", "the start to be announced", timeout_s=60)
+        process.terminate()
+        assert process.wait(timeout=30) == -signal.SIGTERM
+        assert client.hget(keys.availability(TALKER), "tries") == b"0"
+        fields = [text(name) for name in cast("list[bytes]", client.hkeys(keys.availability(TALKER)))]
+        assert not [name for name in fields if name.startswith("start:")]
+
+
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
 async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_beyond_the_grace(
     redis_url: str, *, joins: bool
@@ -198,5 +221,5 @@ async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_
             return (await role_of(client, TALKER)).starting == 1
 
         await await_until(announced, "the start to be announced")
-        await starts.end()
+        await starts.end(failed=True)
         assert not await announced()

@@ -6,7 +6,7 @@ local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
 local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
-local MAX_FAILED_STARTS, USUAL_START_US = 3, 5000000
+local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local WORKERS_BATCH = 16
 
 local function now_us()
@@ -92,6 +92,17 @@ local function promote(role)
   end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
+-- Of an announced start: until when it counts (us), and the number of a keeper's start ("" for a process).
+local function start_of(value)
+  local ends, number = string.match(value, '^(%d+) ?(%d*)$')
+  return tonumber(ends), number
+end
+-- The start at `place` is announced no more. Where it did not fail, it was no try.
+local function withdraw_start(key, place, failed)
+  if call('HDEL', key, 'start:' .. place) == 0 then return false end
+  if not failed and tonumber(call('HGET', key, 'tries') or '0') > 0 then call('HINCRBY', key, 'tries', -1) end
+  return true
+end
 -- The latest lease deadline of the `wanted` roles' workers: of any of them, and of those that take tasks. The latest first, and only
 -- until each role has one that takes tasks: in a fleet at work that is a few workers, however many there are.
 local function lease_deadlines(wanted)
@@ -119,11 +130,11 @@ local function announced(role, grace_us, now)
   local of, starting, starting_until = {}, 0, 0
   local fields = call('HGETALL', availability_key(role))
   for i = 1, #fields, 2 do
-    local name, value = fields[i], tonumber(fields[i + 1])
-    if string.sub(name, 1, 6) ~= 'start:' then
-      of[name] = value
-    elseif value > now then
-      starting, starting_until = starting + 1, math.max(starting_until, value)
+    if string.sub(fields[i], 1, 6) ~= 'start:' then
+      of[fields[i]] = tonumber(fields[i + 1])
+    else
+      local ends = start_of(fields[i + 1])
+      if ends > now then starting, starting_until = starting + 1, math.max(starting_until, ends) end
     end
   end
   if (of.tries or 0) - starting >= MAX_FAILED_STARTS * (of.workers or 1) then starting, starting_until = 0, 0 end
