@@ -21,6 +21,7 @@ from fleet.control.stream import ClientStream
 from fleet.control.views import RoleView
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
+from fleet.core.telemetry import LogQuery
 from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
@@ -207,6 +208,7 @@ async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_
         await await_until(client.ping, "the gateway to reach Redis again")
         await client.submit(fake_spec_of(config), None)
         assert await client.live_count() == 1
+        assert not (await client.telemetry.logs(LogQuery())).lines, "what was admitted is not logged as refused"
 
 
 async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_will_come(own_redis: RedisProcess) -> None:
