@@ -8,6 +8,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec
+from fleet.core.telemetry import WorkerOrder
 from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, WORKER, Control
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
@@ -71,13 +72,36 @@ def test_a_lapsed_worker_that_is_not_fenced_yet_counts_from_its_deadline(control
     assert [expected(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
 
 
-def test_a_worker_that_left_in_order_is_not_expected_back_and_requests_in_flight_are_kept(control: Control) -> None:
+@pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
+def test_worker_that_was_ordered_off_is_not_expected_back_and_requests_in_flight_are_kept(
+    control: Control, orders: list[WorkerOrder]
+) -> None:
+    assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
+    assert expected(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
     assert expected(control) == (False, True, 0)
     assert control.run(scripts.fence_worker("", WORKER)) == "ok"
     assert expected(control) == (False, True, 0)
     control.client.hset(keys.availability(ROLE), "left_us", 1)
     assert expected(control) == (False, False, 0)
+
+
+@pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
+def test_worker_that_leaves_by_itself_is_expected_back_for_the_grace(control: Control, orders: list[WorkerOrder]) -> None:
+    assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
+    for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
+        assert control.run(leave) == "ok"
+        assert expected(control) == (True, True, 0)
+    assert submit(control, "req-2", ROLE)[0] == "ok"
+    assert submit(control, "req-3", ROLE, grace_us=0)[0] == "no_worker"
+
+
+def test_replica_that_was_ordered_off_does_not_hide_that_the_other_is_expected_back(control: Control) -> None:
+    assert control.register(OTHER) == "ok"
+    assert control.run(scripts.order(OTHER, "drain")) == "ok"
+    for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
+        assert control.run(leave) == "ok"
+        assert expected(control) == (True, True, 0)
 
 
 def test_a_role_without_any_worker_ever_is_refused_beside_one_that_has_one(control: Control) -> None:

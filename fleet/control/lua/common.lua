@@ -103,26 +103,26 @@ local function withdraw_start(key, place, failed)
   if not failed and tonumber(call('HGET', key, 'tries') or '0') > 0 then call('HINCRBY', key, 'tries', -1) end
   return true
 end
--- The latest lease deadline of the `wanted` roles' workers: of any of them, and of those that take tasks. The latest first, and only
--- until each role has one that takes tasks: in a fleet at work that is a few workers, however many there are.
+-- The latest lease deadline of the `wanted` roles' workers: of any of them, and of those that serve, without an order to drain or stop.
+-- The latest first, and only until each role has one that serves: in a fleet at work that is a few workers, however many there are.
 local function lease_deadlines(wanted)
-  local any, taking, left, seen = {}, {}, 0, 0
+  local any, serving, left, seen = {}, {}, 0, 0
   for _ in pairs(wanted) do left = left + 1 end
   while left > 0 do
     local listed = call('ZREVRANGE', P .. 'workers', seen, seen + WORKERS_BATCH - 1, 'WITHSCORES')
     if #listed == 0 then break end
     for i = 1, #listed, 2 do
-      local is = call('HMGET', P .. 'worker:' .. listed[i], 'role', 'draining', 'standby')
+      local is = call('HMGET', P .. 'worker:' .. listed[i], 'role', 'ordered_off', 'standby')
       local role, deadline = is[1] or '', tonumber(listed[i + 1])
-      if wanted[role] and not taking[role] then
+      if wanted[role] and not serving[role] then
         any[role] = any[role] or deadline
-        if is[2] ~= '1' and is[3] ~= '1' then taking[role], left = deadline, left - 1 end
+        if is[2] ~= '1' and is[3] ~= '1' then serving[role], left = deadline, left - 1 end
         if left == 0 then break end
       end
     end
     seen = seen + WORKERS_BATCH
   end
-  return any, taking
+  return any, serving
 end
 -- The announced starts and losses of a role, and until when they alone have it admit. Announced starts count no more once too many
 -- have failed in a row.
@@ -142,21 +142,22 @@ local function announced(role, grace_us, now)
   return of
 end
 -- The one rule of which roles expect a worker; answers for each of `roles`, in their order. New requests are admitted (`admits`) while
--- the role has a worker that takes tasks, lost its last one less than `grace_us` ago, or has one starting. Requests in flight are kept
--- (`keeps`) on the same terms; in addition, a worker that leaves in order counts for `grace_us`, too. Also answered: how many are
--- starting, and when to try again (us from now), from how long a start took last.
+-- the role has a worker that serves, had its last one less than `grace_us` ago, or has one starting. A worker that was ordered to
+-- drain or stop is none of these; one that leaves by itself is to be started again. Requests in flight are kept (`keeps`) on the same
+-- terms; in addition, a worker that was ordered off counts for `grace_us`, too. Also answered: how many are starting, and when to try
+-- again (us from now), from how long a start took last.
 local function availability(roles, grace_us)
   local now, found, wanted = now_us(), {}, {}
   for i, role in ipairs(roles) do
     found[i] = announced(role, grace_us, now)
     if found[i].admits_until <= now then wanted[role] = true end
   end
-  local any, taking = lease_deadlines(wanted)
+  local any, serving = lease_deadlines(wanted)
   local out = {}
   for i, role in ipairs(roles) do
     local of = found[i]
     local present = math.max(any[role] or 0, of.left_us or 0)
-    local admits = math.max((taking[role] or 0) + grace_us, of.admits_until) > now
+    local admits = math.max((serving[role] or 0) + grace_us, of.admits_until) > now
     out[i] = {
       admits = admits,
       keeps = admits or present + grace_us > now,

@@ -43,7 +43,7 @@ for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
     lose(tk, r, s, false)
   end
 end
-local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
+local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
 call('DEL', tasks_of(w), P .. 'inbox:' .. w)
@@ -53,10 +53,10 @@ if role then
   bury(w, left.how, cause)
   log_end(w, role, left.how, cause, held, only_request)
 end
--- The role's availability: a worker that was draining was to go, any other is a loss that new requests wait for; failed starts
--- are counted from then on.
+-- The role's availability: a worker that was ordered to drain or stop was to go, any other is a loss that new requests wait for;
+-- failed starts are counted from then on.
 if role and role ~= '' and is[2] ~= '1' then
-  call('HSET', availability_key(role), is[3] == '1' and 'left_us' or 'lost_us', int(now_us()))
+  call('HSET', availability_key(role), is[4] == '1' and 'left_us' or 'lost_us', int(now_us()))
   call('HDEL', availability_key(role), 'tries')
 end
 -- One that was leaving has been replaced when it said so.
