@@ -125,7 +125,8 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | 
     from fleet.cli.supervise import WorkerStarts, fence_at
 
     starts = WorkerStarts(deployment.redis_url, role) if role else None
-    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url, arguments[0]), starts=starts))
+    fence = fence_at(deployment.redis_url, arguments[0], role or "")
+    return asyncio.run(keep(arguments, when_dead=fence, starts=starts))
 
 
 def _await_redis(deployment: Deployment) -> None:
