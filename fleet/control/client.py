@@ -389,7 +389,7 @@ class FleetClient:
         match answer:
             case ["no_worker", retry_us, *roles]:
                 retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
-                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}`"
+                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}` or resume one"
                 return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
             case ["full", *_]:
                 bound = self.config.limits.max_requests
