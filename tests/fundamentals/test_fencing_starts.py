@@ -127,6 +127,14 @@ def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> 
     assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late word changed nothing"
 
 
+@pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
+def test_times_far_in_the_future_count_for_nothing_after_the_clock_was_set_back(control: Control, field: str) -> None:
+    control.kill()
+    seconds, _ = control.client.time()
+    control.client.hset(keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 3600) * 1_000_000})
+    assert expected(control) == (False, False, 0)
+
+
 def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refused(control: Control) -> None:
     control.kill()
     assert keep(control) == "ok"

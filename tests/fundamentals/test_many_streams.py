@@ -187,7 +187,7 @@ def test_a_leader_asks_once_which_roles_are_deserted_and_keeps_its_lead_over_man
         driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
         for at in driver.granted_at:
             driver.granted_at[at] -= 3600
-            run(client, scripts.announce_start(RoleName(at[1]), "test:9", HOUR_US))
+            run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
         driver.turn()
         assert asked.count("availability") == 1 and len(left_s) == len(driver.granted_at) >= NUM_LIVE
         assert all(left > LEASE_S // 2 for left in left_s), "the lead was to be renewed before each"

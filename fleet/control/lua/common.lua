@@ -7,7 +7,7 @@ local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
-local WORKERS_BATCH = 16
+local WORKERS_BATCH, MAX_START_US = 16, 1800000000
 
 local function now_us()
   local t = call('TIME')
@@ -125,7 +125,7 @@ local function lease_deadlines(wanted)
   return any, serving
 end
 -- The announced starts and losses of a role, and until when they alone have it admit. Announced starts count no more once too many
--- have failed in a row.
+-- have failed in a row. What Redis's clock, if it was set back, puts far into the future counts for nothing.
 local function announced(role, grace_us, now)
   local of, starting, starting_until = {}, 0, 0
   local fields = call('HGETALL', availability_key(role))
@@ -134,10 +134,13 @@ local function announced(role, grace_us, now)
       of[fields[i]] = tonumber(fields[i + 1])
     else
       local ends = start_of(fields[i + 1])
-      if ends > now then starting, starting_until = starting + 1, math.max(starting_until, ends) end
+      if ends > now and ends <= now + MAX_START_US then starting, starting_until = starting + 1, math.max(starting_until, ends) end
     end
   end
   if (of.tries or 0) - starting >= MAX_FAILED_STARTS * (of.workers or 1) then starting, starting_until = 0, 0 end
+  for _, name in ipairs({'lost_us', 'left_us'}) do
+    if (of[name] or 0) > now + grace_us then of[name] = nil end
+  end
   of.starting, of.admits_until = starting, math.max((of.lost_us or 0) + grace_us, starting_until)
   return of
 end
