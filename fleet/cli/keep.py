@@ -22,13 +22,14 @@ CANNOT_START_S = 60.0
 WELL_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-"""Well below `lease.no_worker_s`, after which requests for a role whose only worker waits to be started would fail."""
+"""Well below `lease.no_worker_s`: where starts cannot be announced, requests wait for a role's only worker for that long."""
 LAST_LINES = 5
 LINGER_S = 3.0
 LINGER_POLL_S = 0.05
 STOP_PATIENCE_S = 10.0
 READER_PATIENCE_S = 1.0
 NOT_STARTED = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
 """Called with the pid of a command that died and its signal or exit status; returns True if the command had served."""
 
@@ -65,9 +66,9 @@ class Output(Protocol):
 class Starts(Protocol):
     """Announces the starts of a kept command to those who wait for it."""
 
-    def begin(self, pause_s: float) -> None: ...
+    def begin(self, pause_s: float, *, stopped: bool = False) -> None: ...
     def spawned(self, pid: int) -> None: ...
-    async def end(self) -> None: ...
+    async def end(self, *, failed: bool) -> None: ...
 
 
 class Terminal:
@@ -112,7 +113,7 @@ class Keeper:
         try:
             return await self._run_on()
         finally:
-            await self._expect_none()
+            await self._expect_none(failed=not self.stop.is_set())
 
     async def _run_on(self) -> int:
         loop = asyncio.get_running_loop()
@@ -124,7 +125,7 @@ class Keeper:
             if self.stop.is_set():
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
-                await self._expect_none()
+                await self._expect_none(failed=False)
                 self.output.say(f"{self.name} left; start another with `fleet {self.name}`")
                 await self.stop.wait()
                 return 0
@@ -132,19 +133,19 @@ class Keeper:
             if pause_s is None:
                 self._tell(f"{_how(status)} and is not started again", error=True)
                 return status
-            self._expect(pause_s)
+            self._expect(pause_s, stopped=-status in STOP_SIGNALS)
             self._tell(f"{_how(status)}; starting it again in {pause_s:.1f} s")
             if await _set_within(self.stop, pause_s):
                 return 0
             started_s = loop.time()
 
-    def _expect(self, pause_s: float) -> None:
+    def _expect(self, pause_s: float, *, stopped: bool = False) -> None:
         if self.starts:
-            self.starts.begin(pause_s)
+            self.starts.begin(pause_s, stopped=stopped)
 
-    async def _expect_none(self) -> None:
+    async def _expect_none(self, *, failed: bool) -> None:
         if self.starts:
-            await self.starts.end()
+            await self.starts.end(failed=failed)
 
     def _tell(self, what: str, *, error: bool = False) -> None:
         """One message a death, whole: between the lines of the others nobody finds this one's last words."""
@@ -213,7 +214,7 @@ async def keep(
 ) -> int:
     """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts).run()
 

@@ -87,7 +87,8 @@ class KeptProcess(Process):
             stop.set()
 
         loop.add_reader(self._watched, closed)
-        fence = fence_at(self._redis_url, self.cmd[0]) if self.cmd[0] in REGISTERED else None
+        role = RoleName(self.cmd[1]) if self.cmd[0] == WORKER else None
+        fence = fence_at(self._redis_url, self.cmd[0], role or "") if self.cmd[0] in REGISTERED else None
         if self.predecessor is not None:
             await asyncio.to_thread(_end, self.predecessor)
             if fence:
@@ -99,7 +100,7 @@ class KeptProcess(Process):
             env=self.env,
             alone=alone_at(self._redis_url) if self.cmd[0] == ALONE else None,
             when_dead=fence,
-            starts=WorkerStarts(self._redis_url, RoleName(self.cmd[1])) if self.cmd[0] == WORKER else None,
+            starts=WorkerStarts(self._redis_url, role) if role else None,
         ).run()
 
     def line(self, line: bytes) -> None:

@@ -81,6 +81,7 @@ def worker(
     from fleet.control.starting import StartAnnouncement
 
     with StartAnnouncement(deployment.redis_url, serves) as starting:
+        starting.end_by(signal.SIGTERM)  # until the worker is loaded and leaves in order
         fake = deployment.config.engine == "fake"
         checkpoint = None if fake else resolve_checkpoint(deployment.config)
         # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
@@ -124,7 +125,8 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | 
     from fleet.cli.supervise import WorkerStarts, fence_at
 
     starts = WorkerStarts(deployment.redis_url, role) if role else None
-    return asyncio.run(keep(arguments, when_dead=fence_at(deployment.redis_url, arguments[0]), starts=starts))
+    fence = fence_at(deployment.redis_url, arguments[0], role or "")
+    return asyncio.run(keep(arguments, when_dead=fence, starts=starts))
 
 
 def _await_redis(deployment: Deployment) -> None:

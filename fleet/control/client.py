@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self, TypeVar, cast
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 INBOX_BLOCK_MS = 500
 INBOX_COUNT = 512
 SLOW_POLL_S = 1.0
+REFUSAL_PAUSE_S = 10.0
 MAX_RETRY_AFTER_S = 60
 """OpenAI's older SDKs do not follow a longer one."""
 
@@ -49,6 +51,7 @@ class FleetClient:
         self._unheard: dict[RequestId, asyncio.Task[None]] = {}
         self._stopping = False
         self._run_id = ""
+        self._refusals_unlogged_until = 0.0
         self._strays: set[RequestId] = set()
         self._joining = asyncio.Lock()
         self._rejoins: set[asyncio.Task[None]] = set()
@@ -268,6 +271,8 @@ class FleetClient:
             self._streams.pop(spec.id, None)
             if isinstance(error, RedisUnreachable):
                 self._disown(spec.id)
+            elif isinstance(error, NoWorker):
+                self._log_refusal(spec.id, error)
             raise
         stream.held_by(gateway, Epoch(int(text(answer[1]))))
         return stream
@@ -372,11 +377,19 @@ class FleetClient:
         info = cast("dict[str, str | int]", await self._redis.info("server"))
         return str(info["run_id"]), int(info["uptime_in_seconds"])
 
+    def _log_refusal(self, request: RequestId, error: NoWorker) -> None:
+        """Log a refusal, unless one was logged in the last seconds: a flood of requests must not fill the log."""
+        if time.monotonic() < self._refusals_unlogged_until:
+            return
+        self._refusals_unlogged_until = time.monotonic() + REFUSAL_PAUSE_S
+        words = "request %s is refused: %s; more such refusals at this gateway within %.0f s are not logged"
+        log.warning(words, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})
+
     def _refusal(self, answer: list[str]) -> FleetError:
         match answer:
             case ["no_worker", retry_us, *roles]:
                 retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
-                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}`"
+                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}` or resume one"
                 return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
             case ["full", *_]:
                 bound = self.config.limits.max_requests

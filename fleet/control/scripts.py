@@ -280,20 +280,24 @@ def fence_worker(leader: str, worker: WorkerId, *, died: bool = False, cause: st
 
 def announce_start(
     role: RoleName, place: str, lease_us: int, *, instead_of: str = "", child: str = "", workers: int | None = None,
-    begins_us: int | None = None,
+    begins_us: int | None = None, number: int | None = None, stopped: bool = False,
 ) -> Call:  # fmt: skip
     """A worker of `role` is starting at `place` (host:pid). `workers`: how many the deployment has of the role.
 
     From its process: `instead_of` is the keeper, whose announcement it continues. From the keeper: `begins_us` is the time until
-    the process starts, `child` that process once it runs, `instead_of` the one before.
+    the process starts, `number` counts the keeper's starts, `child` is that process once it runs, `instead_of` the one before;
+    `stopped`: that one was stopped and did not fail.
     """
-    known = tuple("" if number is None else number for number in (workers, begins_us))
-    return Call("announce_start", (role, place, lease_us, instead_of, child, *known))
+    known = tuple("" if given is None else given for given in (workers, begins_us, number))
+    return Call("announce_start", (role, place, lease_us, instead_of, child, *known, "1" if stopped else ""))
 
 
-def end_start(role: RoleName, place: str, *, took_us: int | None = None) -> Call:
-    """The announced start is over. `took_us`: its worker has joined, so long after the start was announced."""
-    return Call("end_start", (role, place, "" if took_us is None else took_us))
+def end_start(role: RoleName, place: str, *, child: str = "", took_us: int | None = None, failed: bool = False) -> Call:
+    """The announced start is over. `took_us`: its worker has joined, so long after the start was announced.
+
+    `failed`: it counts as a failed start; else it was stopped. From a keeper, `child` is the process that may continue it.
+    """
+    return Call("end_start", (role, place, child, "" if took_us is None else took_us, "1" if failed else ""))
 
 
 def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:

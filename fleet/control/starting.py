@@ -2,10 +2,11 @@
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from redis.exceptions import RedisError
@@ -47,17 +48,27 @@ class StartAnnouncement:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self._end(None)
+        self._end(failed=kind is not None and issubclass(kind, Exception))
 
     def joined(self) -> None:
         """The worker is registered. Later calls change nothing."""
-        self._end(int((time.monotonic() - self._began) * 1e6))
+        self._end(took_us=int((time.monotonic() - self._began) * 1e6))
 
-    def _end(self, took_us: int | None) -> None:
+    def end_by(self, signum: signal.Signals) -> None:
+        """Have the signal, which ends this process, end the announcement first: as a start that was stopped and did not fail."""
+
+        def end(_signum: int, _frame: FrameType | None) -> None:
+            self._end()
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+        signal.signal(signum, end)
+
+    def _end(self, took_us: int | None = None, *, failed: bool = False) -> None:
         if not self._over.is_set():
             self._over.set()
             self._thread.join(timeout=2 * TIMEOUT_S)
-            self._send(scripts.end_start(self._role.name, self._place, took_us=took_us))
+            self._send(scripts.end_start(self._role.name, self._place, took_us=took_us, failed=failed))
 
     def _renew(self) -> None:
         configured = self._role.replicas + self._role.standby

@@ -151,11 +151,31 @@ def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: 
     assert fence_process(redis_url, dead.pid, "conductor", "SIGKILL")
     wait_until(lambda: run(client, scripts.lead(WorkerId("conductor@other"), "", 60_000)), "the lead to be free")
     client.close()
-    assert not any(fence_process(redis_url, dead.pid, process, "SIGKILL") for process in ("conductor", "worker"))
+    for process, role in (("conductor", ""), ("worker", f"{ROLE}.decode")):
+        assert not fence_process(redis_url, dead.pid, process, "SIGKILL", role)
     led, stood_by, loading = log_lines(redis_url)
     assert (led.level, led.process, led.worker) == ("warning", "conductor", leader) and f"{leader} died (SIGKILL)" in led.message
-    assert "`fleet conductor`, died (SIGKILL)" in stood_by.message and stood_by.process == "conductor"
-    assert (loading.level, loading.process) == ("warning", "worker") and f"process {dead.pid} of" in loading.message
+    assert "`fleet conductor`, died (SIGKILL); it did not lead" in stood_by.message and stood_by.process == "conductor"
+    assert (loading.level, loading.process, loading.stage) == ("warning", "worker", ROLE)
+    assert f"process {dead.pid} of" in loading.message and f"`fleet worker {ROLE}.decode`, died" in loading.message
+
+
+@pytest.mark.parametrize(("lapsed", "words"), [(True, "fenced when its lease lapsed"), (False, "which had left")])
+def test_death_that_is_seen_after_its_worker_was_fenced_is_one_line_that_names_the_worker(
+    redis_url: str, lapsed: bool, words: str
+) -> None:
+    with psutil.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait(timeout=20)
+    client, worker = connect(redis_url), WorkerId(f"{ROLE}@{socket.gethostname()}:{dead.pid}:a")
+    leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+    run(client, scripts.register(worker, ROLE, 60_000_000, {"kind": "worker"}))
+    client.zadd(keys.WORKERS, {worker: 1})
+    run(client, scripts.fence_worker(leader if lapsed else "", worker))
+    assert [fence_process(redis_url, dead.pid, "worker", "SIGKILL", ROLE) for _ in range(2)] == [True, False]
+    client.close()
+    _, death = log_lines(redis_url)
+    assert (death.level, death.worker, death.stage) == ("warning", worker, ROLE)
+    assert death.message == f"worker {worker}, {words}, died (SIGKILL)"
 
 
 def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:

@@ -8,6 +8,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec
+from fleet.core.telemetry import WorkerOrder
 from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, STAGE, TEXT, WORKER, Control
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000
@@ -27,8 +28,12 @@ def announce(control: Control, place: str, *, instead_of: str = "") -> str:
     return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
 
 
-def keep(control: Control, *, former: str = "", child: str = "", begins_us: int = 0) -> str:
-    call = scripts.announce_start(ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us)
+def keep(
+    control: Control, *, former: str = "", child: str = "", begins_us: int = 0, number: int = 1, stopped: bool = False
+) -> str:
+    call = scripts.announce_start(
+        ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us, number=number, stopped=stopped
+    )
     return control.run(call)
 
 
@@ -67,13 +72,36 @@ def test_a_lapsed_worker_that_is_not_fenced_yet_counts_from_its_deadline(control
     assert [expected(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
 
 
-def test_a_worker_that_left_in_order_is_not_expected_back_and_requests_in_flight_are_kept(control: Control) -> None:
+@pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
+def test_worker_that_was_ordered_off_is_not_expected_back_and_requests_in_flight_are_kept(
+    control: Control, orders: list[WorkerOrder]
+) -> None:
+    assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
+    assert expected(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
     assert expected(control) == (False, True, 0)
     assert control.run(scripts.fence_worker("", WORKER)) == "ok"
     assert expected(control) == (False, True, 0)
     control.client.hset(keys.availability(ROLE), "left_us", 1)
     assert expected(control) == (False, False, 0)
+
+
+@pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
+def test_worker_that_leaves_by_itself_is_expected_back_for_the_grace(control: Control, orders: list[WorkerOrder]) -> None:
+    assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
+    for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
+        assert control.run(leave) == "ok"
+        assert expected(control) == (True, True, 0)
+    assert submit(control, "req-2", ROLE)[0] == "ok"
+    assert submit(control, "req-3", ROLE, grace_us=0)[0] == "no_worker"
+
+
+def test_replica_that_was_ordered_off_does_not_hide_that_the_other_is_expected_back(control: Control) -> None:
+    assert control.register(OTHER) == "ok"
+    assert control.run(scripts.order(OTHER, "drain")) == "ok"
+    for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
+        assert control.run(leave) == "ok"
+        assert expected(control) == (True, True, 0)
 
 
 def test_a_role_without_any_worker_ever_is_refused_beside_one_that_has_one(control: Control) -> None:
@@ -99,6 +127,14 @@ def test_a_start_counts_until_its_lease_ends_or_it_is_over(control: Control) -> 
     assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late word changed nothing"
 
 
+@pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
+def test_times_far_in_the_future_count_for_nothing_after_the_clock_was_set_back(control: Control, field: str) -> None:
+    control.kill()
+    seconds, _ = control.client.time()
+    control.client.hset(keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 3600) * 1_000_000})
+    assert expected(control) == (False, False, 0)
+
+
 def test_a_worker_continues_its_keepers_start_and_the_keepers_late_word_is_refused(control: Control) -> None:
     control.kill()
     assert keep(control) == "ok"
@@ -120,7 +156,7 @@ def test_starts_that_fail_in_a_row_count_no_more_until_a_worker_joins(control: C
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
         if "keeper" in announced_by:
-            assert keep(control, former=former, begins_us=9_000_000) == "ok"
+            assert keep(control, former=former, begins_us=9_000_000, number=number) == "ok"
         if "itself" in announced_by:
             former = f"test:{number + 10}"
             assert announce(control, former, instead_of=KEEPER) == "ok"
@@ -160,3 +196,61 @@ def test_a_restarted_redis_counts_roles_as_served_until_then_and_forgets_no_late
 def test_the_place_of_another_workers_process_is_not_mistaken_for_the_childs(control: Control) -> None:
     assert control.register(WorkerId("lm@test:22:c")) == "ok"
     assert keep(control, child=LOADING) == "ok"
+
+
+@pytest.mark.parametrize("stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"])
+def test_starts_that_were_stopped_are_no_failed_starts(control: Control, stopped_by: str) -> None:
+    control.kill()
+    for number in range(MAX_FAILED_STARTS + 2):
+        loading = f"test:{number + 10}"
+        if "keeper" in stopped_by:
+            assert keep(control, number=number) == "ok"
+        if stopped_by != "its keeper, before it runs":
+            assert announce(control, loading, instead_of=KEEPER) == "ok"
+        assert expected(control, grace_us=0) == (True, True, 1)
+        if stopped_by == "itself":
+            assert control.run(scripts.end_start(ROLE, loading)) == "ok"
+        else:
+            assert control.run(scripts.end_start(ROLE, KEEPER, child=loading)) == "ok"
+        assert (tries(control), expected(control, grace_us=0)) == (0, (False, False, 0))
+
+
+def test_a_process_that_was_stopped_is_no_failed_start_for_the_keeper_that_starts_the_next(control: Control) -> None:
+    control.kill()
+    former = ""
+    for number in range(MAX_FAILED_STARTS + 2):
+        assert keep(control, former=former, number=number, stopped=True) == "ok"
+        former = f"test:{number + 10}"
+        assert announce(control, former, instead_of=KEEPER) == "ok"
+        assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+
+
+def test_a_worker_that_leaves_takes_no_failed_start_of_another_back(control: Control) -> None:
+    assert keep(control) == "ok"
+    assert announce(control, LOADING, instead_of=KEEPER) == "ok"
+    assert control.register(OTHER) == "ok"
+    assert control.run(scripts.end_start(ROLE, LOADING, took_us=1)) == "ok"
+    assert announce(control, "test:10") == "ok"
+    assert control.run(scripts.end_start(ROLE, "test:10", failed=True)) == "ok"
+    assert control.run(scripts.end_start(ROLE, KEEPER, child=LOADING)) == "unknown"
+    assert tries(control) == 1
+
+
+def test_repeated_announcement_of_one_start_counts_once(control: Control) -> None:
+    control.kill()
+    for _ in range(MAX_FAILED_STARTS + 1):
+        assert keep(control, number=1) == "ok"
+    assert (tries(control), expected(control, grace_us=0)) == (1, (True, True, 1))
+
+
+@pytest.mark.parametrize("forgotten_by", ["a new keeper", "the minute since", "none"])
+def test_failed_starts_are_forgotten_where_no_start_is_announced(control: Control, forgotten_by: str) -> None:
+    control.kill()
+    for number in range(MAX_FAILED_STARTS):
+        assert announce(control, f"test:{number + 10}") == "ok"
+        assert control.run(scripts.end_start(ROLE, f"test:{number + 10}", failed=True)) == "ok"
+    if forgotten_by == "the minute since":
+        seconds, _ = control.client.time()
+        control.client.hset(keys.availability(ROLE), "tried_us", (seconds - 61) * 1_000_000)
+    assert keep(control) if forgotten_by == "a new keeper" else announce(control, LOADING)
+    assert expected(control, grace_us=0)[0] == (forgotten_by != "none")

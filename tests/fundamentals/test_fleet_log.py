@@ -3,14 +3,18 @@
 import asyncio
 from typing import cast
 
+import msgspec
 import pytest
 import redis
 
 from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run, text
+from fleet.control.log_stream import fields_of
 from fleet.control.telemetry.logs import line_of
+from fleet.core.errors import NoWorker, Overloaded
 from fleet.core.ids import RequestId, WorkerId
+from fleet.core.log_labels import Labels
 from fleet.core.request import RequestSpec
 from fleet.core.telemetry import LogLine, LogQuery
 from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
@@ -125,6 +129,27 @@ def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Co
     (line,) = lines(control.client)
     assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "req-over0")
     assert "limits.max_requests allows 1" in line.message
+
+
+async def test_refusal_for_want_of_a_worker_is_one_warning_of_the_gateway_and_hides_no_other(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with thread_fleet(redis_url, "limits.max_requests=1", without="talker") as fleet:
+        async with gateway(fleet) as client:
+            first, *others = [fake_spec(fleet, seed=seed) for seed in range(3)]
+            for spec in (first, *others):
+                with pytest.raises(NoWorker):
+                    await client.submit(spec, None)
+            (warning,) = [record for record in caplog.records if "is refused" in record.getMessage()]
+            fields = fields_of(warning, Labels("web", client.id))
+            assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
+            assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
+            written = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
+            await client.submit(written[0], None)
+            with pytest.raises(Overloaded):
+                await client.submit(written[1], None)
+            (line,) = lines(fleet.clients[0])
+            assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 
 
 def test_lapsed_lead_is_a_warning_and_one_that_was_given_up_is_none(control: Control) -> None:

@@ -15,10 +15,10 @@ from fleet.conductor.driver.snapshot import read_request
 from fleet.conductor.state import RequestRecord
 from fleet.config import load_config
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run
+from fleet.control.connect import Reply, connect, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk
-from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, WorkerId
 from tests.harness import answer, collected, fake_spec, fake_spec_of, gateway, thread_fleet
 from tests.support import await_until, wait_until
 
@@ -160,3 +160,51 @@ def test_a_stream_has_moved_when_each_open_edge_brought_a_chunk() -> None:
     put(other, 1)
     put(one, 3)
     assert stream.moved()
+
+
+def test_a_leader_asks_once_which_roles_are_deserted_and_keeps_its_lead_over_many_overdue_grants(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        driver, _ = a_leader_of_many(redis_url, client)
+        for _ in range(2):
+            driver.turn()
+        asked: list[str] = []
+        left_s: list[int] = []
+
+        def asking(to: redis.Redis, call: scripts.Call) -> Reply:
+            asked.append(call.script)
+            return run(to, call)
+
+        def is_nobodys_slowly(*_: object) -> bool:
+            left_s.append(client.ttl(keys.CONDUCTOR))
+            driver.led_at -= LEASE_S
+            client.expire(keys.CONDUCTOR, LEASE_S // 2)
+            return False
+
+        monkeypatch.setattr(driver_loop, "run", asking)
+        monkeypatch.setattr(driver_loop, "is_nobodys", is_nobodys_slowly)
+        driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
+        for at in driver.granted_at:
+            driver.granted_at[at] -= 3600
+            run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
+        driver.turn()
+        assert asked.count("availability") == 1 and len(left_s) == len(driver.granted_at) >= NUM_LIVE
+        assert all(left > LEASE_S // 2 for left in left_s), "the lead was to be renewed before each"
+        driver.client.close()
+
+
+def test_admission_reads_few_workers_of_a_large_fleet(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        driver, _ = a_leader_of_many(redis_url, client)
+        for role in ("ears", "lm"):
+            for number in range(100):
+                run(client, scripts.register(WorkerId(f"{role}@test:{number}:a"), role, HOUR_US, {"kind": "test"}))
+        run(client, scripts.renew(WorkerId("ears@test:1:a"), HOUR_US, {}))
+        spec, roles = fake_spec_of(driver.config), [RoleName("ears"), RoleName("lm")]
+        client.config_resetstat()
+        call = scripts.submit(spec, None, bound=NUM_LIVE + 1, stages=[], edges=[], gateway=GATEWAY, roles=roles, grace_us=0)
+        assert text(cast("list[bytes]", run(client, call))[0]) == "ok"
+        statistics = cast("dict[str, dict[str, int]]", client.info("commandstats"))
+        assert statistics["cmdstat_hmget"]["calls"] < 10
+        driver.client.close()

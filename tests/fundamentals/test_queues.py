@@ -104,7 +104,7 @@ async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
     """It keeps its lease and finishes what it has; a request that would need it is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
-    assert bench.ask(scripts.drain(leaving)) == "ok"
+    assert bench.ask(scripts.order(leaving, "drain")) == "ok"
     view = await bench.role()
     assert (view.workers, view.draining, view.capacity) == (0, 1, 0)
     assert bench.ask(scripts.renew(leaving, LEASE_US, {"running": 1})) == "ok"

@@ -1,10 +1,15 @@
 """While a role's only worker restarts, new requests wait for it; where no worker is expected they are refused immediately."""
 
 import asyncio
+import signal
+import sys
 from pathlib import Path
+from typing import cast
 
 import msgspec
+import psutil
 import pytest
+import redis
 
 from fleet.cli.supervise import WorkerStarts
 from fleet.config import load_config
@@ -16,13 +21,14 @@ from fleet.control.stream import ClientStream
 from fleet.control.views import RoleView
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
+from fleet.core.telemetry import LogQuery
 from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway, gateway_at, thread_fleet
-from tests.support import REPO, RedisProcess, await_until
+from tests.support import REPO, RedisProcess, await_until, wait_until
 
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
-START_LEASE_US = 3_600_000_000
+START_LEASE_US = 600_000_000
 SOON = "lease.unclaimed_s=0.2"
 """A killed worker that still reads may take a grant with it, which is then overdue."""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
@@ -121,6 +127,24 @@ async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> 
                 await submit(fleet, client)
 
 
+def test_loading_process_that_is_stopped_is_no_failed_start(own_redis: RedisProcess) -> None:
+    load = f"""
+import signal, time
+from fleet.config import load_config
+from fleet.control.starting import StartAnnouncement
+with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "device=cpu")).role("talker")) as start:
+    start.end_by(signal.SIGTERM)
+    time.sleep(600)
+"""
+    with redis.Redis.from_url(own_redis.url) as client, psutil.Popen([sys.executable, "-c", load]) as process:
+        wait_until(lambda: client.hget(keys.availability(TALKER), "tries") == b"1", "the start to be announced", timeout_s=60)
+        process.terminate()
+        assert process.wait(timeout=30) == -signal.SIGTERM
+        assert client.hget(keys.availability(TALKER), "tries") == b"0"
+        fields = [text(name) for name in cast("list[bytes]", client.hkeys(keys.availability(TALKER)))]
+        assert not [name for name in fields if name.startswith("start:")]
+
+
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
 async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_beyond_the_grace(
     redis_url: str, *, joins: bool
@@ -152,7 +176,7 @@ async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_w
         async with gateway(fleet) as client:
             worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
             run(fleet.clients[0], scripts.order(worker, "drain"))
-            with pytest.raises(NoWorker, match=THINKER):
+            with pytest.raises(NoWorker, match="start one with `fleet worker thinker` or resume one, then try again"):
                 await submit(fleet, client)
             run(fleet.clients[0], scripts.order(worker, "resume"))
             assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
@@ -184,6 +208,7 @@ async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_
         await await_until(client.ping, "the gateway to reach Redis again")
         await client.submit(fake_spec_of(config), None)
         assert await client.live_count() == 1
+        assert not (await client.telemetry.logs(LogQuery())).lines, "what was admitted is not logged as refused"
 
 
 async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_will_come(own_redis: RedisProcess) -> None:
@@ -198,5 +223,5 @@ async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_
             return (await role_of(client, TALKER)).starting == 1
 
         await await_until(announced, "the start to be announced")
-        await starts.end()
+        await starts.end(failed=True)
         assert not await announced()

@@ -33,6 +33,9 @@ class Role:
     def lose(self, name: str) -> None:
         assert text(run(self.client, scripts.fence_worker("", WorkerId(name), died=True))) == "ok"
 
+    def renew(self, name: str) -> None:
+        assert text(run(self.client, scripts.renew(WorkerId(name), LEASE_US, {}))) == "ok"
+
     def drain(self, name: str) -> None:
         assert text(run(self.client, scripts.drain(WorkerId(name)))) == "ok"
 
@@ -99,6 +102,20 @@ def test_one_whose_own_lease_has_lapsed_takes_nobodys_place(client: redis.Redis)
     client.zadd(keys.WORKERS, {"b": 1})
     role.lose("a")
     assert role.standing_by() == {"b"} and role.told("c") == 1
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_standby_whose_lease_was_late_takes_the_place_once_it_renews(client: redis.Redis, drained: bool) -> None:
+    role = Role(client, replicas=1, standby=2)
+    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
+    role.renew("b")
+    assert role.standing_by() == {"b", "c"}, "another one serves"
+    client.zadd(keys.WORKERS, {"a": 1, "b": 1, "c": 1})
+    (role.drain if drained else role.lose)("a")
+    assert role.standing_by() == {"b", "c"}
+    for name in "bcb":
+        role.renew(name)
+    assert role.standing_by() == {"c"} and (role.told("b"), role.told("c")) == (1, 0)
 
 
 def test_the_dead_are_not_counted_before_they_are_fenced(client: redis.Redis) -> None:

@@ -1,10 +1,12 @@
 """When a kept command is started again, and when it is given up."""
 
 import asyncio
+import os
+import signal
 
 import pytest
 
-from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy, cause_of
+from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy, Terminal, cause_of
 from fleet.config.schema import LeaseConfig
 from tests.support import await_until
 
@@ -94,20 +96,27 @@ def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) 
     assert cause_of(status) == cause
 
 
+class Stopping(Terminal):
+    """Ends each command by SIGTERM as soon as it runs."""
+
+    def started(self, pid: int) -> None:
+        os.kill(pid, signal.SIGTERM)
+
+
 class Starts:
     """Records the announcements of a keeper."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def begin(self, pause_s: float) -> None:
-        self.said.append(f"begin {pause_s}")
+    def begin(self, pause_s: float, *, stopped: bool = False) -> None:
+        self.said.append(f"begin {pause_s}{' after a stop' if stopped else ''}")
 
     def spawned(self, pid: int) -> None:
         self.said.append("spawned")
 
-    async def end(self) -> None:
-        self.said.append("end")
+    async def end(self, *, failed: bool) -> None:
+        self.said.append("end, failed" if failed else "end")
 
 
 async def test_each_start_is_announced_before_its_pause_and_withdrawn_when_the_keeper_is_stopped() -> None:
@@ -140,4 +149,18 @@ async def test_a_command_that_ends_well_is_announced_no_more() -> None:
 async def test_a_command_that_cannot_start_is_announced_no_more() -> None:
     starts = Starts()
     assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
-    assert starts.said == ["begin 0.0", "spawned", "end"]
+    assert starts.said == ["begin 0.0", "spawned", "end, failed"]
+
+
+async def test_start_that_a_signal_stopped_is_said_not_to_have_failed() -> None:
+    starts, stop = Starts(), asyncio.Event()
+    keeper = Keeper(arguments=["redis", "--help"], stop=stop, output=Stopping(), starts=starts)
+    ending = asyncio.create_task(keeper.run())
+
+    async def started_again() -> bool:
+        return starts.said.count("spawned") == 2
+
+    await await_until(started_again, "the command to be started again", timeout_s=60.0)
+    stop.set()
+    await ending
+    assert starts.said[2] == "begin 0.1 after a stop"

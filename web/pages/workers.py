@@ -20,7 +20,7 @@ MAX_ROWS, MAX_GONE = 100, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`orders`: what it can be told now. `last`: no other worker of its role takes tasks."""
+    """`orders`: what it can be told now. `last`: no other worker of its role takes tasks, or would in its place."""
 
     view: WorkerStory
     colour: int
@@ -72,7 +72,8 @@ class _Reader:
         self._colours = colours(gateway.graph)
 
     def _row(self, view: WorkerStory, workers: Sequence[WorkerStory]) -> WorkerRow:
-        last = not any(other.role == view.role and other.state == "ready" and other.id != view.id for other in workers)
+        others = [other for other in workers if other.role == view.role and other.id != view.id]
+        last = not any(other.state in ("ready", "standby") for other in others)
         return WorkerRow(view=view, colour=self._colours.get(stage_of(view.role), -1), orders=orders_of(view), last=last)
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from typing import cast
 
 import redis
@@ -19,7 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from fleet.conductor.driver.snapshot import is_nobodys, missed_facts, read_live, read_request
 from fleet.conductor.invariants import violations
-from fleet.conductor.state import ConductorState, TaskState
+from fleet.conductor.state import ConductorState, TaskRecord, TaskState
 from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
@@ -207,35 +208,46 @@ class Driver:
             if now - since > self.config.lease.resume_s:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
-        for (request, stage), at in list(self.granted_at.items()):
-            if now - at > self.config.lease.unclaimed_s:
-                self.granted_at[request, stage] = now
-                self._overdue(request, stage)
+        self._watch_grants(now)
 
-    def _overdue(self, request: RequestId, stage: StageName) -> None:
+    def _watch_grants(self, now: float) -> None:
+        """Take up each grant that nobody claimed for `unclaimed_s`, for as long as this conductor leads."""
+        overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.unclaimed_s]
+        deserted = self._deserted(overdue)
+        for request, stage in overdue:
+            if not self._still_leads():
+                return
+            if (request, stage) in self.granted_at:
+                self.granted_at[request, stage] = now
+                self._overdue(request, stage, deserted)
+
+    def _task(self, request: RequestId, stage: StageName) -> TaskRecord | None:
         record = self.state.requests.get(request)
-        task = record.tasks.get(stage) if record else None
-        if record is None or task is None:
+        return record.tasks.get(stage) if record else None
+
+    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName]) -> None:
+        task = self._task(request, stage)
+        if task is None:
             self.granted_at.pop((request, stage), None)
             return
-        if self._is_deserted(granted_role(self.state, task)):
-            self._apply(ev.RoleDeserted(request=record.id, stage=task.stage, epoch=task.epoch))
-            return
-        if not is_nobodys(self.client, record.id, task.stage):
-            return
-        self._apply(ev.GrantOverdue(request=record.id, stage=task.stage, epoch=task.epoch))
+        if granted_role(self.state, task) in deserted:
+            self._apply(ev.RoleDeserted(request=request, stage=stage, epoch=task.epoch))
+        elif is_nobodys(self.client, request, stage):
+            self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
-    def _is_deserted(self, role: RoleName) -> bool:
-        """Return True if no worker of the role is there or expected, by the rule of `availability` in `common.lua`.
+    def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
+        """Return which roles of these grants have no worker and expect none, by the rule of `availability` in `common.lua`.
 
-        Not before this conductor has led for `no_worker_s`: Redis may have been away for longer than that.
+        None before this conductor has led for `no_worker_s`: Redis may have been away for longer than that.
         """
         grace_s = self.config.lease.no_worker_s
-        if time.monotonic() - self.took_over_at <= grace_s:
-            return False
-        reply = run(self.client, scripts.availability(int(grace_s * 1e6), [role]))
-        ((_, keeps, _),) = cast("list[tuple[bytes, bytes, int]]", reply)
-        return not keeps
+        tasks = [self._task(request, stage) for request, stage in overdue]
+        roles = sorted({granted_role(self.state, task) for task in tasks if task is not None})
+        if not roles or time.monotonic() - self.took_over_at <= grace_s:
+            return frozenset()
+        reply = run(self.client, scripts.availability(int(grace_s * 1e6), roles))
+        found = cast("list[tuple[bytes, bytes, int]]", reply)
+        return frozenset(role for role, (_, keeps, _) in zip(roles, found, strict=True) if not keeps)
 
 
 def run_conductor(config: FleetConfig, redis_url: str) -> None:

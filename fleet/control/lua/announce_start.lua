@@ -1,10 +1,12 @@
 -- announce_start: a worker of the role is starting: its process announces itself while it loads, its keeper before (then `begins` is
 -- given, and `place` the keeper's). Compares, for a keeper, that the `child` has neither announced itself nor joined yet. Writes until
--- when the start counts, in place of `instead_of`: the keeper's announcement that a process continues, or a dead child's. Each of a
--- keeper's, and a process's that continues none, is one more try; a try without a worker that joins has failed. Lapsed starts go.
+-- when the start counts, in place of `instead_of`: the keeper's announcement that a process continues, or a dead child's. Each start of
+-- a keeper's (`number`, which a repeated call has too), and a process's that continues none, is one more try; a try without a worker
+-- that joins has failed, unless it was `stopped`. Lapsed starts go. Tries are forgotten while no start is announced: by a new keeper,
+-- and after a minute.
 -- ARGV: role, place (host:pid), lease us, instead_of, child, workers that the deployment has of the role ("" unknown), begins: us
--- until the keeper starts it ("" for a process)
-local role, place, lease, instead_of, child, workers, begins = unpack(ARGV)
+-- until the keeper starts it ("" for a process), number of the keeper's start, stopped ("1": `instead_of` did not fail)
+local role, place, lease, instead_of, child, workers, begins, number, stopped = unpack(ARGV)
 local key, now = availability_key(role), now_us()
 if child ~= '' then
   if call('HEXISTS', key, 'start:' .. child) == 1 then return 'begun' end
@@ -12,14 +14,22 @@ if child ~= '' then
     if string.find(w, '@' .. child .. ':', 1, true) then return 'begun' end
   end
 end
-local fields, continues = call('HGETALL', key), false
+local fields, continues, any = call('HGETALL', key), false, false
 for i = 1, #fields, 2 do
   local of = string.match(fields[i], '^start:(.+)$')
-  if of == place or of == instead_of then continues = true end
-  if of and (of == instead_of or tonumber(fields[i + 1]) <= now) then call('HDEL', key, fields[i]) end
+  if of then
+    local ends, counted = start_of(fields[i + 1])
+    if begins ~= '' then continues = continues or (of == place and counted == number)
+    else continues = continues or of == place or of == instead_of end
+    if of == instead_of then withdraw_start(key, of, stopped ~= '1')
+    elseif ends <= now then call('HDEL', key, fields[i]) end
+    any = any or ends > now
+  end
 end
-if begins ~= '' or not continues then call('HINCRBY', key, 'tries', 1) end
+local quiet = now - tonumber(call('HGET', key, 'tried_us') or '0') > FORGET_TRIES_US
+if not any and (quiet or (begins ~= '' and instead_of == '')) then call('HDEL', key, 'tries') end
+if not continues then call('HINCRBY', key, 'tries', 1) end
 if begins ~= '' then call('HSET', key, 'next_us', int(now + tonumber(begins))) end
 if workers ~= '' then call('HSET', key, 'workers', workers) end
-call('HSET', key, 'start:' .. place, int(now + tonumber(lease)))
+call('HSET', key, 'start:' .. place, int(now + tonumber(lease)) .. ' ' .. number, 'tried_us', int(now))
 return 'ok'

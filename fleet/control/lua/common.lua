@@ -6,7 +6,8 @@ local MAX_LOGS, MAX_NAMED_TASKS = 20000, 60
 local MAX_INDEX, MAX_MARKS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
-local MAX_FAILED_STARTS, USUAL_START_US = 3, 5000000
+local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
+local WORKERS_BATCH, MAX_START_US = 16, 1800000000
 
 local function now_us()
   local t = call('TIME')
@@ -91,42 +92,83 @@ local function promote(role)
   end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
--- The latest lease deadline of each role's workers: of any of them, and of those that take tasks.
-local function lease_deadlines()
-  local any, taking = {}, {}
-  local listed = call('ZRANGE', P .. 'workers', 0, -1, 'WITHSCORES')
-  for i = 1, #listed, 2 do
-    local is, deadline = call('HMGET', P .. 'worker:' .. listed[i], 'role', 'draining', 'standby'), tonumber(listed[i + 1])
-    local role = is[1] or ''
-    any[role] = math.max(any[role] or 0, deadline)
-    if is[2] ~= '1' and is[3] ~= '1' then taking[role] = math.max(taking[role] or 0, deadline) end
-  end
-  return any, taking
+-- Of an announced start: until when it counts (us), and the number of a keeper's start ("" for a process).
+local function start_of(value)
+  local ends, number = string.match(value, '^(%d+) ?(%d*)$')
+  return tonumber(ends), number
 end
--- The one rule of which roles expect a worker. New requests are admitted (`admits`) while the role has a worker that takes tasks,
--- lost its last one less than `grace_us` ago, or has one starting. Requests in flight are kept (`keeps`) on the same terms; in
--- addition, a worker that leaves in order counts for `grace_us`, too. Announced starts count no more once too many have failed in
--- a row. Also returned: how many are starting, and when to try again (us from now), from how long a start took last.
-local function availability(role, grace_us, any, taking)
-  local now, of, starting, starting_until = now_us(), {}, 0, 0
+-- The start at `place` is announced no more. Where it did not fail, it was no try.
+local function withdraw_start(key, place, failed)
+  if call('HDEL', key, 'start:' .. place) == 0 then return false end
+  if not failed and tonumber(call('HGET', key, 'tries') or '0') > 0 then call('HINCRBY', key, 'tries', -1) end
+  return true
+end
+-- The latest lease deadline of the `wanted` roles' workers: of any of them, and of those that serve, without an order to drain or stop.
+-- The latest first, and only until each role has one that serves: in a fleet at work that is a few workers, however many there are.
+local function lease_deadlines(wanted)
+  local any, serving, left, seen = {}, {}, 0, 0
+  for _ in pairs(wanted) do left = left + 1 end
+  while left > 0 do
+    local listed = call('ZREVRANGE', P .. 'workers', seen, seen + WORKERS_BATCH - 1, 'WITHSCORES')
+    if #listed == 0 then break end
+    for i = 1, #listed, 2 do
+      local is = call('HMGET', P .. 'worker:' .. listed[i], 'role', 'ordered_off', 'standby')
+      local role, deadline = is[1] or '', tonumber(listed[i + 1])
+      if wanted[role] and not serving[role] then
+        any[role] = any[role] or deadline
+        if is[2] ~= '1' and is[3] ~= '1' then serving[role], left = deadline, left - 1 end
+        if left == 0 then break end
+      end
+    end
+    seen = seen + WORKERS_BATCH
+  end
+  return any, serving
+end
+-- The announced starts and losses of a role, and until when they alone have it admit. Announced starts count no more once too many
+-- have failed in a row. What Redis's clock, if it was set back, puts far into the future counts for nothing.
+local function announced(role, grace_us, now)
+  local of, starting, starting_until = {}, 0, 0
   local fields = call('HGETALL', availability_key(role))
   for i = 1, #fields, 2 do
-    local name, value = fields[i], tonumber(fields[i + 1])
-    if string.sub(name, 1, 6) ~= 'start:' then
-      of[name] = value
-    elseif value > now then
-      starting, starting_until = starting + 1, math.max(starting_until, value)
+    if string.sub(fields[i], 1, 6) ~= 'start:' then
+      of[fields[i]] = tonumber(fields[i + 1])
+    else
+      local ends = start_of(fields[i + 1])
+      if ends > now and ends <= now + MAX_START_US then starting, starting_until = starting + 1, math.max(starting_until, ends) end
     end
   end
   if (of.tries or 0) - starting >= MAX_FAILED_STARTS * (of.workers or 1) then starting, starting_until = 0, 0 end
-  local served = math.max(taking[role] or 0, of.lost_us or 0)
-  local present = math.max(served, any[role] or 0, of.left_us or 0)
-  return {
-    admits = math.max(served + grace_us, starting_until) > now,
-    keeps = math.max(present + grace_us, starting_until) > now,
-    starting = starting,
-    retry_us = math.max((of.next_us or 0) - now, 0) + (of.took_us or USUAL_START_US),
-  }
+  for _, name in ipairs({'lost_us', 'left_us'}) do
+    if (of[name] or 0) > now + grace_us then of[name] = nil end
+  end
+  of.starting, of.admits_until = starting, math.max((of.lost_us or 0) + grace_us, starting_until)
+  return of
+end
+-- The one rule of which roles expect a worker; answers for each of `roles`, in their order. New requests are admitted (`admits`) while
+-- the role has a worker that serves, had its last one less than `grace_us` ago, or has one starting. A worker that was ordered to
+-- drain or stop is none of these; one that leaves by itself is to be started again. Requests in flight are kept (`keeps`) on the same
+-- terms; in addition, a worker that was ordered off counts for `grace_us`, too. Also answered: how many are starting, and when to try
+-- again (us from now), from how long a start took last.
+local function availability(roles, grace_us)
+  local now, found, wanted = now_us(), {}, {}
+  for i, role in ipairs(roles) do
+    found[i] = announced(role, grace_us, now)
+    if found[i].admits_until <= now then wanted[role] = true end
+  end
+  local any, serving = lease_deadlines(wanted)
+  local out = {}
+  for i, role in ipairs(roles) do
+    local of = found[i]
+    local present = math.max(any[role] or 0, of.left_us or 0)
+    local admits = math.max((serving[role] or 0) + grace_us, of.admits_until) > now
+    out[i] = {
+      admits = admits,
+      keeps = admits or present + grace_us > now,
+      starting = of.starting,
+      retry_us = math.max((of.next_us or 0) - now, 0) + (of.took_us or USUAL_START_US),
+    }
+  end
+  return out
 end
 -- Why who owned the task at this epoch may not write for it: nil where it runs, for its request is live and its epoch the same.
 local function refused(tk, r, epoch)

@@ -23,6 +23,16 @@ local function log_end(w, role, how, cause, held, r)
     log_line('warning', process, w, stage, r, who .. ' is lost: its lease lapsed, and no end of its process was seen; it held ' .. held)
   end
 end
+-- The end of a process is seen whose worker has been fenced or has left already: one more line, and only one.
+local function log_late_end(w, cause)
+  local gone = P .. 'gone:' .. w
+  local is = call('HMGET', gone, 'role', 'how', 'cause')
+  if not is[2] or is[2] == 'died' or is[3] ~= '' then return end
+  call('HSET', gone, 'how', is[2] == 'lapsed' and 'died' or is[2], 'cause', cause)
+  local process, stage = labels_of(is[1])
+  log_line('warning', process, w, stage, '', (is[1] == '' and 'gateway ' or 'worker ') .. w ..
+    (is[2] == 'lapsed' and ', fenced when its lease lapsed, died (' or ', which had left, died (') .. cause .. ')')
+end
 local leader, w, ev, died = unpack(ARGV)
 if leader ~= '' then
   if not leads(leader) then return 'not_leader' end
@@ -43,20 +53,21 @@ for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
     lose(tk, r, s, false)
   end
 end
-local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
+local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
 call('DEL', tasks_of(w), P .. 'inbox:' .. w)
+local left = cjson.decode(ev)
+local cause = left.cause or ''
+if not role and died == '1' and leader == '' then log_late_end(w, cause) end
 if role then
-  local left = cjson.decode(ev)
-  local cause = left.cause or ''
   bury(w, left.how, cause)
   log_end(w, role, left.how, cause, held, only_request)
 end
--- The role's availability: a worker that was draining was to go, any other is a loss that new requests wait for; failed starts
--- are counted from then on.
+-- The role's availability: a worker that was ordered to drain or stop was to go, any other is a loss that new requests wait for;
+-- failed starts are counted from then on.
 if role and role ~= '' and is[2] ~= '1' then
-  call('HSET', availability_key(role), is[3] == '1' and 'left_us' or 'lost_us', int(now_us()))
+  call('HSET', availability_key(role), is[4] == '1' and 'left_us' or 'lost_us', int(now_us()))
   call('HDEL', availability_key(role), 'tries')
 end
 -- One that was leaving has been replaced when it said so.

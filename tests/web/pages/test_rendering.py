@@ -171,13 +171,14 @@ def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gate
     def confirmed(*workers: WorkerStory) -> list[str]:
         telemetry.worker_list = list(workers)
         shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
-        words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need \w+ wait'
+        words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need it are refused with 503'
         return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {words}', shown)))
 
     orders = [f"{only.id}/drain", f"{only.id}/stop"]
     assert confirmed(only) == orders
-    assert confirmed(only, other) == []
-    for state in ("draining", "leaving", "late", "standby"):
+    for state in ("ready", "standby"):
+        assert confirmed(only, msgspec.structs.replace(other, state=state)) == [], state
+    for state in ("draining", "leaving", "late"):
         found = confirmed(only, msgspec.structs.replace(other, state=state))
         assert [where for where in found if where.startswith(only.id)] == orders, state
     assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, role="code2wav"))
