@@ -127,6 +127,10 @@ class ResponsePatch(Patch):
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
     prompt: Unserved = None
+    modalities: object = None
+    output_audio_format: object = None
+    voice: object = None
+    max_response_output_tokens: object = None
 
 
 class ResponseCreate(ClientEvent):

@@ -24,7 +24,16 @@ from web.realtime.making import Making
 from web.realtime.refusal import error_event
 from web.realtime.run import CANCELLED, Marks, Plan, Run
 from web.realtime.served import check_speaks
-from web.realtime.settings import OUTPUT_FORMAT, SERVED_FORMAT, Settings, check_output_format, voice_name
+from web.realtime.settings import (
+    OUTPUT_FORMAT,
+    RESPONSE_BETA,
+    SAME_IN_BETA,
+    SERVED_FORMAT,
+    Settings,
+    beta_refusal,
+    check_output_format,
+    voice_name,
+)
 from web.schema import MessageBody
 
 MAX_ASIDE = 4
@@ -141,6 +150,7 @@ class Replies:
 
     def create(self, wanted: ResponsePatch) -> None:
         """`response.create`. Raises: BadInput, NotFound."""
+        _check_dialect(wanted)
         settings, aside = self._settings(), wanted.conversation == "none"
         if not aside and self.active is not None:
             raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
@@ -327,6 +337,14 @@ class Replies:
             self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
         check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
         return plan
+
+
+def _check_dialect(wanted: ResponsePatch) -> None:
+    """Refuse fields of the dialect before GA, except for the audio format that is sent anyway. Raises: UnsupportedValue."""
+    for name, now in RESPONSE_BETA.items():
+        value = getattr(wanted, name)
+        if value is not None and (name, value) != ("output_audio_format", SAME_IN_BETA):
+            raise beta_refusal("response", name, now)
 
 
 def _no_output_format() -> UnsupportedValue:

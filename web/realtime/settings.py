@@ -239,7 +239,21 @@ BETA = {
     "output_audio_format": "audio.output.format",
     "turn_detection": "audio.input.turn_detection",
 }
-"""Fields of the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+"""Fields of a session in the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+RESPONSE_BETA = {
+    "modalities": "output_modalities",
+    "output_audio_format": "audio.output.format",
+    "voice": "audio.output.voice",
+    "max_response_output_tokens": "max_output_tokens",
+}
+"""Fields of a response in the dialect before GA."""
+SAME_IN_BETA = "pcm16"
+"""The default format in the dialect before GA."""
+
+
+def beta_refusal(whole: str, name: str, now: str) -> UnsupportedValue:
+    """The refusal of a field of the dialect before GA; `now` is its GA name."""
+    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{now}", param=f"{whole}.{name}")
 
 
 def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
@@ -247,8 +261,7 @@ def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadI
     refused: list[BadInput] = []
     for name, now in BETA.items():
         if name in patch.model_fields_set:
-            wrong = f"session.{name}: a field of the beta dialect; use session.{now}"
-            refused.append(BadInput(wrong, param=f"session.{name}"))
+            refused.append(beta_refusal("session", name, now))
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:

@@ -14,14 +14,12 @@ from fleet.core.errors import BadInput
 from web.gateway import Gateway
 from web.realtime.client_events import bad_field
 from web.realtime.served import served
-from web.realtime.settings import PcmFormat, SessionPatch, Settings, merged
+from web.realtime.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]
 WHOLE = (("audio", "input", "format"), ("audio", "output", "format"), ("audio", "output", "voice"))
 """Fields that hold others and mean nothing without one of them."""
-SAME_IN_BETA = "pcm16"
-"""The default format in the dialect before GA: refusing that field name changes nothing about the audio."""
 
 
 def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:

@@ -271,6 +271,27 @@ async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway
     assert error["param"] == "response.tool_choice" and "auto" in error["message"] and not gateway.client.submitted
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("output_audio_format", "g711_ulaw"),
+        ("output_audio_format", {"type": "audio/pcm"}),
+        ("modalities", ["text"]),
+        ("voice", "alloy"),
+        ("max_response_output_tokens", 5),
+    ],
+)
+async def test_response_with_a_beta_field_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
+    """Ignored, the client would play audio in a format that it did not ask for, or wait for text."""
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.ask("hello", **{field: value})
+        error = (await page.until("error"))["error"]
+        assert (error["code"], error["param"]) == ("unsupported_value", f"response.{field}")
+        assert "beta" in error["message"] and "use response." in error["message"] and not gateway.client.submitted
+        await page.send("response.create", response={"modalities": None, "voice": None, "output_audio_format": "pcm16"})
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
 @pytest.mark.parametrize("kind", ["function_call_output", "function_call", "mcp_call"])
 async def test_item_of_a_tool_says_what_is_served(gateway: Gateway, kind: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
