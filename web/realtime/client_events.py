@@ -10,8 +10,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
+from web.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
@@ -54,8 +55,17 @@ class OutputClear(ClientEvent):
     type: Literal["output_audio_buffer.clear"]
 
 
+PartKind = Literal["input_text", "input_audio", "output_text", "output_audio", "text", "audio"]
+
+
+def _part_kind(kind: object) -> object:
+    if kind not in get_args(PartKind):
+        check_part({"type": kind})
+    return kind
+
+
 class PartPatch(Patch):
-    type: Literal["input_text", "input_audio", "output_text", "output_audio", "text", "audio"]
+    type: Annotated[PartKind, BeforeValidator(_part_kind)]
     text: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     audio: str | None = None
     transcript: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
@@ -63,7 +73,7 @@ class PartPatch(Patch):
 
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
-        raise ValueError(
+        raise Refusal(
             f"{kind[:SHOWN]!r} is not served, as tools are not; only items of type message are: "
             "write what it says as text of a user or system message"
         )
@@ -223,7 +233,8 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
     message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
     if first["type"] == "union_tag_not_found":
         path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
-    return BadInput(f"{path or whole}: {message}", param=path or None)
+    kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), Refusal) else BadInput
+    return kind(f"{path or whole}: {message}", param=path or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

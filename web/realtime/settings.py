@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
 from web.realtime.turns import TurnRules
+from web.unserved import Refusal, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
@@ -130,7 +131,7 @@ class Patch(BaseModel):
 def _format(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("audio/pcmu", "audio/pcma"):
-        raise ValueError(f"{kind} is not served; use audio/pcm")
+        raise Refusal(f"{kind} is not served; use audio/pcm")
     return value
 
 
@@ -194,19 +195,37 @@ class AudioPatch(Patch):
 Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
 
 
-def _no_choice(value: object) -> object:
-    if value not in (None, "auto", "none"):
-        raise ValueError('tools are not served, so no call of one can be required; use "auto" or "none"')
-    return value
+def _choice(value: object) -> object:
+    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model need not use them."""
+    name = "tool_choice"
+    try:
+        check_tool_choice(name, value)
+    except UnsupportedValue as error:
+        raise Refusal(error.message.removeprefix(f"{name}: ")) from error
+    if not isinstance(value, dict):
+        return value
+    return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
 
 
-ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_no_choice)]
-"""Without a call that is required, tools can be ignored: a model need not use them."""
+ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 
 def _no_prompt(value: object) -> object:
     if value is not None:
-        raise ValueError("no prompts are kept here; send the text itself as instructions")
+        raise Refusal("no prompts are kept here; send the text itself as instructions")
+    return value
+
+
+def _session_type(value: object) -> object:
+    if value == "transcription":
+        message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
+        raise Refusal(message)
+    return value
+
+
+def _truncation(value: object) -> object:
+    if isinstance(value, dict):
+        raise Refusal("a ratio of what is kept is not served; use auto or disabled")
     return value
 
 
@@ -217,14 +236,14 @@ OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 class SessionPatch(Patch):
     """`session` of a `session.update`: what is not given stays, what is null is off or the default again."""
 
-    type: Literal["realtime"] | None = None
+    type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
     model: Annotated[str, Field(max_length=256)] | None = None
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
     prompt: Unserved = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
     modalities: object = None

@@ -263,6 +263,62 @@ async def test_tools_that_need_not_be_called_are_ignored_and_named(
     assert len(lines) == 2 and "session.tools" in lines[0] and "response.tools" in lines[1]
 
 
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "name": "weather"}},
+        {"audio": {"input": {"format": PCMU}}},
+        {"audio": {"output": {"format": {"type": "audio/pcma"}}}},
+        {"prompt": {"id": "pmpt_1"}},
+        {"modalities": ["text"]},
+        {"input_audio_format": "g711_ulaw"},
+        {"type": "transcription"},
+        {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}},
+    ],
+)
+async def test_update_with_a_field_that_is_not_served_has_the_code_of_chat(gateway: Gateway, session: dict[str, object]) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, _ = await update(page, **session)
+    assert [error["code"] for error in errors] == ["unsupported_value"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("response.create", {"response": {"tool_choice": "required"}}, "response.tool_choice"),
+        ("response.create", {"response": {"prompt": {"id": "pmpt_1"}}}, "response.prompt"),
+        ("response.create", {"response": {"audio": {"output": {"format": PCMU}}}}, "response.audio.output.format"),
+        ("conversation.item.create", {"item": {"type": "function_call_output", "call_id": "c", "output": "3"}}, "item.type"),
+        (
+            "conversation.item.create",
+            {"item": {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}},
+            "item.content[0].type",
+        ),
+        ("output_audio_buffer.clear", {}, "type"),
+    ],
+)
+async def test_event_with_a_field_that_is_not_served_has_the_code_of_chat(
+    gateway: Gateway, kind: str, fields: dict[str, object], param: str
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send(kind, **fields)
+        error = (await page.until("error"))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_value", param)
+
+
+@pytest.mark.parametrize(
+    ("choice", "kept"),
+    [({"type": "auto"}, "auto"), ({"type": "none"}, "none"), ({"type": "allowed_tools", "mode": "auto", "tools": []}, "auto")],
+)
+async def test_tool_choice_in_an_object_is_accepted_as_in_chat(gateway: Gateway, choice: object, kept: str) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, tool_choice=choice)
+        assert not errors and now["tool_choice"] == kept
+        await page.ask("hello", tool_choice=choice)
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}, "any"])
 async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway, choice: object) -> None:
     async with opened(gateway, "/v1/realtime") as page:
