@@ -171,8 +171,15 @@ _adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Fi
 
 
 EVENTS = tuple(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(AnyClientEvent) if kind is not Played)
-NAMES_KIND = "server_vad or semantic_vad"
+DETECTION_KINDS = ("server_vad", "semantic_vad")
+NAMES_KIND = " or ".join(DETECTION_KINDS)
 """Of what can be of several kinds inside an event there is only `turn_detection`."""
+PLAIN = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "this field must be an object"),
+    "list_type": "this field must be an array",
+    "missing": "this field is required",
+}
+"""Messages in terms of JSON, by pydantic's types of errors, whose own messages name classes."""
 
 
 class _Named(msgspec.Struct):
@@ -230,9 +237,11 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
     """
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
-    message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+    message = PLAIN.get(first["type"], first["msg"].removeprefix("Value error, "))
     if first["type"] == "union_tag_not_found":
         path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
+    elif first["type"] == "union_tag_invalid":
+        message = f"no such type; use {NAMES_KIND}"
     kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), Refusal) else BadInput
     return kind(f"{path or whole}: {message}", param=path or None)
 
@@ -243,6 +252,6 @@ def _path(loc: tuple[int | str, ...]) -> str:
     for piece in loc:
         if isinstance(piece, int):
             path += f"[{piece}]"
-        elif piece.isidentifier() and piece not in ("str", "int", "VoiceId", "server_vad", "semantic_vad"):
+        elif piece.isidentifier() and piece not in ("str", "int", "VoiceId", *DETECTION_KINDS):
             path += f".{piece}" if path else piece
     return path

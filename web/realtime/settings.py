@@ -279,7 +279,8 @@ def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadI
     """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
     refused: list[BadInput] = []
     for name, now in BETA.items():
-        if name in patch.model_fields_set:
+        # A null turn_detection asks for push to talk; any other null is a field without a value.
+        if getattr(patch, name) is not None or (name == "turn_detection" and name in patch.model_fields_set):
             refused.append(beta_refusal("session", name, now))
     given = patch.model_fields_set
     changes: dict[str, object] = {}

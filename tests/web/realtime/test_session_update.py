@@ -94,6 +94,41 @@ async def test_update_applies_all_but_the_refused_fields(gateway: Gateway, sessi
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("session", "message"),
+    [
+        ({"audio": 5}, "session.audio: this field must be an object"),
+        ({"audio": {"input": [PCM]}}, "session.audio.input: this field must be an object"),
+        ({"audio": {"input": {"format": "pcm16"}}}, "session.audio.input.format: this field must be an object"),
+        (
+            {"audio": {"input": {"turn_detection": "server_vad"}}},
+            "session.audio.input.turn_detection: this field must be an object",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": None}}}},
+            "session.audio.input.turn_detection: no such type; use server_vad or semantic_vad",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "server_vad", "server_vad": {"threshold": 2}, "threshold": 5}}}},
+            "session.audio.input.turn_detection.threshold: Input should be less than or equal to 1",
+        ),
+        (
+            {"audio": {"input": {"noise_reduction": {"type": "x"}}}},
+            "session.audio.input.noise_reduction.type: Input should be 'near_field' or 'far_field'",
+        ),
+        ({"tools": {"weather": 1}}, "session.tools: this field must be an array"),
+        ({"output_modalities": "audio"}, "session.output_modalities: this field must be an array"),
+        ({"max_output_tokens": {"int": 5}}, "session.max_output_tokens: Input should be a valid integer"),
+    ],
+)
+async def test_refused_field_of_an_update_is_named_once_in_terms_of_json(
+    gateway: Gateway, session: dict[str, object], message: str
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, _ = await update(page, **session)
+    assert [error["message"] for error in errors] == [message]
+
+
 async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         detection = {"type": "server_vad", "threshold": 2, "silence_duration_ms": 300, "create_response": "yes"}
@@ -197,6 +232,25 @@ async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field:
     assert [error["param"] for error in errors] == [f"session.{field}"]
     formats = {side: now["audio"][side]["format"] for side in ("input", "output")}
     assert formats == {side: None if side == refused else PCM for side in ("input", "output")}
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: Gateway, side: str) -> None:
+    """Clients that write every field of the beta dialect have null for those without a value."""
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, **{f"{side}_audio_format": None, "modalities": None})
+    assert not errors and now["audio"][side]["format"] == PCM
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_format_beside_its_beta_name_ends_an_earlier_refusal(gateway: Gateway, side: str) -> None:
+    beta = f"{side}_audio_format"
+    async with opened(gateway, "/v1/realtime") as page:
+        await update(page, audio={side: {"format": PCMU}})
+        _, now = await update(page, **{beta: "pcm16"})
+        assert now["audio"][side]["format"] is None, "the beta name sets no format"
+        errors, now = await update(page, audio={side: {"format": PCM}}, **{beta: "pcm16"})
+        assert [error["param"] for error in errors] == [f"session.{beta}"] and now["audio"][side]["format"] == PCM
 
 
 @pytest.mark.parametrize("form", [PCMU, {"type": "audio/pcm", "rate": 16_000}, "pcm16"])
