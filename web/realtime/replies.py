@@ -83,6 +83,8 @@ class Replies:
         self.run: Run | None = None
         self.interrupted: Run | None = None
         self._aside: dict[str, Run] = {}
+        self._earlier: list[Run] = []
+        """Responses before `run` whose audio is still being sent to a client that came back."""
         self._ahead: Ahead | None = None
         self._gateway, self._line, self._conversation = gateway, line, conversation
         self._settings, self._watcher, self._rate = settings, watcher, rate
@@ -96,6 +98,11 @@ class Replies:
     def sounding(self, now: float) -> bool:
         """Whether the listener is, or is about to be, spoken to."""
         return self.run is not None and (self.run.active or self.run.playhead.left_s(now) > 0)
+
+    @property
+    def _runs(self) -> list[Run]:
+        """All responses that may still send something."""
+        return [run for run in (self.run, *self._earlier, *self._aside.values()) if run is not None]
 
     def find(self, response_id: str) -> Run | None:
         known = [self.run, *self._aside.values()]
@@ -184,8 +191,9 @@ class Replies:
     def stop_speaking(self) -> None:
         """Cancel the spoken responses: the client would play them in another format."""
         self.drop_ahead()
-        for run in (self.run, *tuple(self._aside.values())):
-            if run is not None and run.active and run.plan.spoken:
+        for run in self._runs:
+            run.stop_resending()
+            if run.active and run.plan.spoken:
                 self._cut(run, "client_cancelled", run.playhead.sent)
 
     # the user speaks
@@ -196,9 +204,12 @@ class Replies:
         One that was cancelled may still be playing, but is over: it is not what a false alarm goes on with.
         """
         run = self.run
-        if run is None or not self.sounding(now):
+        for earlier in self._earlier:
+            earlier.stop_resending()
+        if run is None or not (self.sounding(now) or run.resending):
             return False
         heard = run.playhead.at(now)
+        run.stop_resending()
         if run.active:
             self._cut(run, "turn_detected", heard)
         else:
@@ -259,16 +270,14 @@ class Replies:
     def abandon(self) -> None:
         """The session is over: everything of it stops."""
         self.drop_ahead()
-        for run in (self.run, *self._aside.values()):
-            if run is not None:
-                run.abandon()
+        for run in self._runs:
+            run.abandon()
 
     def let_go(self) -> None:
         """Another gateway has the session: what it is answered is not ours to stop."""
         self.drop_ahead()
-        for run in (self.run, *self._aside.values()):
-            if run is not None:
-                run.let_go()
+        for run in self._runs:
+            run.let_go()
 
     def adopt(self, run: Run) -> None:
         """A response that another gateway began."""
@@ -278,6 +287,7 @@ class Replies:
     def _begin(self, plan: Plan, making: Making, marks: Marks) -> None:
         run = Run(plan, making, self._conversation, self, lead_s=self._gateway.config.voice.lead_s, rate=self._rate, marks=marks)
         if plan.in_conversation:
+            self._earlier = [other for other in self._runs if other.resending]
             self.run = run
         else:
             self._aside[run.id] = run

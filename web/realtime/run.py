@@ -118,6 +118,11 @@ class Run:
         return self.status == "in_progress"
 
     @property
+    def resending(self) -> bool:
+        """Return True while audio of a response that is over is sent to a client that came back."""
+        return not self.active and self._task is not None and not self._task.done()
+
+    @property
     def text(self) -> str:
         return self.making.text[self.plan.skip_chars :]
 
@@ -174,7 +179,17 @@ class Run:
         if self.active:
             self.making.poke()
         else:
+            self.let_go()
             self._spawn(self._deliver_sound())
+
+    def stop_resending(self) -> None:
+        """Send no more of a response that is over, and keep no words beyond what the client has of it."""
+        if not self.resending:
+            return
+        self.let_go()
+        said = self.item.parts[0].said if self.item is not None else None
+        if said is not None:
+            self.cut_words(min(said.heard, self.playhead.sent))
 
     async def _deliver(self) -> None:
         while True:
