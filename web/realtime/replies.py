@@ -86,6 +86,8 @@ class Replies:
         self._earlier: list[Run] = []
         """Responses before `run` whose audio is still being sent to a client that came back."""
         self._ahead: Ahead | None = None
+        self._unanswered: tuple[str, Marks] | None = None
+        """The item of the user's last spoken turn, and when its speech ended, until an answer to it begins."""
         self._gateway, self._line, self._conversation = gateway, line, conversation
         self._settings, self._watcher, self._rate = settings, watcher, rate
         self._session_id, self._conversation_id = session_id, conversation_id
@@ -141,6 +143,10 @@ class Replies:
 
     # answers
 
+    def note_turn(self, item_id: str, marks: Marks) -> None:
+        """Keep when the speech of this item ended: the client may ask for the answer to it."""
+        self._unanswered = (item_id, marks)
+
     def answer(self, marks: Marks, making: Making | None = None) -> None:
         """Answer the conversation as it stands. Where it is empty, or an answer is under way (`over` says when), it is not."""
         settings = self._settings()
@@ -153,10 +159,11 @@ class Replies:
             if not messages:
                 return
             making = self._make(messages, settings, plan)
+        self._unanswered = None
         self._begin(plan, making, marks)
 
     def create(self, wanted: ResponsePatch) -> None:
-        """`response.create`. Raises: BadInput, NotFound."""
+        """Begin the response of a `response.create`. Raises: BadInput, NotFound."""
         _check_dialect(wanted)
         settings, aside = self._settings(), wanted.conversation == "none"
         if not aside and self.active is not None:
@@ -173,7 +180,12 @@ class Replies:
         if not messages:
             where = "response.input"
             raise BadInput(f"{where}: there is nothing to answer; add an item, sound or instructions", param=where)
-        self._begin(plan, self._make(messages, settings, plan), Marks(spoken=asked.ends_with_speech))
+        marks = Marks()
+        if not aside:
+            turn, self._unanswered = self._unanswered, None
+            if turn is not None and turn[0] == asked.last_id:
+                marks = replace(turn[1], decided=marks.decided)
+        self._begin(plan, self._make(messages, settings, plan), marks)
 
     def _input(self, wanted: ResponsePatch) -> Conversation:
         if wanted.input is None:

@@ -80,12 +80,11 @@ class Plan:
 class Marks:
     """When the turn was where. Units: seconds of `time.monotonic`; `None`: not known, or not yet.
 
-    `spoken`: the user's turn was speech. `voiced_end`: the user's last voiced sample came, and `voiced_end_ms` its place in all
-    that was heard; `decided`: the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is
-    heard by a listener who plays what comes without delay.
+    `voiced_end`: the last voiced sample of the user's turn came, and `voiced_end_ms` its place in all that was heard; `decided`:
+    the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is heard by a listener who
+    plays what comes without delay.
     """
 
-    spoken: bool = False
     voiced_end: float | None = None
     voiced_end_ms: int | None = None
     decided: float = field(default_factory=time.monotonic)

@@ -231,7 +231,7 @@ class Session:
         first = marks.first_voiced if aloud else marks.first_sent
         assert first is not None
         begin = marks.decided if marks.voiced_end is None else min(marks.voiced_end, marks.decided)
-        spoken_ms = round((first - begin) * 1000, 1) if marks.spoken and aloud else None
+        spoken_ms = round((first - begin) * 1000, 1) if marks.voiced_end is not None and aloud else None
         if spoken_ms is not None:
             self.story.note(spoken_ms)
             self._gateway.metrics.answered_aloud(spoken_ms / 1000)

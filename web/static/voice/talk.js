@@ -331,17 +331,19 @@ export class Talk {
   noteLatency(answer) {
     const { timing, firstSoundAt, audibleAt, silenceMs, question } = answer;
     if (!timing || audibleAt === null || firstSoundAt === null || silenceMs === null || answer.latency) return;
-    answer.spoken = question?.kind === "speech";
+    answer.spoken = question?.kind === "speech" && timing.voice_to_voice_ms !== null;
     answer.latency = latencyOf({ endedAt: this.endOf(question, timing), firstSoundAt, audibleAt, silenceMs, timing });
     this.view.turnChanged(answer);
   }
 
   /** The server names the end of speech as a place in the sound it was sent; another gateway may count from elsewhere. */
   endOf(question, timing) {
-    if (question?.kind !== "speech" || question.stoppedAt === undefined) return question?.endedAt ?? null;
-    const at = timing.voiced_end_ms === undefined ? null : this.speech.sent.when(timing.voiced_end_ms ?? -1);
-    const waited = question.stoppedAt - at;
-    return at !== null && waited >= 0 && waited < MAX_ENDPOINTING_MS ? at : null;
+    const endedAt = question?.endedAt ?? null;
+    if (question?.kind !== "speech") return endedAt;
+    const ms = timing.voiced_end_ms ?? null;
+    const at = ms === null ? null : this.speech.sent.when(ms);
+    const waited = (question.stoppedAt ?? endedAt) - at;
+    return at !== null && waited >= 0 && waited < MAX_ENDPOINTING_MS ? at : endedAt;
   }
 
   onError({ error }) {
