@@ -80,10 +80,20 @@ class Listener:
         form = now.audio.input.format
         if form is not None and form.rate != self.ear.rate_hz:
             self.ear.set_rate(form.rate)
+        if form is None and before.audio.input.format is not None:
+            self._discard()
         if now.detection != before.detection:
             self.ear.listen(self._rules())
             if not self.hearing:
                 self._turn = None
+
+    def _discard(self) -> None:
+        """Drop what was heard, since none of what comes next belongs to it, and end the turn under way without an answer."""
+        turn, self._turn = self._turn, None
+        self.ear.clear()
+        self._replies.drop_ahead()
+        if turn is not None:
+            self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(self.ear.position), item_id=turn.item_id))
 
     async def hear(self, pcm: bytes) -> bool:
         """Whether a turn began, paused or ended in it. Raises: InputTooLarge."""

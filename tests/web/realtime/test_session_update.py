@@ -217,6 +217,50 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
 
 
+async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
+    """What is heard later does not continue it."""
+    said = speech("what day comes after monday")
+    async with opened(gateway) as page:
+        for block in blocks(silence(300) + said[: len(said) // 2]):
+            await page.socket.send(block)
+        started = await page.until("input_audio_buffer.speech_started")
+        await page.until("fleet.state", state="hearing")
+        await page.send("session.update", session=input_format(PCMU))
+        stopped = await page.until("input_audio_buffer.speech_stopped")
+        assert stopped["item_id"] == started["item_id"] and stopped["audio_end_ms"] > started["audio_start_ms"]
+        await page.until("fleet.state", state="listening")
+        assert not gateway.client.submitted
+        await page.send("session.update", session=input_format(PCM))
+        for block in blocks(silence(100) + said + silence(800)):
+            await page.socket.send(block)
+        assert (await page.until("input_audio_buffer.committed"))["item_id"] != started["item_id"]
+        await page.until("response.done")
+    (spec, _), *_ = gateway.client.submitted
+    assert spec.audio[0].num_samples < (len(said) // 48 + 1000) * 16
+
+
+async def test_pushed_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
+    said = speech("what day comes after monday")
+    async with opened(gateway, "/v1/realtime") as page:
+        await update(page, audio={"input": {"turn_detection": None}})
+        await append(page, said)
+        await update(page, **input_format(PCMU))
+        await update(page, **input_format(PCM))
+        await page.send("input_audio_buffer.commit")
+        (error,) = await events_until_marker(page, "after")
+    assert error["error"]["code"] == "input_audio_buffer_commit_empty"
+
+
+@pytest.mark.parametrize("event_id", [5, "x" * 600, ["e"]])
+async def test_update_with_an_invalid_event_id_is_answered_with_an_error_that_names_it(
+    gateway: Gateway, event_id: object
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send("session.update", event_id=event_id, session={"instructions": "Be brief."})
+        (answer,) = await events_until_marker(page, "after")
+    assert answer["error"]["param"] == "event_id" and answer["error"]["event_id"] is None
+
+
 @pytest.mark.parametrize(
     ("field", "value", "refused"),
     [
