@@ -104,7 +104,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | None
     metadata: dict[str, str] | None
     fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Ours: what was asked for and has no effect; left out where there is none."""
+    """Fields of the request that have no effect; an extension of OpenAI's object, left out where there are none."""
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
