@@ -163,7 +163,7 @@ Stop = Annotated[
 
 
 class SamplingFields(Body):
-    """What a request may say about one stage's sampling. `top_k` -1 is off, as 0 is."""
+    """Sampling options of one stage in a request. `top_k` -1 is off, as 0 is."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None

@@ -10,8 +10,9 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
+from web.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
@@ -54,8 +55,17 @@ class OutputClear(ClientEvent):
     type: Literal["output_audio_buffer.clear"]
 
 
+PartKind = Literal["input_text", "input_audio", "output_text", "output_audio", "text", "audio"]
+
+
+def _part_kind(kind: object) -> object:
+    if kind not in get_args(PartKind):
+        check_part({"type": kind})
+    return kind
+
+
 class PartPatch(Patch):
-    type: Literal["input_text", "input_audio", "output_text", "output_audio", "text", "audio"]
+    type: Annotated[PartKind, BeforeValidator(_part_kind)]
     text: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     audio: str | None = None
     transcript: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
@@ -63,7 +73,7 @@ class PartPatch(Patch):
 
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
-        raise ValueError(
+        raise Refusal(
             f"{kind[:SHOWN]!r} is not served, as tools are not; only items of type message are: "
             "write what it says as text of a user or system message"
         )
@@ -127,6 +137,10 @@ class ResponsePatch(Patch):
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
     prompt: Unserved = None
+    modalities: object = None
+    output_audio_format: object = None
+    voice: object = None
+    max_response_output_tokens: object = None
 
 
 class ResponseCreate(ClientEvent):
@@ -157,8 +171,15 @@ _adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Fi
 
 
 EVENTS = tuple(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(AnyClientEvent) if kind is not Played)
-NAMES_KIND = "server_vad or semantic_vad"
+DETECTION_KINDS = ("server_vad", "semantic_vad")
+NAMES_KIND = " or ".join(DETECTION_KINDS)
 """Of what can be of several kinds inside an event there is only `turn_detection`."""
+PLAIN = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "this field must be an object"),
+    "list_type": "this field must be an array",
+    "missing": "this field is required",
+}
+"""Messages in terms of JSON, by pydantic's types of errors, whose own messages name classes."""
 
 
 class _Named(msgspec.Struct):
@@ -216,10 +237,13 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
     """
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
-    message = "this field is required" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+    message = PLAIN.get(first["type"], first["msg"].removeprefix("Value error, "))
     if first["type"] == "union_tag_not_found":
         path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
-    return BadInput(f"{path or whole}: {message}", param=path or None)
+    elif first["type"] == "union_tag_invalid":
+        message = f"no such type; use {NAMES_KIND}"
+    kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), Refusal) else BadInput
+    return kind(f"{path or whole}: {message}", param=path or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
@@ -228,6 +252,6 @@ def _path(loc: tuple[int | str, ...]) -> str:
     for piece in loc:
         if isinstance(piece, int):
             path += f"[{piece}]"
-        elif piece.isidentifier() and piece not in ("str", "int", "VoiceId", "server_vad", "semantic_vad"):
+        elif piece.isidentifier() and piece not in ("str", "int", "VoiceId", *DETECTION_KINDS):
             path += f".{piece}" if path else piece
     return path

@@ -115,12 +115,6 @@ class Conversation:
     def last_id(self) -> str | None:
         return self.items[-1].id if self.items else None
 
-    @property
-    def ends_with_speech(self) -> bool:
-        """Return True if the last item is the user's, and was spoken."""
-        last = self.items[-1] if self.items else None
-        return last is not None and last.role == "user" and any(part.kind == "input_audio" for part in last.parts)
-
     def holds(self, item: Item) -> bool:
         return any(other is item for other in self.items)
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError, InputTooLarge
+from fleet.processing.voiced import VoicedSearch
 from web.errors import type_of
 from web.gateway import Gateway
 from web.realtime import server_events as say
@@ -56,6 +57,8 @@ class Listener:
         self._together = together
         self._hearing = asyncio.Lock()
         self._turn: Turn | None = None
+        self._came_at = time.monotonic()
+        """When the last audio came."""
         self._judging = asyncio.Lock()
         self._unjudged = 0
         """Turns that are over, and of which it is not decided yet whether they were any."""
@@ -77,10 +80,20 @@ class Listener:
         form = now.audio.input.format
         if form is not None and form.rate != self.ear.rate_hz:
             self.ear.set_rate(form.rate)
+        if form is None and before.audio.input.format is not None:
+            self._discard()
         if now.detection != before.detection:
             self.ear.listen(self._rules())
             if not self.hearing:
                 self._turn = None
+
+    def _discard(self) -> None:
+        """Drop what was heard, since none of what comes next belongs to it, and end the turn under way without an answer."""
+        turn, self._turn = self._turn, None
+        self.ear.clear()
+        self._replies.drop_ahead()
+        if turn is not None:
+            self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(self.ear.position), item_id=turn.item_id))
 
     async def hear(self, pcm: bytes) -> bool:
         """Whether a turn began, paused or ended in it. Raises: InputTooLarge."""
@@ -89,6 +102,7 @@ class Listener:
         if held_s + coming_s > self._max_s:
             raise InputTooLarge(f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it", param="audio")
         told = False
+        self._came_at = time.monotonic()
         async with self._hearing:
             for number, piece in enumerate(self.ear.pieces(pcm)):
                 if number:
@@ -119,8 +133,16 @@ class Listener:
             raise BufferEmpty(f"the input buffer holds {self.ear.kept_ms} ms of audio; {least}{unread}")
         self._replies.drop_ahead()
         turn, self._turn = self._turn, None
-        self._add_turn(turn.item_id if turn is not None else say.new_id("item"), self.ear.take_all())
+        pcm = self.ear.take_all()
+        self._add_turn(turn.item_id if turn is not None else say.new_id("item"), pcm, self._marks_of(pcm))
         self._write_down_unless_answered()
+
+    def _marks_of(self, pcm: bytes) -> Marks:
+        """Find the end of the speech in audio that the client committed: no detector has judged where it lies."""
+        silent = _trailing_silence(pcm)
+        if silent is None:
+            return Marks()
+        return Marks(voiced_end=self._came_at - silent / RATE_HZ, voiced_end_ms=self._ms(self.ear.position - silent))
 
     def clear(self) -> None:
         self.ear.clear()
@@ -134,7 +156,7 @@ class Listener:
         item_id, start_ms = say.new_id("item"), max(0, end_ms - self.ear.kept_ms)
         self._line.tell(say.TimeoutTriggered(audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id))
         if self.ear.kept_ms >= MIN_CLIP_MS:
-            self._add_turn(item_id, self.ear.take_all())
+            self._add_turn(item_id, self.ear.take_all(), Marks())
         if self._replies.active is None:
             self._replies.answer(Marks())
 
@@ -193,7 +215,7 @@ class Listener:
         self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(stopped.end), item_id=turn.item_id))
         pcm = self.ear.take(turn.start, stopped.end)
         silent_s = (self.ear.position - stopped.voiced_end) / RATE_HZ
-        marks = Marks(spoken=True, voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
+        marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
         if not self._unjudged and not self._may_be_none(stopped):
             self._end_turn(turn, pcm, marks)
             return
@@ -218,7 +240,7 @@ class Listener:
         goes_on = self.hearing or self._unjudged > 0
         if is_turn and goes_on:
             self._replies.forget_interrupted()
-            self._add_turn(turn.item_id, pcm)
+            self._add_turn(turn.item_id, pcm, marks)
             self._write_down_unless_answered()
         elif is_turn:
             self._end_turn(turn, pcm, marks)
@@ -238,18 +260,19 @@ class Listener:
         answered = detection is not None and detection.create_response
         ahead = self._replies.take_ahead()
         self._replies.forget_interrupted()
-        self._add_turn(turn.item_id, pcm)
+        self._add_turn(turn.item_id, pcm, marks)
         if answered and self._replies.active is None:
             self._replies.answer(marks, ahead)
         elif answered:
             self._owed = marks
         self._write_down_unless_answered()
 
-    def _add_turn(self, item_id: str, pcm: bytes) -> None:
+    def _add_turn(self, item_id: str, pcm: bytes, marks: Marks) -> None:
         self._line.tell(say.Committed(previous_item_id=self._conversation.last_id, item_id=item_id))
         name = f"{item_id}.0"
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
         self._add(item, {name: Clip(pcm)})
+        self._replies.note_turn(item_id, marks)
         if self._settings().audio.input.transcription is not None:
             self._unwritten.append(item_id)
 
@@ -290,6 +313,15 @@ class Listener:
 
     def _ms(self, position: int) -> int:
         return position * 1000 // RATE_HZ
+
+
+def _trailing_silence(pcm: bytes) -> int | None:
+    """The samples behind the last voiced one; None if nothing is voiced."""
+    backwards = np.frombuffer(pcm, "<i2")[::-1]
+    search = VoicedSearch(RATE_HZ)
+    for start in range(0, len(backwards), RATE_HZ):
+        search.feed(backwards[start : start + RATE_HZ].tobytes())
+    return search.floor if search.found else None
 
 
 def _floats(pcm: bytes) -> NDArray[np.float32]:

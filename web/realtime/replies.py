@@ -24,7 +24,16 @@ from web.realtime.making import Making
 from web.realtime.refusal import error_event
 from web.realtime.run import CANCELLED, Marks, Plan, Run
 from web.realtime.served import check_speaks
-from web.realtime.settings import OUTPUT_FORMAT, SERVED_FORMAT, Settings, check_output_format, voice_name
+from web.realtime.settings import (
+    OUTPUT_FORMAT,
+    RESPONSE_BETA,
+    SAME_IN_BETA,
+    SERVED_FORMAT,
+    Settings,
+    beta_refusal,
+    check_output_format,
+    voice_name,
+)
 from web.schema import MessageBody
 
 MAX_ASIDE = 4
@@ -74,7 +83,11 @@ class Replies:
         self.run: Run | None = None
         self.interrupted: Run | None = None
         self._aside: dict[str, Run] = {}
+        self._earlier: list[Run] = []
+        """Responses before `run` whose audio is still being sent to a client that came back."""
         self._ahead: Ahead | None = None
+        self._unanswered: tuple[str, Marks] | None = None
+        """The item of the user's last spoken turn, and when its speech ended, until an answer to it begins."""
         self._gateway, self._line, self._conversation = gateway, line, conversation
         self._settings, self._watcher, self._rate = settings, watcher, rate
         self._session_id, self._conversation_id = session_id, conversation_id
@@ -87,6 +100,11 @@ class Replies:
     def sounding(self, now: float) -> bool:
         """Whether the listener is, or is about to be, spoken to."""
         return self.run is not None and (self.run.active or self.run.playhead.left_s(now) > 0)
+
+    @property
+    def _runs(self) -> list[Run]:
+        """All responses that may still send something."""
+        return [run for run in (self.run, *self._earlier, *self._aside.values()) if run is not None]
 
     def find(self, response_id: str) -> Run | None:
         known = [self.run, *self._aside.values()]
@@ -125,6 +143,10 @@ class Replies:
 
     # answers
 
+    def note_turn(self, item_id: str, marks: Marks) -> None:
+        """Keep when the speech of this item ended: the client may ask for the answer to it."""
+        self._unanswered = (item_id, marks)
+
     def answer(self, marks: Marks, making: Making | None = None) -> None:
         """Answer the conversation as it stands. Where it is empty, or an answer is under way (`over` says when), it is not."""
         settings = self._settings()
@@ -137,10 +159,12 @@ class Replies:
             if not messages:
                 return
             making = self._make(messages, settings, plan)
+        self._unanswered = None
         self._begin(plan, making, marks)
 
     def create(self, wanted: ResponsePatch) -> None:
-        """`response.create`. Raises: BadInput, NotFound."""
+        """Begin the response of a `response.create`. Raises: BadInput, NotFound."""
+        _check_dialect(wanted)
         settings, aside = self._settings(), wanted.conversation == "none"
         if not aside and self.active is not None:
             raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
@@ -156,7 +180,12 @@ class Replies:
         if not messages:
             where = "response.input"
             raise BadInput(f"{where}: there is nothing to answer; add an item, sound or instructions", param=where)
-        self._begin(plan, self._make(messages, settings, plan), Marks(spoken=asked.ends_with_speech))
+        marks = Marks()
+        if not aside:
+            turn, self._unanswered = self._unanswered, None
+            if turn is not None and turn[0] == asked.last_id:
+                marks = replace(turn[1], decided=marks.decided)
+        self._begin(plan, self._make(messages, settings, plan), marks)
 
     def _input(self, wanted: ResponsePatch) -> Conversation:
         if wanted.input is None:
@@ -174,8 +203,9 @@ class Replies:
     def stop_speaking(self) -> None:
         """Cancel the spoken responses: the client would play them in another format."""
         self.drop_ahead()
-        for run in (self.run, *tuple(self._aside.values())):
-            if run is not None and run.active and run.plan.spoken:
+        for run in self._runs:
+            run.stop_resending()
+            if run.active and run.plan.spoken:
                 self._cut(run, "client_cancelled", run.playhead.sent)
 
     # the user speaks
@@ -186,9 +216,12 @@ class Replies:
         One that was cancelled may still be playing, but is over: it is not what a false alarm goes on with.
         """
         run = self.run
-        if run is None or not self.sounding(now):
+        for earlier in self._earlier:
+            earlier.stop_resending()
+        if run is None or not (self.sounding(now) or run.resending):
             return False
         heard = run.playhead.at(now)
+        run.stop_resending()
         if run.active:
             self._cut(run, "turn_detected", heard)
         else:
@@ -249,16 +282,14 @@ class Replies:
     def abandon(self) -> None:
         """The session is over: everything of it stops."""
         self.drop_ahead()
-        for run in (self.run, *self._aside.values()):
-            if run is not None:
-                run.abandon()
+        for run in self._runs:
+            run.abandon()
 
     def let_go(self) -> None:
         """Another gateway has the session: what it is answered is not ours to stop."""
         self.drop_ahead()
-        for run in (self.run, *self._aside.values()):
-            if run is not None:
-                run.let_go()
+        for run in self._runs:
+            run.let_go()
 
     def adopt(self, run: Run) -> None:
         """A response that another gateway began."""
@@ -268,6 +299,7 @@ class Replies:
     def _begin(self, plan: Plan, making: Making, marks: Marks) -> None:
         run = Run(plan, making, self._conversation, self, lead_s=self._gateway.config.voice.lead_s, rate=self._rate, marks=marks)
         if plan.in_conversation:
+            self._earlier = [other for other in self._runs if other.resending]
             self.run = run
         else:
             self._aside[run.id] = run
@@ -327,6 +359,14 @@ class Replies:
             self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
         check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
         return plan
+
+
+def _check_dialect(wanted: ResponsePatch) -> None:
+    """Refuse fields of the dialect before GA, except for the audio format that is sent anyway. Raises: UnsupportedValue."""
+    for name, now in RESPONSE_BETA.items():
+        value = getattr(wanted, name)
+        if value is not None and (name, value) != ("output_audio_format", SAME_IN_BETA):
+            raise beta_refusal("response", name, now)
 
 
 def _no_output_format() -> UnsupportedValue:

@@ -80,12 +80,11 @@ class Plan:
 class Marks:
     """When the turn was where. Units: seconds of `time.monotonic`; `None`: not known, or not yet.
 
-    `spoken`: the user's turn was speech. `voiced_end`: the user's last voiced sample came, and `voiced_end_ms` its place in all
-    that was heard; `decided`: the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is
-    heard by a listener who plays what comes without delay.
+    `voiced_end`: the last voiced sample of the user's turn came, and `voiced_end_ms` its place in all that was heard; `decided`:
+    the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is heard by a listener who
+    plays what comes without delay.
     """
 
-    spoken: bool = False
     voiced_end: float | None = None
     voiced_end_ms: int | None = None
     decided: float = field(default_factory=time.monotonic)
@@ -116,6 +115,11 @@ class Run:
     @property
     def active(self) -> bool:
         return self.status == "in_progress"
+
+    @property
+    def resending(self) -> bool:
+        """Return True while audio of a response that is over is sent to a client that came back."""
+        return not self.active and self._task is not None and not self._task.done()
 
     @property
     def text(self) -> str:
@@ -174,7 +178,17 @@ class Run:
         if self.active:
             self.making.poke()
         else:
+            self.let_go()
             self._spawn(self._deliver_sound())
+
+    def stop_resending(self) -> None:
+        """Send no more of a response that is over, and keep no words beyond what the client has of it."""
+        if not self.resending:
+            return
+        self.let_go()
+        said = self.item.parts[0].said if self.item is not None else None
+        if said is not None:
+            self.cut_words(min(said.heard, self.playhead.sent))
 
     async def _deliver(self) -> None:
         while True:

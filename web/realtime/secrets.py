@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from web.connection import read_body
-from web.errors import Unauthorized, UnsupportedValue
+from web.errors import Unauthorized
 from web.gateway import Gateway
 from web.guard import EPHEMERAL
 from web.realtime.client_events import bad_field
@@ -83,10 +83,7 @@ def _parse(raw: bytes) -> SecretBody:
     try:
         return SecretBody.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        wrong = bad_field(error, "the body")
-        if wrong.param == "session.type":
-            raise UnsupportedValue("session.type: only realtime is served", param=wrong.param) from error
-        raise wrong from error
+        raise bad_field(error, "the body") from error
 
 
 def _name(key: str) -> str:

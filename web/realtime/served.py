@@ -4,6 +4,7 @@ import msgspec
 
 from fleet.core.errors import BadInput
 from fleet.processing import TextPart
+from web.errors import UnsupportedValue
 from web.gateway import Gateway
 from web.realtime.settings import VOICE_FIELD, Settings
 
@@ -41,9 +42,9 @@ def served(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Sett
 
 
 def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
-    """Raises: BadInput."""
+    """Raises: UnsupportedValue."""
     if spoken and not gateway.speaks:
-        raise BadInput(f'{where}: this model does not speak; use ["text"]', param=where)
+        raise UnsupportedValue(f'{where}: this model does not speak; use ["text"]', param=where)
 
 
 def _with_voice(settings: Settings, voice: str) -> Settings:

@@ -104,7 +104,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | None
     metadata: dict[str, str] | None
     fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Ours: what was asked for and has no effect; left out where there is none."""
+    """Fields of the request that have no effect; an extension of OpenAI's object, left out where there are none."""
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -299,8 +299,9 @@ class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
     delay hears it; the parts add up to it. Where no voice ends the turn it begins with the request, and for text it ends with the
     first text.
 
-    `voice_to_voice_ms`: null unless a spoken turn is answered aloud. `voiced_end_ms`: where the user's sample lies in the sound
-    that the session heard; null where it is not known. Part `silence`: from the first sound made to the first voiced sample.
+    `voice_to_voice_ms`: null unless a spoken turn, the end of whose voice is known, is answered aloud. `voiced_end_ms`: where the
+    user's sample lies in the sound that the session heard; null where it is not known. Part `silence`: from the first sound made
+    to the first voiced sample.
     """
 
     response_id: str

@@ -11,8 +11,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
+from web.errors import UnsupportedValue
 from web.gateway import Gateway
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
@@ -134,7 +135,8 @@ class Session:
             case ask.Played():
                 self._note_played(event)
             case ask.OutputClear():
-                raise BadInput("type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item", param="type")
+                message = "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
+                raise UnsupportedValue(message, param="type")
             case ask.BufferAppend():
                 raise AssertionError("sound is heard, and not handled")
 
@@ -229,7 +231,7 @@ class Session:
         first = marks.first_voiced if aloud else marks.first_sent
         assert first is not None
         begin = marks.decided if marks.voiced_end is None else min(marks.voiced_end, marks.decided)
-        spoken_ms = round((first - begin) * 1000, 1) if marks.spoken and aloud else None
+        spoken_ms = round((first - begin) * 1000, 1) if marks.voiced_end is not None and aloud else None
         if spoken_ms is not None:
             self.story.note(spoken_ms)
             self._gateway.metrics.answered_aloud(spoken_ms / 1000)

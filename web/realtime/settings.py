@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
 from web.realtime.turns import TurnRules
-from web.unserved import NO_TOOL_CHOICE
+from web.unserved import NO_TOOL_CHOICE, Refusal, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
@@ -131,7 +131,7 @@ class Patch(BaseModel):
 def _format(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("audio/pcmu", "audio/pcma"):
-        raise ValueError(f"{kind} is not served; use audio/pcm")
+        raise Refusal(f"{kind} is not served; use audio/pcm")
     return value
 
 
@@ -195,21 +195,39 @@ class AudioPatch(Patch):
 Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
 
 
-def _no_choice(value: object) -> object:
+def _choice(value: object) -> object:
+    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model need not use them."""
     if value in NO_TOOL_CHOICE:
         return None
-    if value not in ("auto", "none"):
-        raise ValueError('tools are not served, so no call of one can be required; use "auto" or "none"')
-    return value
+    name = "tool_choice"
+    try:
+        check_tool_choice(name, value)
+    except UnsupportedValue as error:
+        raise Refusal(error.message.removeprefix(f"{name}: ")) from error
+    if not isinstance(value, dict):
+        return value
+    return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
 
 
-ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_no_choice)]
-"""Without a call that is required, tools can be ignored: a model need not use them."""
+ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 
 def _no_prompt(value: object) -> object:
     if value is not None:
-        raise ValueError("no prompts are kept here; send the text itself as instructions")
+        raise Refusal("no prompts are kept here; send the text itself as instructions")
+    return value
+
+
+def _session_type(value: object) -> object:
+    if value == "transcription":
+        message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
+        raise Refusal(message)
+    return value
+
+
+def _truncation(value: object) -> object:
+    if isinstance(value, dict):
+        raise Refusal("a ratio of what is kept is not served; use auto or disabled")
     return value
 
 
@@ -220,14 +238,14 @@ OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 class SessionPatch(Patch):
     """`session` of a `session.update`: what is not given stays, what is null is off or the default again."""
 
-    type: Literal["realtime"] | None = None
+    type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
     model: Annotated[str, Field(max_length=256)] | None = None
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
     tool_choice: ToolChoice = None
     prompt: Unserved = None
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
     modalities: object = None
@@ -242,16 +260,30 @@ BETA = {
     "output_audio_format": "audio.output.format",
     "turn_detection": "audio.input.turn_detection",
 }
-"""Fields of the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+"""Fields of a session in the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+RESPONSE_BETA = {
+    "modalities": "output_modalities",
+    "output_audio_format": "audio.output.format",
+    "voice": "audio.output.voice",
+    "max_response_output_tokens": "max_output_tokens",
+}
+"""Fields of a response in the dialect before GA."""
+SAME_IN_BETA = "pcm16"
+"""The default format in the dialect before GA."""
+
+
+def beta_refusal(whole: str, name: str, now: str) -> UnsupportedValue:
+    """The refusal of a field of the dialect before GA; `now` is its GA name."""
+    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{now}", param=f"{whole}.{name}")
 
 
 def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
     """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
     refused: list[BadInput] = []
     for name, now in BETA.items():
-        if name in patch.model_fields_set:
-            wrong = f"session.{name}: a field of the beta dialect; use session.{now}"
-            refused.append(BadInput(wrong, param=f"session.{name}"))
+        # A null turn_detection asks for push to talk; any other null is a field without a value.
+        if getattr(patch, name) is not None or (name == "turn_detection" and name in patch.model_fields_set):
+            refused.append(beta_refusal("session", name, now))
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:

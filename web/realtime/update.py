@@ -12,16 +12,15 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway import Gateway
-from web.realtime.client_events import bad_field
+from web.realtime.client_events import DETECTION_KINDS, bad_field
 from web.realtime.served import served
-from web.realtime.settings import PcmFormat, SessionPatch, Settings, merged
+from web.realtime.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]
-WHOLE = (("audio", "input", "format"), ("audio", "output", "format"), ("audio", "output", "voice"))
-"""Fields that hold others and mean nothing without one of them."""
-SAME_IN_BETA = "pcm16"
-"""The default format in the dialect before GA: refusing that field name changes nothing about the audio."""
+DETECTION = ("audio", "input", "turn_detection")
+OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("audio", "input", "transcription"), DETECTION})
+"""Objects whose fields are refused one by one. Of any other, a mistake in one field refuses the whole."""
 
 
 def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
@@ -31,7 +30,7 @@ def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Setti
     changed, unable = served(gateway, settings, changed)
     refused = [*invalid, *unserved, *unable]
     for side in ("input", "output"):
-        if _format_refused(side, settings, patch, refused):
+        if _format_refused(side, changed, patch, refused):
             changed = _without_format(changed, side)
     return changed, refused
 
@@ -44,24 +43,23 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
             return SessionPatch.model_validate(fields), refused
         except ValidationError as error:
             wrong = bad_field(error, "session", within="session")
-            path = _invalid_path(fields, error.errors(include_url=False, include_input=False)[0]["loc"])
+            path = _invalid_path(error.errors(include_url=False, include_input=False)[0]["loc"])
             if not path:
                 raise wrong from error
             refused.append(wrong)
             fields = _without(fields, path)
 
 
-def _invalid_path(fields: Fields, loc: Sequence[int | str]) -> tuple[str, ...]:
+def _invalid_path(loc: Sequence[int | str]) -> tuple[str, ...]:
     """The innermost field whose removal removes the mistake. A location also names branches of unions and items of lists."""
-    path: list[str] = []
-    inner: object = fields
+    path: tuple[str, ...] = ()
     for piece in loc:
-        if not isinstance(inner, Mapping) or tuple(path) in WHOLE:
+        if path not in OBJECTS:
             break
-        if isinstance(piece, str) and piece in inner:
-            path.append(piece)
-            inner = inner[piece]  # pyright: ignore[reportUnknownVariableType]
-    return tuple(path)
+        # The kind of turn detection stands in the location before its field.
+        if isinstance(piece, str) and not (path == DETECTION and piece in DETECTION_KINDS):
+            path = (*path, piece)
+    return path
 
 
 def _without(fields: Fields, path: Sequence[str]) -> Fields:
@@ -72,13 +70,12 @@ def _without(fields: Fields, path: Sequence[str]) -> Fields:
     return {other: value for other, value in fields.items() if other != name}
 
 
-def _format_refused(side: Side, before: Settings, patch: SessionPatch, refused: list[BadInput]) -> bool:
+def _format_refused(side: Side, changed: Settings, patch: SessionPatch, refused: list[BadInput]) -> bool:
     where, beta = f"session.audio.{side}.format", f"{side}_audio_format"
     if any(error.param is not None and error.param.startswith(where) for error in refused):
         return True
-    if beta not in patch.model_fields_set:
-        return False
-    return getattr(patch, beta) != SAME_IN_BETA or getattr(before.audio, side).format != PcmFormat()
+    value = getattr(patch, beta)
+    return value is not None and (value != SAME_IN_BETA or getattr(changed.audio, side).format != PcmFormat())
 
 
 def _without_format(settings: Settings, side: Side) -> Settings:

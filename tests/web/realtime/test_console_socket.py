@@ -1,5 +1,6 @@
 """The console's socket: the same session, sound in binary frames, and a connection that may be lost."""
 
+import base64
 import json
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ def counted(gateway: Gateway) -> float:
 
 
 async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_to_speech_alone(loaded: Loaded) -> None:
-    """By voice activity, by push to talk, and typed. All silence is kept here, and one listener tells how much was played."""
+    """By voice activity, by push to talk, and typed. All leading silence is kept here."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     with serving(replace(loaded, config=config)) as gateway:
         gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
@@ -75,6 +76,42 @@ async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_t
             assert pushed["voice_to_voice_ms"] > 350
             await page.until("response.done")
         assert counted(gateway) == 2
+
+
+async def test_voice_to_voice_of_an_answer_that_the_client_asks_for_begins_with_the_end_of_speech(gateway: Gateway) -> None:
+    """Found by the detector, or in the audio that the client commits; the silence behind it is what the user waits through."""
+    said = speech("what day comes after monday")
+    for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
+        async with opened(gateway) as page:
+            await page.send("session.update", session={"audio": {"input": {"turn_detection": detection}}})
+            for block in blocks(silence(300) + said + silence(900)):
+                await page.socket.send(block)
+            if detection is None:
+                await page.send("input_audio_buffer.commit")
+            await page.until("input_audio_buffer.committed")
+            await page.send("response.create")
+            timing = await page.until("fleet.timing")
+        assert timing["voice_to_voice_ms"] > silent_ms and timing["parts"][0]["ms"] > silent_ms
+        assert abs(sum(part["ms"] for part in timing["parts"]) - timing["voice_to_voice_ms"]) < 1
+        assert abs(timing["voiced_end_ms"] - (300 + len(said) // 48)) < 150
+
+
+async def test_answer_to_audio_without_a_known_end_of_speech_is_not_voice_to_voice(gateway: Gateway) -> None:
+    """A recording, and silence that was committed."""
+    before = counted(gateway)
+    recording = {"type": "input_audio", "audio": base64.b64encode(speech("what day comes after monday")).decode()}
+    async with opened(gateway) as page:
+        await page.send("session.update", session={"audio": {"input": {"turn_detection": None}}})
+        await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": [recording]})
+        await page.send("response.create")
+        timings = [await page.until("fleet.timing")]
+        await page.until("response.done")
+        for block in blocks(silence(500)):
+            await page.socket.send(block)
+        await page.send("input_audio_buffer.commit")
+        await page.send("response.create")
+        timings.append(await page.until("fleet.timing"))
+    assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
 
 
 async def test_leading_silence_that_is_not_sent_counts_as_played(gateway: Gateway) -> None:

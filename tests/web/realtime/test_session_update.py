@@ -94,6 +94,41 @@ async def test_update_applies_all_but_the_refused_fields(gateway: Gateway, sessi
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("session", "message"),
+    [
+        ({"audio": 5}, "session.audio: this field must be an object"),
+        ({"audio": {"input": [PCM]}}, "session.audio.input: this field must be an object"),
+        ({"audio": {"input": {"format": "pcm16"}}}, "session.audio.input.format: this field must be an object"),
+        (
+            {"audio": {"input": {"turn_detection": "server_vad"}}},
+            "session.audio.input.turn_detection: this field must be an object",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": None}}}},
+            "session.audio.input.turn_detection: no such type; use server_vad or semantic_vad",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "server_vad", "server_vad": {"threshold": 2}, "threshold": 5}}}},
+            "session.audio.input.turn_detection.threshold: Input should be less than or equal to 1",
+        ),
+        (
+            {"audio": {"input": {"noise_reduction": {"type": "x"}}}},
+            "session.audio.input.noise_reduction.type: Input should be 'near_field' or 'far_field'",
+        ),
+        ({"tools": {"weather": 1}}, "session.tools: this field must be an array"),
+        ({"output_modalities": "audio"}, "session.output_modalities: this field must be an array"),
+        ({"max_output_tokens": {"int": 5}}, "session.max_output_tokens: Input should be a valid integer"),
+    ],
+)
+async def test_refused_field_of_an_update_is_named_once_in_terms_of_json(
+    gateway: Gateway, session: dict[str, object], message: str
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, _ = await update(page, **session)
+    assert [error["message"] for error in errors] == [message]
+
+
 async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         detection = {"type": "server_vad", "threshold": 2, "silence_duration_ms": 300, "create_response": "yes"}
@@ -182,6 +217,50 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
 
 
+async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
+    """What is heard later does not continue it."""
+    said = speech("what day comes after monday")
+    async with opened(gateway) as page:
+        for block in blocks(silence(300) + said[: len(said) // 2]):
+            await page.socket.send(block)
+        started = await page.until("input_audio_buffer.speech_started")
+        await page.until("fleet.state", state="hearing")
+        await page.send("session.update", session=input_format(PCMU))
+        stopped = await page.until("input_audio_buffer.speech_stopped")
+        assert stopped["item_id"] == started["item_id"] and stopped["audio_end_ms"] > started["audio_start_ms"]
+        await page.until("fleet.state", state="listening")
+        assert not gateway.client.submitted
+        await page.send("session.update", session=input_format(PCM))
+        for block in blocks(silence(100) + said + silence(800)):
+            await page.socket.send(block)
+        assert (await page.until("input_audio_buffer.committed"))["item_id"] != started["item_id"]
+        await page.until("response.done")
+    (spec, _), *_ = gateway.client.submitted
+    assert spec.audio[0].num_samples < (len(said) // 48 + 1000) * 16
+
+
+async def test_pushed_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
+    said = speech("what day comes after monday")
+    async with opened(gateway, "/v1/realtime") as page:
+        await update(page, audio={"input": {"turn_detection": None}})
+        await append(page, said)
+        await update(page, **input_format(PCMU))
+        await update(page, **input_format(PCM))
+        await page.send("input_audio_buffer.commit")
+        (error,) = await events_until_marker(page, "after")
+    assert error["error"]["code"] == "input_audio_buffer_commit_empty"
+
+
+@pytest.mark.parametrize("event_id", [5, "x" * 600, ["e"]])
+async def test_update_with_an_invalid_event_id_is_answered_with_an_error_that_names_it(
+    gateway: Gateway, event_id: object
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send("session.update", event_id=event_id, session={"instructions": "Be brief."})
+        (answer,) = await events_until_marker(page, "after")
+    assert answer["error"]["param"] == "event_id" and answer["error"]["event_id"] is None
+
+
 @pytest.mark.parametrize(
     ("field", "value", "refused"),
     [
@@ -197,6 +276,25 @@ async def test_format_under_its_beta_name_counts_as_one(gateway: Gateway, field:
     assert [error["param"] for error in errors] == [f"session.{field}"]
     formats = {side: now["audio"][side]["format"] for side in ("input", "output")}
     assert formats == {side: None if side == refused else PCM for side in ("input", "output")}
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_null_under_a_beta_name_leaves_the_format_as_it_is(gateway: Gateway, side: str) -> None:
+    """Clients that write every field of the beta dialect have null for those without a value."""
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, **{f"{side}_audio_format": None, "modalities": None})
+    assert not errors and now["audio"][side]["format"] == PCM
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+async def test_format_beside_its_beta_name_ends_an_earlier_refusal(gateway: Gateway, side: str) -> None:
+    beta = f"{side}_audio_format"
+    async with opened(gateway, "/v1/realtime") as page:
+        await update(page, audio={side: {"format": PCMU}})
+        _, now = await update(page, **{beta: "pcm16"})
+        assert now["audio"][side]["format"] is None, "the beta name sets no format"
+        errors, now = await update(page, audio={side: {"format": PCM}}, **{beta: "pcm16"})
+        assert [error["param"] for error in errors] == [f"session.{beta}"] and now["audio"][side]["format"] == PCM
 
 
 @pytest.mark.parametrize("form", [PCMU, {"type": "audio/pcm", "rate": 16_000}, "pcm16"])
@@ -263,12 +361,89 @@ async def test_tools_that_need_not_be_called_are_ignored_and_named(
     assert len(lines) == 2 and "session.tools" in lines[0] and "response.tools" in lines[1]
 
 
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "name": "weather"}},
+        {"audio": {"input": {"format": PCMU}}},
+        {"audio": {"output": {"format": {"type": "audio/pcma"}}}},
+        {"prompt": {"id": "pmpt_1"}},
+        {"modalities": ["text"]},
+        {"input_audio_format": "g711_ulaw"},
+        {"type": "transcription"},
+        {"truncation": {"type": "retention_ratio", "retention_ratio": 0.5}},
+    ],
+)
+async def test_update_with_a_field_that_is_not_served_has_the_code_of_chat(gateway: Gateway, session: dict[str, object]) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, _ = await update(page, **session)
+    assert [error["code"] for error in errors] == ["unsupported_value"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "param"),
+    [
+        ("response.create", {"response": {"tool_choice": "required"}}, "response.tool_choice"),
+        ("response.create", {"response": {"prompt": {"id": "pmpt_1"}}}, "response.prompt"),
+        ("response.create", {"response": {"audio": {"output": {"format": PCMU}}}}, "response.audio.output.format"),
+        ("conversation.item.create", {"item": {"type": "function_call_output", "call_id": "c", "output": "3"}}, "item.type"),
+        (
+            "conversation.item.create",
+            {"item": {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}},
+            "item.content[0].type",
+        ),
+        ("output_audio_buffer.clear", {}, "type"),
+    ],
+)
+async def test_event_with_a_field_that_is_not_served_has_the_code_of_chat(
+    gateway: Gateway, kind: str, fields: dict[str, object], param: str
+) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.send(kind, **fields)
+        error = (await page.until("error"))["error"]
+    assert (error["code"], error["param"]) == ("unsupported_value", param)
+
+
+@pytest.mark.parametrize(
+    ("choice", "kept"),
+    [({"type": "auto"}, "auto"), ({"type": "none"}, "none"), ({"type": "allowed_tools", "mode": "auto", "tools": []}, "auto")],
+)
+async def test_tool_choice_in_an_object_is_accepted_as_in_chat(gateway: Gateway, choice: object, kept: str) -> None:
+    async with opened(gateway, "/v1/realtime") as page:
+        errors, now = await update(page, tool_choice=choice)
+        assert not errors and now["tool_choice"] == kept
+        await page.ask("hello", tool_choice=choice)
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}, "any"])
 async def test_response_that_requires_a_tool_is_refused_by_name(gateway: Gateway, choice: object) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello", tools=TOOLS, tool_choice=choice)
         error = (await page.until("error"))["error"]
     assert error["param"] == "response.tool_choice" and "auto" in error["message"] and not gateway.client.submitted
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("output_audio_format", "g711_ulaw"),
+        ("output_audio_format", {"type": "audio/pcm"}),
+        ("modalities", ["text"]),
+        ("voice", "alloy"),
+        ("max_response_output_tokens", 5),
+    ],
+)
+async def test_response_with_a_beta_field_is_refused_by_name(gateway: Gateway, field: str, value: object) -> None:
+    """Ignored, the client would play audio in a format that it did not ask for, or wait for text."""
+    async with opened(gateway, "/v1/realtime") as page:
+        await page.ask("hello", **{field: value})
+        error = (await page.until("error"))["error"]
+        assert (error["code"], error["param"]) == ("unsupported_value", f"response.{field}")
+        assert "beta" in error["message"] and "use response." in error["message"] and not gateway.client.submitted
+        await page.send("response.create", response={"modalities": None, "voice": None, "output_audio_format": "pcm16"})
+        assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
 @pytest.mark.parametrize("kind", ["function_call_output", "function_call", "mcp_call"])

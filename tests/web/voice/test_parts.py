@@ -81,6 +81,33 @@ def test_voice_that_continues_after_the_answer_fell_silent_is_no_echo(typist: Pa
     assert told == warned
 
 
+@pytest.mark.parametrize(
+    ("answer", "heard", "mic", "echoes"),
+    [
+        ("audibleAt: now - 2000", "report", "on: true", 0),
+        ("audibleAt: now - 400", "report", "on: true", 2),
+        ("audibleAt: now - 2000, cut: true", "report", "on: true", 2),
+        ("audibleAt: now - 700", "report", "on: true", 2),
+        ("audibleAt: now - 700", "ended", "on: true", 0),
+        ("audibleAt: now - 2000", "report", "on: true, muted: true", 2),
+        ("audibleAt: now - 2000", "report", "on: false", 2),
+    ],
+)
+def test_answer_without_an_interruption_withdraws_the_echo_warning(
+    typist: Page, answer: str, heard: str, mic: str, echoes: int
+) -> None:
+    """Two people may begin to speak together now and then; an echo comes back with every answer."""
+    view = "{shown: true, turnChanged() {}, showReason(reason) { this.shown = reason !== null; }}"
+    others = "settings: {}, recording: {answerRunEnds() {}}, tellPlayed() {}"
+    parts = f"echoes: 2, hearing: false, mic: {{{mic}}}, view: {view}, {others}"
+    made = f"Object.assign(new a.Answer('r', 1, 24000), {{voiced: 0, received: 100, {answer}}})"
+    call = f"((talk) => (talk.noteHeard({made}, {{kind: '{heard}', played: 100, underruns: 0}}), [talk.echoes, talk.view.shown]))"
+    talk = f"Object.assign(Object.create(m.Talk.prototype), {{{parts}}})"
+    within = "import('/static/voice/answer.js').then((a) => { const now = performance.now(); return "
+    counted = module(typist, "talk", f"{within}{call}({talk}); }})")
+    assert counted == [echoes, echoes > 0]
+
+
 def test_places_in_the_sent_sound_have_times(typist: Page) -> None:
     sent = "(() => { const s = new m.SentSound(); s.add(20, 1020); s.add(20, 1041); s.add(20, 5000); return s; })()"
     assert module(typist, "latency", f"[10, 20, 40, 60, 61].map((ms) => {sent}.when(ms))") == [1010, 1020, 1041, 5000, None]

@@ -10,6 +10,7 @@ const PLAYED_EVERY_MS = 250;
 const INTERRUPTED_SHOWN_MS = 1200;
 const ECHO_WINDOW_MS = 500; // from the first voiced sample that was heard
 const ECHOES_SHOWN = 2;
+const ECHO_FREE_MS = 1500; // of an answer's voice without an interruption: longer than an echo takes to be noticed
 const ECHO_LENGTH_MS = 1200; // of a turn, with the silence around it: an echo ends with the sound it comes from
 const DEFAULT_RATE_HZ = 24000;
 const SETTLE_MS = 1000;
@@ -172,6 +173,17 @@ export class Talk {
     if (this.echoes < ECHOES_SHOWN) this.view.showReason(null, "echo");
   }
 
+  /** An answer that is heard by an open microphone for a while and not interrupted: earlier interruptions were no echo. */
+  noteUndisturbed(answer, ended) {
+    const { mic, settings } = this;
+    if (this.echoes === 0 || settings.walkie || !mic.on || mic.muted) return;
+    if (answer.cut || this.hearing || answer.audibleAt === null || answer.voiced === null) return;
+    const sinceVoiced = performance.now() - (answer.audibleAt + answer.silenceMs);
+    if (sinceVoiced < (ended ? ECHO_WINDOW_MS : ECHO_FREE_MS)) return;
+    this.echoes = 0;
+    this.view.showReason(null, "echo");
+  }
+
   onSpeechStopped({ item_id, audio_end_ms }) {
     this.hearing = false;
     const question = this.spoken(item_id);
@@ -331,17 +343,19 @@ export class Talk {
   noteLatency(answer) {
     const { timing, firstSoundAt, audibleAt, silenceMs, question } = answer;
     if (!timing || audibleAt === null || firstSoundAt === null || silenceMs === null || answer.latency) return;
-    answer.spoken = question?.kind === "speech";
+    answer.spoken = question?.kind === "speech" && timing.voice_to_voice_ms !== null;
     answer.latency = latencyOf({ endedAt: this.endOf(question, timing), firstSoundAt, audibleAt, silenceMs, timing });
     this.view.turnChanged(answer);
   }
 
   /** The server names the end of speech as a place in the sound it was sent; another gateway may count from elsewhere. */
   endOf(question, timing) {
-    if (question?.kind !== "speech" || question.stoppedAt === undefined) return question?.endedAt ?? null;
-    const at = timing.voiced_end_ms === undefined ? null : this.speech.sent.when(timing.voiced_end_ms ?? -1);
-    const waited = question.stoppedAt - at;
-    return at !== null && waited >= 0 && waited < MAX_ENDPOINTING_MS ? at : null;
+    const endedAt = question?.endedAt ?? null;
+    if (question?.kind !== "speech") return endedAt;
+    const ms = timing.voiced_end_ms ?? null;
+    const at = ms === null ? null : this.speech.sent.when(ms);
+    const waited = (question.stoppedAt ?? endedAt) - at;
+    return at !== null && waited >= 0 && waited < MAX_ENDPOINTING_MS ? at : endedAt;
   }
 
   onError({ error }) {
@@ -373,6 +387,7 @@ export class Talk {
       this.noteLatency(answer);
     }
     Object.assign(answer, { played: heard.played, underruns: heard.underruns });
+    this.noteUndisturbed(answer, heard.kind === "ended");
     if (heard.kind !== "started" && heard.kind !== "report") this.recording.answerRunEnds(answer, heard.played);
     if (heard.kind !== "report" || performance.now() - this.lastPlayedSent >= PLAYED_EVERY_MS) this.tellPlayed(answer, heard);
     this.view.turnChanged(answer);

@@ -1,0 +1,64 @@
+"""Audio of a complete response that is sent again to a client that came back: it stops where any other audio stops."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tests.web.conftest import Gateway
+from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
+from tests.web.realtime.page import Page, opened
+from tests.web.realtime.spoken import blocks, silence, speech
+
+SECONDS = 6
+"""Audio is sent about one second ahead of its listener."""
+WHOLE = 2 * SECONDS * RATE_HZ
+
+
+@asynccontextmanager
+async def resending(gateway: Gateway) -> AsyncIterator[tuple[Page, str]]:
+    """A client that lost all of a complete response, and has the first of it again. With the response's id."""
+    gateway.client.script = Script(num_samples=SECONDS * RATE_HZ)
+    async with opened(gateway) as page:
+        await page.ask("count")
+        response = (await page.until("response.created"))["response"]["id"]
+        for second in range(1, SECONDS):
+            await page.until_sound(response, second * RATE_HZ)
+            await page.send("fleet.played", response_id=response, samples=second * RATE_HZ)
+        await page.until("response.done")
+        await page.drop()
+    async with opened(gateway, session=page.session, response=response, samples=0) as again:
+        await again.until_sound(response, FRAME_SAMPLES)
+        yield again, response
+
+
+async def test_resent_audio_stops_when_its_format_is_refused(gateway: Gateway) -> None:
+    async with resending(gateway) as (page, response):
+        await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
+        await page.until("session.updated")
+        sent = len(page.sound[response])
+        await page.until("fleet.state", state="listening")
+    assert len(page.sound[response]) == sent < WHOLE
+
+
+async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: Gateway) -> None:
+    async with resending(gateway) as (page, response):
+        await page.ask("and in writing?", output_modalities=["text"])
+        await page.until("response.done")
+        await page.send("session.update", session={"audio": {"output": {"format": {"type": "audio/pcmu"}}}})
+        await page.until("session.updated")
+        sent = len(page.sound[response])
+        gateway.client.script = Script(gap_s=0.05)
+        await page.ask("and then?", output_modalities=["text"])
+        await page.until("response.done")
+    assert len(page.sound[response]) == sent < WHOLE
+
+
+async def test_resent_audio_stops_when_the_user_speaks(gateway: Gateway) -> None:
+    said = silence(100) + speech("what day comes after monday") + silence(800)
+    async with resending(gateway) as (page, response):
+        gateway.client.script = Script(gap_s=0.05)
+        for block in blocks(said, 100):
+            await page.socket.send(block)
+        await page.until("input_audio_buffer.speech_started")
+        sent = len(page.sound[response])
+        await page.until("response.done")
+    assert len(page.sound[response]) == sent < WHOLE
