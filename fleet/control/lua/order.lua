@@ -1,8 +1,8 @@
 -- order: what people bid a worker do: "drain" takes nothing new, "resume" takes tasks again, "stop" leaves once it has done what it
 -- has, "dump" logs where each of its threads is. Compares that the incarnation is listed and serves a role, and that it is not
--- leaving already; marks it, and tells it. One that is ordered to drain or stop is not expected to serve again. What is in force already is said again, and changes nothing. A dump is only marked: the
--- answer to the next renewal of the lease says it, since the loop that reads the inbox may be what hangs. A line of the log says
--- what was ordered, where that changes anything.
+-- leaving already; marks it, and tells it. One that is ordered to drain or stop is not expected to serve again. What is in force
+-- already is said again, and changes nothing. A dump is only marked: the answer to the next renewal of the lease says it, since the
+-- loop that reads the inbox may be what hangs. A line of the log says what was ordered, where that changes anything.
 -- ARGV: worker, order
 local w, order = unpack(ARGV)
 local wk = P .. 'worker:' .. w
