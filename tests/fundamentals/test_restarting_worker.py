@@ -182,6 +182,16 @@ async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_w
             assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
 
 
+async def test_requests_submitted_while_the_only_worker_leaves_by_itself_are_answered_by_the_next(redis_url: str) -> None:
+    with thread_fleet(redis_url, SOON) as fleet:
+        async with gateway(fleet) as client:
+            run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
+            kill(fleet, THINKER)
+            stream = await submit(fleet, client)
+            fleet.add_worker(THINKER)
+            assert await num_tokens(stream) == NUM_TOKENS
+
+
 async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:

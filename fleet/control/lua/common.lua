@@ -92,7 +92,7 @@ local function promote(role)
   end
 end
 local function availability_key(role) return P .. 'availability:' .. role end
--- Of an announced start: until when it counts (us), and the number of a keeper's start ("" for a process).
+-- The parts of an announced start: until when it counts (us), and the number of a keeper's start ("" for a process).
 local function start_of(value)
   local ends, number = string.match(value, '^(%d+) ?(%d*)$')
   return tonumber(ends), number

@@ -1,5 +1,6 @@
 -- lead: compares that there is no leader, or that the candidate leads already; writes the leader's lease. A new term is above every
--- earlier one. A lease of 1 ms gives the lead up; a lead that ended otherwise lapsed, and the next leader's first call writes that into the log.
+-- earlier one. A lease of 1 ms gives the lead up; a lead that ended otherwise lapsed, and the next leader's first call writes that into
+-- the log.
 -- ARGV: candidate, held value ("" if not leading), lease ms
 local candidate, held, lease = unpack(ARGV)
 local current = call('GET', P .. 'conductor')
