@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
 from web.realtime.turns import TurnRules
-from web.unserved import NO_TOOL_CHOICE
+from web.unserved import EMPTY
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
@@ -196,7 +196,7 @@ Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_l
 
 
 def _no_choice(value: object) -> object:
-    if value in NO_TOOL_CHOICE:
+    if value in EMPTY:
         return None
     if value not in ("auto", "none"):
         raise ValueError('tools are not served, so no call of one can be required; use "auto" or "none"')
