@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from fleet.core.errors import SHOWN_CHARS, BadInput
 from web.errors import UnsupportedValue
-from web.unserved import NO_TOOL_CHOICE, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
+from web.unserved import EMPTY, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
@@ -217,7 +217,7 @@ class ChatBody(SamplingFields):
 
     def ignored(self) -> list[str]:
         """Names of given fields that change nothing."""
-        known = {name for name in IGNORED if getattr(self, name, None) not in NO_TOOL_CHOICE}
+        known = {name for name in IGNORED if getattr(self, name, None) not in EMPTY}
         return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 

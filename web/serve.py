@@ -29,6 +29,8 @@ log = logging.getLogger("fleet.web")
 
 GRACE_S = 4.0
 """How long answers under way may still run after a stop signal. Those that need longer are then told where they go on."""
+BACKLOG = 2048
+"""Connections that wait to be accepted: those of clients that connect as soon as the address is announced, too."""
 PARTING_S = 1.0
 """How long these may take to tell it."""
 
@@ -86,6 +88,7 @@ async def serve(
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)
         settle()
+        listener.listen(BACKLOG)
         _announce(config, listener)
         await server.serve([listener])
     finally:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import BadInput, FleetError, UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
 from web.answer import Answer, TextPiece
@@ -197,7 +197,7 @@ async def _file_of(form: FormData) -> bytes:
         raise BadInput("file: send the sound as a file, not as text", param="file")
     others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
     if further or (file is not None and others):
-        field = "file" if further else others[0][:64]
+        field = "file" if further else others[0][:SHOWN_CHARS]
         raise UnsupportedValue(f"{field}: {ONE_FILE}", param=field)
     if not isinstance(file, UploadFile):
         raise BadInput("file: this field is required", param="file")

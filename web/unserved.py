@@ -10,15 +10,15 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from fleet.core.errors import UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 
 
 class Refusal(ValueError):
     """Raised by a validator for a value that is valid in OpenAI's API and not served here."""
 
 
-NO_TOOL_CHOICE: tuple[object, ...] = (None, "", {}, [])
-"""Values of `tool_choice` that clients send where none was made."""
+EMPTY: tuple[object, ...] = (None, "", {}, [])
+"""Values that clients send for a field that is not set."""
 _NO_TOOLS = "this model calls no tools"
 _ROLES = {
     "tool": f"{_NO_TOOLS} and cannot read a tool's result",
@@ -105,10 +105,10 @@ def check_part(part: object) -> object:
 
 def check_tool_choice(name: str, choice: object) -> None:
     """Raises: UnsupportedValue where a tool is required; one that may be called is never called."""
-    if choice in NO_TOOL_CHOICE:
+    if choice in EMPTY:
         return
     mode = _tool_mode(cast("dict[str, object]", choice)) if isinstance(choice, dict) else choice
-    if mode not in ("auto", "none"):
+    if mode not in (None, "auto", "none"):
         reason = f"{_NO_TOOLS}, so {str(mode)[:40]} is not served; use auto or none, or turn tools off in the client"
         raise UnsupportedValue(f"{name}: {reason}", param=name)
 
@@ -251,7 +251,6 @@ _FIRST_PIECES = frozenset({"audio", "models", "realtime", *(route.partition("/")
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})
 """A name follows these."""
-_MAX_SHOWN = 64
 
 
 def route_refusal(path: str) -> tuple[str, str]:
@@ -279,7 +278,7 @@ def route_refusal(path: str) -> tuple[str, str]:
 
 
 def _base_for(route: list[str]) -> str:
-    return f"http://HOST:PORT/v1, for /v1/{'/'.join(route)[:_MAX_SHOWN]}"
+    return f"http://HOST:PORT/v1, for /v1/{'/'.join(route)[:SHOWN_CHARS]}"
 
 
 def _api_start(pieces: list[str]) -> int | None:

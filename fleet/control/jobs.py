@@ -61,6 +61,7 @@ def jobs(connection: Redis) -> list[Job]:
 
 
 def job(connection: Redis, job_id: str) -> Job | None:
+    """One job, or None if it is not kept."""
     return next(iter(_read(connection, [job_id])), None)
 
 

@@ -33,13 +33,12 @@ _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
 """FFmpeg's own decoder refuses the frames that a phone sends for silence."""
 _ID3_HEADER_LEN = 10
 MAX_TAGS = 16
+"""ID3v2 tags that may stand before the audio."""
 _OGG_HEADER_LEN, _OGG_NUM_LACES = 27, 26
 MAX_MP4_BOXES = 100_000
 _BOX_HEADER, _LONG_SIZE = struct.Struct(">I4s"), struct.Struct(">Q")
 _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
 """Where MP4 says how many samples follow. They may all have one size that is given once, and then cost no byte each."""
-
-
 _CHUNK_HEADER = struct.Struct("<4sI")
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9_ ]{4}")
 _RIFF_HEADER_LEN = 12

@@ -49,8 +49,10 @@ class Switch:
     @contextmanager
     def leading_to(self, target: int) -> Iterator[None]:
         self._target = target
-        yield
-        self.lead_home()
+        try:
+            yield
+        finally:
+            self.lead_home()
 
     def lead_home(self) -> None:
         self._target = self._home

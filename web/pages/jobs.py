@@ -9,6 +9,7 @@ from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 
 MAX_ROWS = 100
+UNREADABLE = "unreadable"
 ENDED = ("finished", "failed", "stopped", "canceled")
 
 
@@ -41,7 +42,7 @@ class JobsPage:
             title="Jobs",
             stream=stream_path(self.key, {}),
             jobs=shown,
-            arguments=tuple(readable(job.arguments) for job in shown),
+            arguments=tuple(readable(job.arguments) if job.state != UNREADABLE else "" for job in shown),
             num_more=len(jobs[MAX_ROWS:]),
         )
 

@@ -20,7 +20,7 @@ MAX_ROWS, MAX_GONE = 100, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`orders`: the commands that it accepts in its state. `last`: no other worker of its role takes tasks, or would in its place."""
+    """`orders`: the commands that it accepts now. `last`: no other worker of its role takes tasks, or would in its place."""
 
     view: WorkerStory
     colour: int

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
 from web.realtime.turns import TurnRules
-from web.unserved import NO_TOOL_CHOICE, Refusal, check_tool_choice
+from web.unserved import EMPTY, Refusal, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
@@ -197,7 +197,7 @@ Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_l
 
 def _choice(value: object) -> object:
     """Convert a choice that requires no call to its mode: tools can be ignored then, since a model need not use them."""
-    if value in NO_TOOL_CHOICE:
+    if value in EMPTY:
         return None
     name = "tool_choice"
     try:

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import WorkerStory
+from fleet.core.telemetry import Job, WorkerStory
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.pages import html
@@ -46,6 +46,13 @@ def test_a_page_shows_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
 def test_what_people_and_processes_say_is_text(busy_gateway: Gateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert HOSTILE in "".join(html.read(page).text)
+
+
+def test_unreadable_job_can_be_deleted_and_not_retried(gateway: Gateway) -> None:
+    job = Job(id="j-1", kind="", arguments=None, state="unreadable", created_us=0, error="damaged")
+    gateway.client.telemetry.job_list = [job]
+    page = page_of(gateway, "/jobs")
+    assert "damaged" in page and "Delete j-1" in page and "Retry j-1" not in page and "another version" not in page
 
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
