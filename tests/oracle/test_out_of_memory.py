@@ -61,7 +61,7 @@ async def test_what_no_pool_could_hold_is_refused_with_the_way_out(redis_url: st
             spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
             failed = await ask_beside_mates(fleet, client, tiny_checkpoint, spec, blob)
         assert failed.code == "context_length_exceeded" and failed.param == "max_tokens"
-        assert "the KV pool holds 224; shorten the prompt or lower max_tokens" in failed.message
+        assert "maximum context length is 224 tokens, what its KV pool holds" in failed.message
         assert not fleet.killed
         assert_nothing_left(fleet)
 

@@ -206,7 +206,7 @@ def test_an_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_pa
     answers = answers_of(built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0))
     assert [len(answer) for answer in answers] == [40 - 33, 40 - 4]
     spec = RequestSpec(id=RequestId("long"), graph="text", prompt_ids=tuple(range(40)), outputs=(TEXT,))
-    with pytest.raises(BadInput, match="the prompt is 40 tokens; the model was made for 40"):
+    with pytest.raises(BadInput, match="maximum context length is 39 tokens. However, the prompt has 40 tokens"):
         built.adapter(spec, None).open()
 
 

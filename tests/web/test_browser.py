@@ -235,7 +235,7 @@ def test_forced_end_reaches_the_page(browsers: Browsers, loaded: Loaded, ended_b
             session = str(js(page, "fleetVoice.talk.session"))
             wait_until(lambda: "view" in here.client.held[session].fields, "the session to be listed")
             if ended_by.endswith("away"):
-                js(page, "fleetVoice.socket.socket.close(4000)")
+                js(page, "fleetVoice.socket.socket.close(4001)")
             gateway = here if ended_by == "its gateway" else there
             assert gateway.http.delete(f"/v1/fleet/sessions/{session}").json()["ended"]
             expect(page.locator("#state")).to_have_text("Ended")
