@@ -129,12 +129,12 @@ async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> 
 
 def test_loading_process_that_is_stopped_is_no_failed_start(own_redis: RedisProcess) -> None:
     load = f"""
-import signal, time
+import signal
 from fleet.config import load_config
 from fleet.control.starting import StartAnnouncement
 with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "device=cpu")).role("talker")) as start:
     start.end_by(signal.SIGTERM)
-    time.sleep(600)
+    signal.pause()
 """
     with redis.Redis.from_url(own_redis.url) as client, psutil.Popen([sys.executable, "-c", load]) as process:
         wait_until(lambda: client.hget(keys.availability(TALKER), "tries") == b"1", "the start to be announced", timeout_s=60)

@@ -211,7 +211,7 @@ class Driver:
         self._watch_grants(now)
 
     def _watch_grants(self, now: float) -> None:
-        """Take up each grant that nobody claimed for `unclaimed_s`, for as long as this conductor leads."""
+        """Handle each grant that stayed unclaimed for `unclaimed_s`, for as long as this conductor leads."""
         overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.unclaimed_s]
         deserted = self._deserted(overdue)
         for request, stage in overdue:

@@ -1,6 +1,6 @@
--- drain: compares that the incarnation is still listed; marks it as leaving, by its own word: it keeps its lease and its tasks, and
--- takes no more. From then on it is no capacity: whoever counts workers of a role leaves it out. It takes no more orders. Unless it was
--- ordered to drain or stop before, new requests wait for its next start.
+-- drain: compares that the incarnation is still listed; marks it as leaving by its own decision: it keeps its lease and its tasks,
+-- and takes no more. From then on it is no capacity, and counts no more among its role's workers. It takes no more orders. Unless it
+-- was ordered to drain or stop before, new requests wait for its next start.
 -- ARGV: worker
 local w = ARGV[1]
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end

@@ -218,7 +218,7 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
 
 
 async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
-    """What is heard later does not continue it."""
+    """Audio that arrives later does not continue it."""
     said = speech("what day comes after monday")
     async with opened(gateway) as page:
         for block in blocks(silence(300) + said[: len(said) // 2]):
