@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.core.errors import FleetError, NotFound, Overloaded, quoted
-from fleet.core.ids import RequestId
 from web.errors import SessionEnded
 from web.gateway import Gateway
 from web.realtime import vad
@@ -79,9 +78,7 @@ class Hall:
 
     # coming
 
-    async def enter(
-        self, port: Port, settings: Settings, on_position: Callable[[int], None], asked: Callable[[RequestId], None]
-    ) -> Session:
+    async def enter(self, port: Port, settings: Settings, on_position: Callable[[int], None]) -> Session:
         """A new session, once there is room. `on_position` is called with the place in line, and whenever it changes.
 
         Raises: Overloaded if the line is full too; RedisUnreachable.
@@ -90,25 +87,24 @@ class Hall:
             settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
             held = await self._gateway.client.hold_voice(settings.id, self._keep_s, new=True)
             assert held is not None, "two sessions of one name"
-            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), held.epoch, Snapshot(), asked)
+            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), held.epoch, Snapshot())
         place.session.line.attach(port)
         place.session.line.tell(SessionCreated(session=place.session.settings))
         place.session.note()
         return place.session
 
-    async def resume(self, session_id: str, port: Port, received: Received, asked: Callable[[RequestId], None]) -> Session:
+    async def resume(self, session_id: str, port: Port, received: Received) -> Session:
         """Go on with a session whose connection was lost, here or on another gateway.
 
         Raises: NotFound, Overloaded, RedisUnreachable.
         """
         place = self._places.get(session_id)
         if place is None:
-            place = await self._take_over(session_id, received, asked)
+            place = await self._take_over(session_id, received)
         session, line = place.session, place.session.line
         if place.expiry is not None:
             place.expiry.cancel()
             place.expiry = None
-        session.watch = Watch(changed=session.watch.changed, asked=asked)
         line.attach(port)
         line.tell(SessionCreated(session=session.settings))
         # What was told meanwhile is in the whole text too: told after it, it would be read twice.
@@ -116,7 +112,6 @@ class Hall:
         line.tell(resumed(session))
         run = session.replies.run
         if run is not None:
-            asked(run.making.request_id)
             playable = session.settings.audio.output.format is not None
             if playable and received.samples is not None and run.id == received.response_id:
                 run.rewind(received.samples)
@@ -125,14 +120,14 @@ class Hall:
         session.note()
         return session
 
-    async def _take_over(self, session_id: str, received: Received, asked: Callable[[RequestId], None]) -> Place:
+    async def _take_over(self, session_id: str, received: Received) -> Place:
         held = await self._gateway.client.hold_voice(session_id, self._keep_s)
         if held is None and await self._gateway.client.voice_ended(session_id):
             raise SessionEnded(ENDED, param="session")
         if held is None:
             raise NotFound(f"session: no session {quoted(session_id)}; it never was, or is over. Begin another", param="session")
         place = self._seat(
-            lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields), asked
+            lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields)
         )
         run = place.session.replies.active
         if run is not None and run.id == received.response_id and received.chars is not None:
@@ -140,11 +135,9 @@ class Hall:
             run.sent_chars = received.chars
         return place
 
-    def _seat(
-        self, make: Callable[[Watch], Session], epoch: int, snapshot: Snapshot, asked: Callable[[RequestId], None]
-    ) -> Place:
+    def _seat(self, make: Callable[[Watch], Session], epoch: int, snapshot: Snapshot) -> Place:
         changed = asyncio.Event()
-        session = make(Watch(changed=changed.set, asked=asked))
+        session = make(Watch(changed=changed.set))
         place = Place(session=session, epoch=epoch, snapshot=snapshot, changed=changed)
         place.keeper = asyncio.create_task(self._keep(place))
         self._places[session.id] = place

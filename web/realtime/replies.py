@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fleet.core.errors import BadInput
-from fleet.core.ids import RequestId
 from fleet.processing import TextPart
 from web.errors import UnsupportedValue
 from web.gateway import Gateway
@@ -60,8 +59,6 @@ class Watcher(Protocol):
     def voiced(self, run: Run) -> None: ...
 
     def over(self, run: Run) -> None: ...
-
-    def asked(self, request_id: RequestId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +248,6 @@ class Replies:
         )
         making = Making(self._gateway, old.making.body, shorten=old.making.shorten)
         making.make_rest(old.making)
-        self._watcher.asked(making.request_id)
         self._begin(plan, making, Marks())
 
     # run.Out
@@ -317,7 +313,6 @@ class Replies:
         )  # fmt: skip
         making = Making(self._gateway, body, shorten=settings.truncation == "auto")
         making.start()
-        self._watcher.asked(making.request_id)
         return making
 
     def _max_tokens(self, plan: Plan) -> int | None:

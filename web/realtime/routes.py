@@ -76,7 +76,7 @@ class VoiceRoutes:
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
         port = SocketPort(websocket, fleet=fleet)
-        await VoiceSocket(self.hall, websocket, port, lambda request: None).run(settings)
+        await VoiceSocket(self.hall, websocket, port).run(settings)
 
     async def no_socket(self, _request: Request) -> Response:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
@@ -88,7 +88,7 @@ class VoiceRoutes:
 
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
-        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket), lambda request: None)
+        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket))
         await socket.run(default_settings(self._gateway))
 
     async def _settings(self, websocket: WebSocket) -> Settings:

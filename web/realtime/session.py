@@ -35,10 +35,9 @@ log = logging.getLogger("fleet.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Who wants to know: `changed` after whatever another gateway would have to go on with, `asked` of every request."""
+    """Observer of a session: `changed` is called after each change that another gateway needs to continue it."""
 
     changed: Callable[[], None]
-    asked: Callable[[RequestId], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +203,6 @@ class Session:
         self.story.underruns += underruns
 
     # replies.Watcher
-
-    def asked(self, request_id: RequestId) -> None:
-        self.watch.asked(request_id)
 
     def began(self, run: Run) -> None:
         self.listener.on_answer_begun()

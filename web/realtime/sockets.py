@@ -4,14 +4,12 @@ Knows no event but what opens and closes a session.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError
-from fleet.core.ids import RequestId
 from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import close_code, close_reason, error_event, log_refusal
@@ -52,8 +50,8 @@ def _count(query: QueryParams, name: str) -> int | None:
 class VoiceSocket:
     """One connection, from its first frame to its last."""
 
-    def __init__(self, hall: Hall, websocket: WebSocket, port: SocketPort, asked: Callable[[RequestId], None]) -> None:
-        self._hall, self._websocket, self._port, self._asked = hall, websocket, port, asked
+    def __init__(self, hall: Hall, websocket: WebSocket, port: SocketPort) -> None:
+        self._hall, self._websocket, self._port = hall, websocket, port
         self._session: Session | None = None
         self._early: list[str | bytes] = []
         """What came while the client waited in line."""
@@ -72,8 +70,8 @@ class VoiceSocket:
     async def _enter(self, settings: Settings) -> Session:
         wanted = Wanted.of(self._websocket)
         if wanted.session is not None:
-            return await self._hall.resume(wanted.session, self._port, wanted.received, self._asked)
-        return await self._hall.enter(self._port, settings, self._port.position, self._asked)
+            return await self._hall.resume(wanted.session, self._port, wanted.received)
+        return await self._hall.enter(self._port, settings, self._port.position)
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
         """The close code. Raises: FleetError where there is no session for the client."""
