@@ -138,6 +138,9 @@ class WebConfig(Strict):
     `allowed_origins`: origins whose pages may call the API from a browser; see `web/origins.py`.
     `model_aliases`: other names under which the model answers; it is listed under its own alone.
     `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
+    `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a
+    client that reads nothing, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time.
+    `open_metrics`: `/metrics` is served without the API key although one is set.
     """
 
     host: Host = "127.0.0.1"
@@ -148,6 +151,13 @@ class WebConfig(Strict):
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
     max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60
     read_only: Switch = False
+    open_metrics: Switch = False
+    max_connections: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 4096
+    max_connections_per_address: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1024
+    header_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 10.0
+    body_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
+    send_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
+    body_memory_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 128
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None
     tls_key: Folder | None = None
@@ -162,6 +172,9 @@ class VoiceConfig(Strict):
 
     `lead_s`: how far ahead of its listener sound is sent. `resume_s`: how long a session waits for a client whose connection was
     lost. `speculate_ms`: the silence after which an answer is begun that is thrown away if speech goes on; 0: never.
+    `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long ends.
+    `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have open at one time. `secret_share`: the share of
+    `max_sessions` and `max_waiting` open to short-lived secrets; the rest is kept for the API key and the console.
     """
 
     max_sessions: Items = 64
@@ -169,6 +182,10 @@ class VoiceConfig(Strict):
     lead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
     resume_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
     speculate_ms: Annotated[int, BeforeValidator(Whole(0, 10_000))] = 200
+    max_session_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 3600.0
+    idle_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 900.0
+    sessions_per_secret: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1
+    secret_share: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 0.75
 
 
 class RedisConfig(Strict):
@@ -196,12 +213,29 @@ class LeaseConfig(Strict):
 
 
 class TransferConfig(Strict):
-    """`auto` is NIXL where it is installed, else inline through Redis with a warning."""
+    """`auto` is NIXL where it is installed, else inline through Redis with a warning.
+
+    `interface`: where workers of other hosts may read from this one: an interface's name, an address or a network of this host.
+    None: workers of this host only.
+    """
 
     kind: Literal["auto", "nixl", "redis"] = "auto"
     arena_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 64
     request_cap_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 32
     deadline_s: Annotated[float, BeforeValidator(Number(0.01, 3600))] = 5.0
+    interface: Text | None = None
+
+
+class SecurityConfig(Strict):
+    """What a deployment that others can reach must have; see `SECURITY.md`. Each `allow_` permits one thing refused at start.
+
+    `fleet_secret`: a file whose content every worker of the fleet shares; with it, what workers register carries a MAC.
+    """
+
+    fleet_secret: Folder | None = None
+    allow_no_key: Switch = False
+    allow_redis_without_password: Switch = False
+    allow_public_transfer: Switch = False
 
 
 class FleetConfig(Strict):
@@ -230,6 +264,7 @@ class FleetConfig(Strict):
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @property
     def redis_data_dir(self) -> Path:

@@ -38,7 +38,8 @@ def bad(name: str, text: str, message: str) -> Bad:
 SPELLING = (
     bad("a key nobody knows", "web: {nonsense: 1}",
         "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, allowed_origins, model_name, "
-        "model_aliases, max_leading_silence_ms, read_only, tls, tls_cert, tls_key"),
+        "model_aliases, max_leading_silence_ms, read_only, open_metrics, max_connections, max_connections_per_address, "
+        "header_timeout_s, body_timeout_s, send_timeout_s, body_memory_mib, tls, tls_cert, tls_key"),
     bad("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
     bad("a key of a section at the top", "max_body_bytes: 4", "max_body_bytes: unknown key; did you mean limits.max_body_bytes?"),
     bad("a key of two sections at the top", "port: 8000", "port: unknown key; did you mean web.port or redis.port?"),
