@@ -15,16 +15,20 @@ from web.fleet_routes import FleetRoutes
 from web.gateway import Gateway
 from web.guard import Guard, Rules
 from web.hosts import Hosts
+from web.logins import Logins
 from web.middleware import RequestContext
 from web.openapi import OpenApi
 from web.origins import Cors, Origins
 from web.pages.failed import ErrorPages
+from web.pages.login import Login
 from web.pages.site import console_routes
+from web.pages.views import Views
 from web.ports import FleetPort
 from web.realtime.routes import VoiceRoutes
 from web.resume import ResumeEndpoint
 from web.speech import SpeechEndpoint
 from web.transcription import TranscriptionEndpoint
+from web.wrong_keys import WrongKeys
 
 
 def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
@@ -32,9 +36,12 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
     origins = Origins(config.web, has_key=has_key)
-    rules = Rules(api_key, config.web.read_only, Hosts(config.web, has_key=has_key), origins)
+    logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
+    rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
+    views = Views()
+    login = Login(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
-        routes=_routes(gateway, api_key),
+        routes=[*_routes(gateway, wrong_keys), *console_routes(gateway, login, views)],
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
@@ -48,7 +55,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     return app
 
 
-def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys) -> list[BaseRoute]:
     fleet = FleetRoutes(gateway)
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
@@ -66,6 +73,5 @@ def _routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
         Route("/ready", fleet.ready),
         Route("/metrics", fleet.metrics),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway).routes(),
-        *console_routes(gateway, api_key),
+        *VoiceRoutes(gateway, wrong_keys).routes(),
     ]

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.ids import RequestId
 from web.connection import send_stream, until_disconnect
 from web.gateway import Gateway
+from web.guard import csrf_of
 from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views
 from web.strip import Strip, read_strip
@@ -22,9 +23,8 @@ BUSY_S, IDLE_S = 0.25, 1.0
 
 
 class Console:
-    def __init__(self, gateway: Gateway, api_key: str | None, views: Views) -> None:
+    def __init__(self, gateway: Gateway, views: Views) -> None:
         self._gateway = gateway
-        self._api_key = api_key
         self._views = views
         self.events = StripEvents(gateway, views)
 
@@ -33,7 +33,7 @@ class Console:
         strip = await read_strip(gateway, None)
         html = self._views.render(
             "voice.html",
-            shell=shell_of(gateway, self._api_key, "voice", origin_of(request)),
+            shell=shell_of(gateway, csrf_of(request.scope), "voice", origin_of(request)),
             model=gateway.model,
             graph=gateway.graph,
             voices=gateway.frontend.voices(),

@@ -38,6 +38,17 @@ class Unauthorized(BadInput):
     status = 401
 
 
+class TooManyWrongKeys(BadInput):
+    """The request bears a wrong key, and so did many before it from the same address."""
+
+    code = "too_many_wrong_keys"
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class Forbidden(BadInput):
     """A page of another site made the browser send this."""
 

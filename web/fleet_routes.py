@@ -8,6 +8,7 @@ from fleet.core.errors import FleetError, NoWorker
 from fleet.core.ids import RequestId
 from web.errors import ErrorBody, UnservedRoute, envelope_of
 from web.gateway import Gateway
+from web.guard import is_trusted
 from web.story import no_request
 from web.wire import ListedVoice, Model, ModelList, SpeechModel, SpeechModelList, VoiceList
 
@@ -23,7 +24,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing` names the roles without a live worker."""
+    """`missing` names the roles without a live worker, to clients with the API key."""
 
     ready: bool
     missing: list[str]
@@ -73,16 +74,16 @@ class FleetRoutes:
         """This process is up; nothing is said of others."""
         return json_response(Health())
 
-    async def ready(self, _request: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
+        """Probes need the status alone; what is missing is for clients with the key."""
         try:
             missing = list(await self._gateway.client.missing_roles())
         except FleetError as error:
-            return json_response(Readiness(ready=False, missing=[], error=envelope_of(error).error), 503)
+            return _not_ready(request, [], error)
         if not missing:
             return json_response(Readiness(ready=True, missing=[]))
         message = f"no live worker for: {', '.join(missing)}; start one with `fleet worker {missing[0]}`"
-        body = Readiness(ready=False, missing=missing, error=envelope_of(NoWorker(message)).error)
-        return json_response(body, 503, {"retry-after": "1"})
+        return _not_ready(request, missing, NoWorker(message))
 
     async def metrics(self, _request: Request) -> Response:
         """Fleet-wide gauges are read now; if Redis is away, the rest is still told."""
@@ -101,3 +102,9 @@ class FleetRoutes:
 
     def _model(self) -> Model:
         return Model(id=self._gateway.model, created=self._gateway.started_s)
+
+
+def _not_ready(request: Request, missing: list[str], error: FleetError) -> Response:
+    if not is_trusted(request.scope):
+        missing, error = [], NoWorker("requests cannot be served now; send the API key to read what is missing")
+    return json_response(Readiness(ready=False, missing=missing, error=envelope_of(error).error), 503, {"retry-after": "1"})

@@ -1,9 +1,8 @@
-"""Who may ask, and by what name: the API key, the cookie that stands for it in a browser, what pages of other sites may not do.
+"""Access rules: the API key, logins of browsers, and what pages of other sites may not do.
 
 Knows no route's work.
 """
 
-import hashlib
 import hmac
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -13,40 +12,44 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from fleet.config.schema import WebConfig
+from fleet.core.errors import FleetError
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
+from web.logins import Logins
 from web.origins import Origins, not_listed
 from web.realtime.refusal import refuse_socket
+from web.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
+SECURE_COOKIE = "__Host-fleet_console"
+"""Its name under https. Browsers take a cookie of this prefix from nothing but https, and from no other host of the domain."""
 CSRF_HEADER = "x-csrf-token"
 LOGIN = "/console/login"
-OPEN_PATHS = ("/health", "/ready", "/metrics", LOGIN, "/console/logout", "/static/")
-"""Answered without a key: probes, scrapers, and what the login page needs."""
+METRICS = "/metrics"
+OPEN_PATHS = ("/health", "/ready", LOGIN, "/console/logout", "/static/")
+"""Answered without a key: probes, and what the login page needs. `web.open_metrics` adds `/metrics`."""
 REALTIME = "/v1/realtime"
 """Pages of any site may open this socket with a short-lived key, which is looked up there."""
 EPHEMERAL = "ek_"
 IN_SUBPROTOCOL = "openai-insecure-api-key."
 OPERATING = "/v1/fleet/"
 """What changes the fleet, rather than asking something of the model, is under this path; `web.read_only` closes it."""
+_CSRF, _TRUSTED = "fleet_csrf", "fleet_trusted"
 
 
-def cookie_value(api_key: str) -> str:
-    """What a browser holds in place of the key."""
-    return _derived(api_key, b"fleet console")
+def csrf_of(scope: Scope) -> str:
+    """Return the CSRF token of the login that a page is rendered for; "" where the client needs none."""
+    return str(scope.get("state", {}).get(_CSRF, ""))
 
 
-def csrf_token(api_key: str | None) -> str:
-    """What our pages send along with every change, and a page of another site cannot read. Empty where no key is set."""
-    return _derived(api_key, b"fleet csrf") if api_key is not None else ""
+def is_trusted(scope: Scope) -> bool:
+    """Return True if the client sent the API key, or none is set."""
+    return bool(scope.get("state", {}).get(_TRUSTED))
 
 
 def same_key(given: bytes, expected: str) -> bool:
     return hmac.compare_digest(given, expected.encode())
-
-
-def _derived(api_key: str, purpose: bytes) -> str:
-    return hmac.new(api_key.encode(), purpose, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +57,50 @@ class Rules:
     """`api_key` None asks nobody for a key."""
 
     api_key: str | None
-    read_only: bool
+    web: WebConfig
     hosts: Hosts
     origins: Origins
+    logins: Logins
+    wrong_keys: WrongKeys
 
-    def refusal(self, scope: Scope) -> Unauthorized | Forbidden | ForeignHost | ReadOnly | None:
-        if reason := self.hosts.refusal(Headers(scope=scope).get("host")):
-            return ForeignHost(reason, param="host")
-        if scope["type"] == "websocket" and scope["path"] == REALTIME and (offered_key(scope) or "").startswith(EPHEMERAL):
-            return None
+    async def refusal(self, scope: Scope) -> FleetError | None:
+        """Return why this request is refused, None if it is not; note in its state for whom pages are rendered.
+
+        Raises: RedisUnreachable where a login cannot be looked up.
+        """
         headers = Headers(scope=scope)
+        if reason := self.hosts.refusal(headers.get("host")):
+            return ForeignHost(reason, param="host")
+        offered = offered_key(scope)
+        if scope["type"] == "websocket" and scope["path"] == REALTIME and (offered or "").startswith(EPHEMERAL):
+            return None
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        bears_key = self.api_key is not None and same_key((offered_key(scope) or "").encode("latin-1"), self.api_key)
-        if not bears_key and (refused := self._without_key(scope, headers, changes)) is not None:
-            return refused
-        if self.read_only and changes and scope["path"].startswith(OPERATING):
+        bears_key = self.api_key is not None and same_key((offered or "").encode("latin-1"), self.api_key)
+        scope.setdefault("state", {})[_TRUSTED] = bears_key or self.api_key is None
+        if not bears_key and (refused := await self._without_key(scope, headers, changes)) is not None:
+            return self.wrong_keys.refusal(scope, refused) if offered and self.api_key is not None else refused
+        if self.web.read_only and changes and scope["path"].startswith(OPERATING):
             return ReadOnly("this gateway is read-only (web.read_only); ask one that is not, or use the command line")
         return None
 
-    def _without_key(self, scope: Scope, headers: Headers, changes: bool) -> Unauthorized | Forbidden | None:
-        """The rules for requests without the key: from a browser with the cookie, from pages of other origins, from anywhere."""
+    async def _without_key(self, scope: Scope, headers: Headers, changes: bool) -> Unauthorized | Forbidden | None:
+        """The rules for requests without the key: from a browser with a login, from pages of other origins, from anywhere."""
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
             return Forbidden(foreign)
-        if self.api_key is None or scope["path"].startswith(OPEN_PATHS):
+        if self.api_key is None or self._is_open(scope["path"]):
             return None
-        if (foreign is not None and allowed) or not _cookie_is(headers, cookie_value(self.api_key)):
+        login = login_token(scope)
+        if (foreign is not None and allowed) or not await self.logins.known(login):
             return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
-        token = headers.get(CSRF_HEADER, "").encode("latin-1")
-        if changes and not same_key(token, csrf_token(self.api_key)):
+        csrf = self.logins.csrf_token(login)
+        if changes and not same_key(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
             return Forbidden(f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the key as Bearer")
+        scope["state"][_CSRF] = csrf
         return None
+
+    def _is_open(self, path: str) -> bool:
+        return path.startswith(OPEN_PATHS) or (self.web.open_metrics and path == METRICS)
 
 
 class Guard:
@@ -98,7 +114,10 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        refusal = self._rules.refusal(scope)
+        try:
+            refusal = await self._rules.refusal(scope)
+        except FleetError as error:
+            refusal = error
         if refusal is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -108,7 +127,8 @@ class Guard:
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})
             await send({"type": "http.response.body"})
         else:
-            await error_response(envelope_of(refusal), refusal.status)(scope, receive, send)
+            response = error_response(envelope_of(refusal), refusal.status, retry_after_s=refusal.retry_after_s)
+            await response(scope, receive, send)
 
 
 def _wants_page(scope: Scope) -> bool:
@@ -132,12 +152,17 @@ def _foreign(headers: Headers) -> str | None:
     return None
 
 
-def _cookie_is(headers: Headers, expected: str) -> bool:
+def cookie_name(scope: Scope) -> str:
+    return SECURE_COOKIE if scope["scheme"] in ("https", "wss") else COOKIE
+
+
+def login_token(scope: Scope) -> str:
+    """Return the token in the console's cookie, "" where there is none."""
     try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(cookie_name(scope))
     except CookieError:
-        return False
-    return cookie is not None and same_key(cookie.value.encode("latin-1"), expected)
+        return ""
+    return cookie.value if cookie is not None else ""
 
 
 def offered_key(scope: Scope) -> str | None:

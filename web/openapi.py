@@ -103,7 +103,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=Told),
     Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=Aborted),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/stream", summary="Go on with a streamed answer",
+        method="GET", path="/v1/fleet/requests/{request_id}/stream",
+        summary="Go on with a streamed answer; refused where web.read_only is set",
         media=(EVENTS,), headers={"Last-Event-ID": "the id of the last event that was received"},
     ),
     Operation(
@@ -164,7 +165,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/ready", summary="Every role has a worker", answer=Readiness, statuses=(200, 503)
     ),
-    Operation(method="GET", path="/metrics", summary="Metrics, as Prometheus reads them", media=(TEXT,)),
+    Operation(method="GET", path="/metrics", summary="Metrics, as Prometheus reads them; asks for the key unless web.open_metrics", media=(TEXT,)),
     Operation(method="GET", path="/openapi.json", summary="This document", media=(JSON,)),
 )  # fmt: skip
 

@@ -260,11 +260,32 @@ class TelemetryPort(Protocol):
         ...
 
 
+class LoginPort(Protocol):
+    """Logins of the console by name, known to every gateway. Raises: RedisUnreachable from any method."""
+
+    async def add(self, name: str, keep_s: int) -> None:
+        """Keep a new login; the one that was not used for the longest time ends if there are too many."""
+        ...
+
+    async def ends_us(self, name: str) -> int | None:
+        """Return when the login ends, in microseconds since 1970, which may be past; None if it is not known."""
+        ...
+
+    async def renew(self, name: str, keep_s: int) -> None:
+        """Prolong a login that is still there."""
+        ...
+
+    async def remove(self, name: str) -> None: ...
+
+
 class FleetPort(Protocol):
     """Raises: RedisUnreachable from any method."""
 
     @property
     def telemetry(self) -> TelemetryPort: ...
+
+    @property
+    def logins(self) -> LoginPort: ...
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Raises: Overloaded, NoWorker."""

@@ -9,6 +9,7 @@ from fleet.core.ids import RequestId
 from web.answer import Position
 from web.chat import Reply, answer_lines
 from web.connection import send_stream, until_disconnect
+from web.errors import ReadOnly
 from web.gateway import Gateway
 
 
@@ -25,6 +26,8 @@ class ResumeEndpoint:
         request = Request(scope, receive)
         if request.method != "GET":  # a HEAD that comes with every GET route would take the answer from who listens
             raise HTTPException(405, headers={"allow": "GET"})
+        if self._gateway.config.web.read_only:
+            raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
         sent = Position.parse(request.headers.get("last-event-id", str(Position())))
         await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, send))
 

@@ -16,6 +16,7 @@ from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts, voice
 from fleet.control.connect import connect_async, pairs, run_async, text
+from fleet.control.logins import LoginStore
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, parse_notice
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
@@ -44,6 +45,7 @@ class FleetClient:
         self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
         self.telemetry = Telemetry(url, self._redis, self._reader, config, self._send_unheard)
         """What people look at and order."""
+        self.logins = LoginStore(self._redis)
         self.id: WorkerId = new_worker_id("gateway", socket.gethostname(), os.getpid())
         self._keep = scripts.Retention(request_s=config.retention_s)
         self._streams: dict[RequestId, ClientStream] = {}

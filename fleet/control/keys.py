@@ -22,6 +22,7 @@ LOGS = PREFIX + "logs"
 LOGS_DROPPED = PREFIX + "logs:dropped"
 INDEX_ALL = PREFIX + "index:all"
 VOICES = PREFIX + "voices"
+LOGINS = PREFIX + "logins"
 
 
 def worker(worker_id: WorkerId) -> str:
@@ -162,6 +163,8 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> when it ends, us"),
     Row(pattern="secret:{name}", redis_type="string", life="retention", owner="gateway",
         meaning="hash of a short-lived client key -> the session it opens"),
+    Row(pattern="logins", redis_type="zset", life="retention", owner="gateway",
+        meaning="MAC of a console login's cookie under the API key -> when the login ends, us; bounded"),
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
     Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),

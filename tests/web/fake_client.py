@@ -3,7 +3,7 @@
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, GatewayStopping
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
@@ -162,6 +163,39 @@ class FakeStream:
 
 
 @dataclass(slots=True)
+class FakeLogins:
+    """Satisfies `web.ports.LoginPort`. A lookup waits for `gate` where there is one; its answer is read before."""
+
+    ends: dict[str, int] = field(default_factory=dict[str, int])
+    reach: Callable[[], None] = lambda: None
+    gate: asyncio.Event | None = None
+    num_asked: int = 0
+    num_renewed: int = 0
+
+    async def add(self, name: str, keep_s: int) -> None:
+        self.reach()
+        self.ends[name] = now_us() + keep_s * 1_000_000
+
+    async def ends_us(self, name: str) -> int | None:
+        self.reach()
+        self.num_asked += 1
+        ends_us = self.ends.get(name)
+        if self.gate is not None:
+            await self.gate.wait()
+        return ends_us
+
+    async def renew(self, name: str, keep_s: int) -> None:
+        self.reach()
+        self.num_renewed += 1
+        if name in self.ends:
+            self.ends[name] = now_us() + keep_s * 1_000_000
+
+    async def remove(self, name: str) -> None:
+        self.reach()
+        self.ends.pop(name, None)
+
+
+@dataclass(slots=True)
 class FakeClient:
     """Satisfies `web.ports.FleetPort`."""
 
@@ -180,9 +214,11 @@ class FakeClient:
     held: dict[str, FakeHeldVoice] = field(default_factory=dict[str, FakeHeldVoice])
     ended: set[str] = field(default_factory=set[str])
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
 
     def __post_init__(self) -> None:
+        self.logins.reach = self._reach
         self.tell(self.telemetry)
 
     def tell(self, telemetry: FakeTelemetry) -> None:

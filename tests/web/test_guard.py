@@ -1,6 +1,7 @@
 """Who may change the fleet: the key, the cookie with its token, pages of this origin; and nobody where a gateway only shows."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
 from tests.web.realtime.refusals import refusal_of
-from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
+from web.guard import COOKIE, CSRF_HEADER
 from web.hosts import Hosts
 from web.pages.login import local_path
 
@@ -38,23 +39,28 @@ def browser(locked: Gateway) -> Iterator[httpx.Client]:
         yield client
 
 
+def csrf_of(browser: httpx.Client) -> str:
+    found = re.search(r'data-csrf="([0-9a-f]+)"', browser.get("/overview").text)
+    assert found is not None
+    return found.group(1)
+
+
 def order(gateway: Gateway) -> str:
     return ORDER.format(gateway.client.telemetry.worker_list[0].id)
 
 
 def test_a_logged_in_page_must_send_its_token(locked: Gateway, browser: httpx.Client) -> None:
     assert browser.get("/v1/fleet/workers").status_code == 200
-    for headers in ({}, {CSRF_HEADER: "wrong"}, {CSRF_HEADER: cookie_value(KEY)}):
+    for headers in ({}, {CSRF_HEADER: "wrong"}, {CSRF_HEADER: browser.cookies[COOKIE]}):
         answer = browser.post(order(locked), headers=headers)
         assert answer.status_code == 403 and CSRF_HEADER in answer.json()["error"]["message"]
     assert not locked.client.telemetry.orders
-    assert browser.post(order(locked), headers={CSRF_HEADER: csrf_token(KEY)}).status_code == 200
+    assert browser.post(order(locked), headers={CSRF_HEADER: csrf_of(browser)}).status_code == 200
     assert [given for _, given in locked.client.telemetry.orders] == ["drain"]
-    assert f'data-csrf="{csrf_token(KEY)}"' in browser.get("/overview").text
 
 
 def test_another_sites_page_changes_nothing_even_with_cookie_and_token(locked: Gateway, browser: httpx.Client) -> None:
-    token = {CSRF_HEADER: csrf_token(KEY)}
+    token = {CSRF_HEADER: csrf_of(browser)}
     for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
         answer = browser.post(order(locked), headers={**token, **headers})
         assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
@@ -76,14 +82,14 @@ def test_without_a_key_the_origin_alone_decides(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("path", ["/console/ws", "/v1/realtime"])
-def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway, path: str) -> None:
+def test_sockets_of_other_sites_are_refused_with_the_cookie_too(locked: Gateway, browser: httpx.Client, path: str) -> None:
+    cookie = {"cookie": f"{COOKIE}={browser.cookies[COOKIE]}"}
+
     async def open_socket(origin: str) -> None:
-        headers = {"cookie": f"{COOKIE}={cookie_value(KEY)}"}
-        async with connect(locked.url.replace("http", "ws") + path, origin=Origin(origin), additional_headers=headers):
+        async with connect(locked.url.replace("http", "ws") + path, origin=Origin(origin), additional_headers=cookie):
             pass
 
     asyncio.run(open_socket(locked.url))
-    cookie = {"cookie": f"{COOKIE}={cookie_value(KEY)}"}
     refusal = asyncio.run(refusal_of(locked, path, origin=Origin("http://evil.example"), additional_headers=cookie))
     assert refusal.close_code == 3000 and refusal.error["code"] == "cross_site_request"
 

@@ -15,7 +15,7 @@ from tests.web.fake_client import FakeClient
 from tests.web.pages.catalogue import fill
 from tests.web.realtime.refusals import refusal_of
 from web.app import create_app
-from web.guard import COOKIE, CSRF_HEADER, cookie_value, csrf_token
+from web.guard import COOKIE, CSRF_HEADER
 
 APP, OTHER = "https://app.example.com", "https://other.example.com"
 KEY = "secret"
@@ -103,7 +103,9 @@ def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(open_to_app
 
 
 def test_console_cookie_is_worth_nothing_to_an_allowed_origin(locked: Gateway) -> None:
-    cookie = {"cookie": f"{COOKIE}={cookie_value(KEY)}", CSRF_HEADER: csrf_token(KEY)}
+    login = httpx.post(f"{locked.url}/console/login", data={"key": KEY}).cookies[COOKIE]
+    own_page = locked.http.get("/overview", headers={"cookie": f"{COOKIE}={login}"}).text
+    cookie = {"cookie": f"{COOKIE}={login}", CSRF_HEADER: own_page.partition('data-csrf="')[2].partition('"')[0]}
     page = {**cookie, "origin": APP, "sec-fetch-site": "same-site"}
     order = f"/v1/fleet/workers/{locked.client.telemetry.worker_list[0].id}/drain"
     for answer in (locked.http.get("/v1/models", headers=page), locked.http.post(order, headers=page)):

@@ -191,10 +191,37 @@ def test_the_key_is_asked_for_where_one_is_set(serve_with: Callable[[str | None]
     assert get(gateway, "/v1/models").headers["www-authenticate"] == "Bearer"
     headers = {"authorization": "Bearer sécret".encode()}
     assert get(gateway, "/v1/models", headers=headers).status_code == 200
-    for path in ("/health", "/ready", "/metrics", "/static/console.css", "/console/login"):
+    for path in ("/health", "/ready", "/static/console.css", "/console/login"):
         assert get(gateway, path).status_code == 200, path
     assert get(gateway, "/console/events").status_code == 401
     assert get(gateway, "/").headers["location"] == "/console/login"
+
+
+def test_metrics_ask_for_the_key_unless_they_are_opened(loaded: Loaded, serve_with: Callable[[str | None], Gateway]) -> None:
+    gateway = serve_with("secret")
+    refused = get(gateway, "/metrics")
+    assert refused.status_code == 401 and "fleet_" not in refused.text
+    for path in ("/metrics", "/metrics?name[]=fleet_workers"):
+        scraped = get(gateway, path, headers={"authorization": "Bearer secret"})
+        assert scraped.status_code == 200 and "fleet_workers" in scraped.text
+    web = loaded.config.web.model_copy(update={"open_metrics": True})
+    opened = replace(loaded, config=loaded.config.model_copy(update={"web": web}))
+    with serving(opened, "secret") as open_to_all:
+        assert get(open_to_all, "/metrics").status_code == 200
+        assert get(open_to_all, "/v1/models").status_code == 401
+
+
+def test_ready_says_nothing_of_the_fleet_to_a_stranger(serve_with: Callable[[str | None], Gateway]) -> None:
+    gateway = serve_with("secret")
+    troubles = ((["talker"], None), ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")))
+    for missing, unreachable in troubles:
+        gateway.client.missing, gateway.client.unreachable = missing, unreachable
+        answer = get(gateway, "/ready")
+        assert answer.status_code == 503 and answer.json()["ready"] is False and answer.json()["missing"] == []
+        assert "talker" not in answer.text and "10.1.2.3" not in answer.text and "API key" in answer.json()["error"]["message"]
+        assert answer.headers["retry-after"] == "1"
+        told = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
+        assert told.status_code == 503 and ("talker" in told.text or "10.1.2.3" in told.text)
 
 
 def test_a_browser_trades_the_key_for_a_cookie(serve_with: Callable[[str | None], Gateway]) -> None:

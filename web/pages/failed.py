@@ -40,7 +40,7 @@ class ErrorPages:
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         html = self._views.render(
             "error.html",
-            shell=shell_of(self._gateway, None, "", origin_of(request)),
+            shell=shell_of(self._gateway, "", "", origin_of(request)),
             title=TITLES.get(status, HTTPStatus(status).phrase),
             status=status,
             message=message,

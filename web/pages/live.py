@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError, NotFound
 from web.connection import send_stream, until_disconnect
 from web.gateway import Gateway
+from web.guard import csrf_of
 from web.pages.feed import Feed
 from web.pages.frame import Frame, Query
 from web.pages.login import NO_STORE
-from web.pages.shell import origin_of, shell_of
+from web.pages.shell import Shell, origin_of, shell_of
 from web.pages.views import Views
 
 WHOLE = "page"
@@ -49,9 +50,8 @@ class LivePage(Protocol):
 class LivePages:
     """Serves each page whole at its own path, and the streams of all."""
 
-    def __init__(self, gateway: Gateway, api_key: str | None, views: Views, pages: Sequence[LivePage]) -> None:
+    def __init__(self, gateway: Gateway, views: Views, pages: Sequence[LivePage]) -> None:
         self._gateway = gateway
-        self._api_key = api_key
         self._views = views
         self._feed = Feed(gateway)
         self._pages = {page.key: page for page in pages}
@@ -61,8 +61,7 @@ class LivePages:
 
         async def serve(request: Request) -> Response:
             frame = await self._frame(page, {**request.query_params, **request.path_params}, None)
-            shell = shell_of(self._gateway, self._api_key, page.active, origin_of(request))
-            html = self._views.render(page.template, page=frame, shell=shell)
+            html = self._views.render(page.template, page=frame, shell=self._shell(page, request))
             return HTMLResponse(html, status_code=frame.status, headers=NO_STORE)
 
         return serve
@@ -78,16 +77,16 @@ class LivePages:
 
     async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
         """The whole page first, then each block that differs from what was sent last."""
-        query, known, origin = dict(request.query_params), request.headers.get("last-event-id", ""), origin_of(request)
+        query, known = dict(request.query_params), request.headers.get("last-event-id", "")
         sent: dict[str, str] = {}
         frame: Frame | None = None
         async with aclosing(self._feed.beats()) as beats:
             async for mark in beats:
                 frame = await self._frame(page, query, frame)
-                blocks = {name: self._block(page, name, frame, origin) for name in page.live}
+                blocks = {name: self._block(page, name, frame, request) for name in page.live}
                 changed = {name: html for name, html in blocks.items() if sent.get(name) != html}
                 if not sent:
-                    changed = {WHOLE: self._block(page, WHOLE, frame, origin)}
+                    changed = {WHOLE: self._block(page, WHOLE, frame, request)}
                 sent = blocks
                 if changed:
                     yield message(mark or known or "0-0", changed)
@@ -100,9 +99,11 @@ class LivePages:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
 
-    def _block(self, page: LivePage, name: str, frame: Frame, origin: str) -> str:
-        shell = shell_of(self._gateway, self._api_key, page.active, origin)
-        return self._views.render_block(page.template, name, page=frame, shell=shell)
+    def _block(self, page: LivePage, name: str, frame: Frame, request: Request) -> str:
+        return self._views.render_block(page.template, name, page=frame, shell=self._shell(page, request))
+
+    def _shell(self, page: LivePage, request: Request) -> Shell:
+        return shell_of(self._gateway, csrf_of(request.scope), page.active, origin_of(request))
 
 
 def message(mark: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:

@@ -6,7 +6,6 @@ from starlette.requests import Request
 
 from fleet.core.clock import now_us
 from web.gateway import Gateway
-from web.guard import csrf_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +46,14 @@ class Shell:
     nav: tuple[NavItem, ...] = NAV
 
 
-def shell_of(gateway: Gateway, api_key: str | None, active: str, origin: str) -> Shell:
-    """`locked`: a key is set, so there is a way out."""
+def shell_of(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
+    """`csrf`: the token of the visitor's login, "" without one: then there is no way out either."""
     return Shell(
         model=gateway.model,
         active=active,
-        csrf=csrf_token(api_key),
+        csrf=csrf,
         read_only=gateway.config.web.read_only,
-        locked=api_key is not None,
+        locked=bool(csrf),
         now_us=now_us(),
         origin=origin,
     )

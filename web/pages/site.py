@@ -20,15 +20,14 @@ from web.pages.views import STATIC, Views
 from web.pages.workers import OneWorkerPage, WorkersPage
 
 
-def console_routes(gateway: Gateway, api_key: str | None) -> list[BaseRoute]:
-    views = Views()
-    voice, login = Console(gateway, api_key, views), Login(gateway, api_key, views)
+def console_routes(gateway: Gateway, login: Login, views: Views) -> list[BaseRoute]:
+    voice = Console(gateway, views)
     requests, tail = RequestsPage(gateway), LogTail(gateway, views)
     pages = (
         OverviewPage(gateway), requests, RequestStoryPage(gateway), WorkersPage(gateway), OneWorkerPage(gateway),
         QueuesPage(gateway), TransfersPage(gateway), SessionsPage(gateway), JobsPage(gateway), LogsPage(gateway),
     )  # fmt: skip
-    live = LivePages(gateway, api_key, views, pages)
+    live = LivePages(gateway, views, pages)
     return [
         Route("/", voice.page),
         Route("/console/events", voice.events),

@@ -10,7 +10,7 @@ import logging
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import FleetError
-from web.errors import type_of
+from web.errors import TooManyWrongKeys, type_of
 from web.realtime.server_events import Error, ErrorDetail, encode_event
 
 log = logging.getLogger("fleet.web")
@@ -31,6 +31,7 @@ BY_CODE = {
     "rate_limit_exceeded": TRY_AGAIN_LATER,
     "redis_unreachable": TRY_AGAIN_LATER,
     "session_ended": SESSION_OVER,
+    TooManyWrongKeys.code: UNAUTHORIZED,
 }
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 
@@ -72,7 +73,8 @@ def log_refusal(websocket: WebSocket, error: FleetError) -> None:
 
 async def refuse_socket(websocket: WebSocket, error: FleetError) -> None:
     """Accept the socket, send the reason, and close it."""
-    log_refusal(websocket, error)
+    if not isinstance(error, TooManyWrongKeys):  # whose lines are counted, see `web/wrong_keys.py`
+        log_refusal(websocket, error)
     try:
         async with asyncio.timeout(REFUSE_S):
             await accept(websocket)

@@ -8,7 +8,7 @@ from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
-from web.errors import UnsupportedValue, envelope_of, error_response
+from web.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
 from web.realtime.hall import Hall
@@ -19,6 +19,7 @@ from web.realtime.served import default_settings
 from web.realtime.settings import Settings
 from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
+from web.wrong_keys import WrongKeys
 
 ON = ("1", "true", "yes")
 INTENTS = ("", "conversation", "realtime")
@@ -51,9 +52,10 @@ _view = msgspec.json.Decoder(SessionView)
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys) -> None:
         self.hall = Hall(gateway)
         self._gateway = gateway
+        self._wrong_keys = wrong_keys
         self._secrets = Secrets(gateway)
 
     def routes(self) -> list[BaseRoute]:
@@ -70,6 +72,9 @@ class VoiceRoutes:
     async def realtime(self, websocket: WebSocket) -> None:
         try:
             settings = await self._settings(websocket)
+        except Unauthorized as error:
+            await refuse_socket(websocket, self._wrong_keys.refusal(websocket.scope, error))
+            return
         except FleetError as error:
             await refuse_socket(websocket, error)
             return

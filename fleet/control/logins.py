@@ -1,0 +1,54 @@
+"""Logins of the console in Redis: the name of each, and when it ends. Knows no cookie and no key."""
+
+from collections.abc import Awaitable
+from typing import TypeVar, cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from fleet.control import keys
+from fleet.core.clock import now_us
+from fleet.core.errors import RedisUnreachable
+
+MAX_LOGINS = 1000
+"""Beyond them the login that was not used for the longest time ends."""
+T = TypeVar("T")
+
+
+class LoginStore:
+    """One sorted set for all gateways, scored by the end of each login, us. Raises, from any method: RedisUnreachable."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._redis = client
+
+    async def add(self, name: str, keep_s: int) -> None:
+        """Keep a new login, and drop those that have ended and those beyond the bound."""
+        now = now_us()
+        pipe = self._redis.pipeline()
+        pipe.zremrangebyscore(keys.LOGINS, "-inf", now)
+        pipe.zadd(keys.LOGINS, {name: now + keep_s * 1_000_000})
+        pipe.zremrangebyrank(keys.LOGINS, 0, -MAX_LOGINS - 1)
+        pipe.expire(keys.LOGINS, keep_s)
+        await _answer_of(pipe.execute())
+
+    async def ends_us(self, name: str) -> int | None:
+        """Return when the login ends, which may be past; None if it is not known."""
+        score = cast("float | None", await _answer_of(self._redis.zscore(keys.LOGINS, name)))
+        return None if score is None else int(score)
+
+    async def renew(self, name: str, keep_s: int) -> None:
+        """Prolong a login that is still there; one that was removed meanwhile stays removed."""
+        pipe = self._redis.pipeline()
+        pipe.zadd(keys.LOGINS, {name: now_us() + keep_s * 1_000_000}, xx=True)
+        pipe.expire(keys.LOGINS, keep_s)
+        await _answer_of(pipe.execute())
+
+    async def remove(self, name: str) -> None:
+        await _answer_of(self._redis.zrem(keys.LOGINS, name))
+
+
+async def _answer_of(call: Awaitable[T]) -> T:
+    try:
+        return await call
+    except RedisError as error:
+        raise RedisUnreachable(f"Redis does not answer ({error})") from error

@@ -1,0 +1,229 @@
+"""Logins of the console: random, ended by logging out, unknown under another key, and refused clearly while Redis is away."""
+
+import asyncio
+import hashlib
+import hashlib
+import hmac
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from fleet.core.clock import now_us
+from fleet.core.errors import RedisUnreachable
+from tests.support import await_until
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_client import FakeLogins
+from tests.web.pages.catalogue import fill
+from tests.web.realtime.refusals import refusal_of
+from web.guard import COOKIE, CSRF_HEADER, SECURE_COOKIE
+from web.logins import CACHE_S, KEEP_S, MAX_CACHED, RENEW_S, Logins
+
+KEY = "a-right-key"
+BROWSER = {"accept": "text/html"}
+FLEET = "/v1/fleet/workers"
+
+
+@pytest.fixture(scope="module")
+def locked(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(loaded, KEY) as gateway:
+        fill(gateway)
+        yield gateway
+
+
+@pytest.fixture
+def gateway(locked: Gateway) -> Iterator[Gateway]:
+    """A gateway with a key, whose control plane answers again afterwards."""
+    yield locked
+    locked.client.unreachable = None
+    locked.client.telemetry.orders.clear()
+
+
+def log_in(gateway: Gateway, key: str = KEY, cookie: str = "") -> str:
+    """Return the cookie's value."""
+    headers = {"cookie": f"{COOKIE}={cookie}"} if cookie else {}
+    with httpx.Client(base_url=gateway.url, headers=headers) as client:
+        answer = client.post("/console/login", data={"key": key})
+        assert answer.status_code == 303
+        return str(client.cookies[COOKIE])
+
+
+def get(gateway: Gateway, path: str, cookie: str, **headers: str) -> httpx.Response:
+    return httpx.get(gateway.url + path, headers={"cookie": f"{COOKIE}={cookie}", **headers})
+
+
+def csrf_of(gateway: Gateway, cookie: str) -> str:
+    found = re.search(r'data-csrf="([^"]*)"', get(gateway, "/overview", cookie).text)
+    assert found is not None
+    return found.group(1)
+
+
+def log_out(gateway: Gateway, cookie: str) -> httpx.Response:
+    return httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{COOKIE}={cookie}", **BROWSER})
+
+
+def test_cookie_is_another_at_each_login_and_ends_with_its_logout(gateway: Gateway) -> None:
+    first, second = log_in(gateway), log_in(gateway)
+    assert first != second and len(first) >= 43
+    assert get(gateway, FLEET, first).status_code == get(gateway, FLEET, second).status_code == 200
+    assert log_out(gateway, first).headers["location"] == "/console/login"
+    assert get(gateway, FLEET, first).status_code == 401
+    assert get(gateway, FLEET, second).status_code == 200, "the other login stays"
+
+
+def test_cookie_made_from_the_key_is_refused(gateway: Gateway) -> None:
+    for purpose in (b"fleet console", b"fleet csrf"):
+        made = hmac.new(KEY.encode(), purpose, hashlib.sha256).hexdigest()
+        assert get(gateway, FLEET, made).status_code == 401
+
+
+def test_control_plane_never_holds_a_cookie(gateway: Gateway) -> None:
+    cookie = log_in(gateway)
+    kept = gateway.client.logins.ends
+    assert kept and cookie not in kept
+
+
+def test_login_ends_the_one_that_the_browser_had_and_takes_no_given_value(gateway: Gateway) -> None:
+    planted = "x" * 43
+    assert log_in(gateway, cookie=planted) != planted and get(gateway, FLEET, planted).status_code == 401
+    former = log_in(gateway)
+    log_in(gateway, cookie=former)
+    assert get(gateway, FLEET, former).status_code == 401
+
+
+def test_login_is_known_to_every_gateway_of_the_same_key_only(gateway: Gateway, loaded: Loaded) -> None:
+    cookie = log_in(gateway)
+    with ExitStack() as gateways:
+        second = gateways.enter_context(serving(loaded, KEY, gateway.client))
+        other_key = gateways.enter_context(serving(loaded, "another-key", gateway.client))
+        assert get(second, FLEET, cookie).status_code == 200
+        assert get(other_key, FLEET, cookie).status_code == 401
+        log_out(second, cookie)
+        assert get(second, FLEET, cookie).status_code == 401
+
+
+def test_csrf_token_is_worth_nothing_in_another_login(gateway: Gateway) -> None:
+    first, second = log_in(gateway), log_in(gateway)
+    order = f"/v1/fleet/workers/{gateway.client.telemetry.worker_list[0].id}/drain"
+    for token, status in ((csrf_of(gateway, second), 403), ("", 403), (first, 403), (csrf_of(gateway, first), 200)):
+        headers = {"cookie": f"{COOKIE}={first}", CSRF_HEADER: token, "origin": gateway.url}
+        assert httpx.post(gateway.url + order, headers=headers).status_code == status
+    assert len(gateway.client.telemetry.orders) == 1
+
+
+def test_pages_without_redis_are_refused_clearly_and_not_sent_to_the_login(gateway: Gateway) -> None:
+    cookie = log_in(gateway)
+    gateway.client.unreachable = RedisUnreachable("Redis does not answer (connecting to 10.1.2.3:6379)")
+    page = get(gateway, "/overview", cookie, **BROWSER)
+    assert page.status_code == 503 and "text/html" in page.headers["content-type"] and "Redis does not answer" in page.text
+    program = get(gateway, FLEET, cookie)
+    assert program.status_code == 503 and program.json()["error"]["code"] == "redis_unreachable" and program.headers["retry-after"]
+    form = httpx.post(f"{gateway.url}/console/login", data={"key": KEY}, headers=BROWSER)
+    assert form.status_code == 503 and "Redis does not answer" in form.text and "set-cookie" not in form.headers
+    assert log_out(gateway, cookie).status_code == 503
+    assert not any("10.1.2.3" in answer.text for answer in (page, program, form)), "a stranger learns no address"
+    refusal = asyncio.run(refusal_of(gateway, "/console/ws", additional_headers={"cookie": f"{COOKIE}={cookie}"}))
+    assert refusal.close_code == 1013
+    bearer = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {KEY}"})
+    assert bearer.status_code == 200, "the key itself needs no Redis"
+    gateway.client.unreachable = None
+    assert get(gateway, "/overview", cookie, **BROWSER).status_code == 200
+
+
+def test_cookie_is_for_this_host_and_its_scripts_cannot_read_it(gateway: Gateway) -> None:
+    def flags_of(answer: httpx.Response) -> set[str]:
+        return {flag.strip().lower() for flag in answer.headers["set-cookie"].split(";")[1:]}
+
+    login = f"{gateway.url}/console/login"
+    assert flags_of(httpx.post(login, data={"key": KEY})) == {"httponly", "samesite=strict", "path=/"}
+    behind_https = {"x-forwarded-proto": "https"}
+    answer = httpx.post(login, data={"key": KEY}, headers=behind_https)
+    assert flags_of(answer) == {"httponly", "samesite=strict", "path=/", "secure"}
+    name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
+    assert name == SECURE_COOKIE and name.startswith("__Host-")
+    for sent, status in ((SECURE_COOKIE, 200), (COOKIE, 401)):
+        answer = httpx.get(gateway.url + FLEET, headers={"cookie": f"{sent}={value}", **behind_https})
+        assert answer.status_code == status, "a page of plain http may have set a cookie without the prefix"
+    left = httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{SECURE_COOKIE}={value}", **behind_https})
+    assert left.headers["set-cookie"].startswith(f'{SECURE_COOKIE}=""') and "Secure" in left.headers["set-cookie"]
+
+
+def test_login_form_is_bounded(gateway: Gateway) -> None:
+    answer = httpx.post(f"{gateway.url}/console/login", data={"key": "x" * 1_000_000})
+    assert answer.status_code == 413
+
+
+def test_fleet_without_a_key_needs_no_login(loaded: Loaded) -> None:
+    with serving(loaded) as keyless:
+        assert keyless.http.get("/console/login").headers["location"] == "/"
+        page = keyless.http.get("/overview")
+        assert page.status_code == 200 and "Log out" not in page.text and not keyless.client.logins.ends
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_positive_lookup_is_cached_for_seconds_and_forgotten_at_logout() -> None:
+    store, clock = FakeLogins(), Clock()
+    here, there = Logins(store, KEY, clock), Logins(store, KEY, clock)
+    token = await here.begin()
+    assert await there.known(token) and await there.known(token) and store.num_asked == 1
+    await here.end(token)
+    assert not await here.known(token)
+    clock.now += CACHE_S
+    assert CACHE_S <= 5 and not await there.known(token)
+
+
+async def test_lookup_under_way_during_a_logout_is_not_cached() -> None:
+    store = FakeLogins()
+    logins = Logins(store, KEY)
+    token = await logins.begin()
+    store.gate = asyncio.Event()
+    asking = asyncio.create_task(logins.known(token))
+    await await_until(lambda: _is(store.num_asked), "the lookup to be under way")
+    await logins.end(token)
+    store.gate.set()
+    await asking
+    assert not await logins.known(token)
+
+
+async def test_cache_of_lookups_is_bounded() -> None:
+    store = FakeLogins()
+    logins = Logins(store, KEY)
+    tokens = [await logins.begin() for _ in range(MAX_CACHED + 1)]
+    for token in [*tokens, tokens[0]]:
+        assert await logins.known(token)
+    assert store.num_asked == MAX_CACHED + 2
+    assert await logins.known(tokens[-1]) and store.num_asked == MAX_CACHED + 2
+
+
+async def test_login_in_use_is_renewed_at_most_once_an_hour_and_an_expired_one_ends() -> None:
+    store, clock = FakeLogins(), Clock()
+    logins = Logins(store, KEY, clock)
+    token = await logins.begin()
+    (name,) = store.ends
+    assert abs(store.ends[name] - now_us() - KEEP_S * 1_000_000) < 60_000_000
+    assert await logins.known(token) and not store.num_renewed
+    store.ends[name] -= (RENEW_S + 1) * 1_000_000
+    clock.now += CACHE_S
+    assert await logins.known(token) and store.num_renewed == 1
+    clock.now += CACHE_S
+    assert await logins.known(token) and store.num_renewed == 1
+    store.ends[name] = now_us() - 1
+    clock.now += CACHE_S
+    assert not await logins.known(token)
+
+
+async def _is(value: object) -> bool:
+    return bool(value)
+
+
+@pytest.mark.parametrize("token", ["", "x", "é", "x" * 100_000])
+async def test_value_that_is_no_token_is_unknown(token: str) -> None:
+    assert not await Logins(FakeLogins(), KEY).known(token)

@@ -1,0 +1,194 @@
+"""Wrong API keys: answered 429 after some, by each way in; the right one is accepted meanwhile, and the log stays short."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from starlette.types import Scope
+from websockets.typing import Subprotocol
+
+from tests.web.conftest import Gateway
+from tests.web.realtime.refusals import refusal_of
+from web.guard import CSRF_HEADER, IN_SUBPROTOCOL
+from web.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys, address_of
+
+KEY = "the-right-key"
+MODELS = "/v1/models"
+
+
+@pytest.fixture
+def locked(serve_with: Callable[[str | None], Gateway], monkeypatch: pytest.MonkeyPatch) -> Gateway:
+    """A gateway whose first back-off outlasts a test on any machine."""
+    monkeypatch.setattr("web.wrong_keys.FIRST_S", LONGEST_S)
+    return serve_with(KEY)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def wrong_keys_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records if record.name == "fleet.web"]
+    return [line for line in messages if re.fullmatch(r"\d+ wrong API keys? from 127\.0\.0\.1", line)]
+
+
+def exhaust(gateway: Gateway) -> None:
+    """Send wrong keys until the address is in a back-off."""
+    for number in range(NUM_FREE):
+        gateway.http.get(MODELS, headers=bearer(f"wrong-{number}"))
+
+
+def test_wrong_keys_in_a_row_are_answered_429_and_logged_once(locked: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        answers = [locked.http.get(MODELS, headers=bearer(f"wrong-{number}")) for number in range(300)]
+    assert Counter(answer.status_code for answer in answers) == {401: NUM_FREE, 429: 300 - NUM_FREE}
+    assert [answer.status_code for answer in answers[:NUM_FREE]] == [401] * NUM_FREE
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= LONGEST_S
+    assert answers[-1].json()["error"]["code"] == "too_many_wrong_keys"
+    assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
+
+
+def test_right_key_and_no_key_pass_during_the_back_off(locked: Gateway) -> None:
+    exhaust(locked)
+    assert locked.http.get(MODELS, headers=bearer("wrong")).status_code == 429
+    assert locked.http.get(MODELS, headers=bearer(KEY)).status_code == 200
+    assert locked.http.get(MODELS).status_code == 401
+    assert locked.http.get("/", headers={"accept": "text/html"}).status_code == 303
+    assert locked.http.get("/health", headers=bearer("wrong")).status_code == 200
+    assert httpx.post(f"{locked.url}/console/login", data={"key": KEY}).status_code == 303
+
+
+def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2 * NUM_FREE):
+            assert locked.http.get(MODELS, headers={"cookie": "fleet_console=old"}).status_code == 401
+            assert locked.http.post("/console/login", data={}).status_code == 401
+            assert locked.http.post(MODELS, headers={CSRF_HEADER: "x", "origin": "http://evil.example"}).status_code == 403
+    assert not wrong_keys_lines(caplog)
+
+
+def test_wrong_key_that_a_foreign_page_sends_counts_too(locked: Gateway) -> None:
+    """Else the two refusals would tell a right key from a wrong one without any back-off."""
+    for _ in range(NUM_FREE):
+        assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 403
+    assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 429
+
+
+def test_login_form_backs_off_and_shows_why(locked: Gateway) -> None:
+    statuses = [locked.http.post("/console/login", data={"key": f"wrong-{n}"}).status_code for n in range(NUM_FREE + 1)]
+    assert statuses == [401] * NUM_FREE + [429]
+    page = locked.http.post("/console/login", data={"key": "wrong"})
+    assert page.status_code == 429 and int(page.headers["retry-after"]) >= 1
+    assert "text/html" in page.headers["content-type"] and "too many wrong API keys" in page.text and 'name="key"' in page.text
+
+
+@pytest.mark.parametrize("way", ["bearer", "subprotocol", "secret"])
+async def test_sockets_back_off_by_each_way_a_key_is_sent(locked: Gateway, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    key = "ek_made-up" if way == "secret" else "wrong"
+    offered = [Subprotocol("realtime"), Subprotocol(f"{IN_SUBPROTOCOL}{key}")] if way != "bearer" else None
+    headers = bearer(key) if way == "bearer" else {}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(NUM_FREE):
+            refusal = await refusal_of(locked, subprotocols=offered, additional_headers=headers)
+            assert refusal.error["code"] == "invalid_api_key"
+        for _ in range(3):
+            refusal = await refusal_of(locked, subprotocols=offered, additional_headers=headers)
+            assert refusal.error["code"] == "too_many_wrong_keys" and refusal.close_code == 3000
+    refused = [record for record in caplog.records if "refused the WebSocket" in record.getMessage()]
+    assert len(refused) == NUM_FREE, "those of the back-off are counted in one line a minute"
+    assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
+
+
+class Minutes:
+    """A clock that a test moves, and what is due later on it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.due.append((self.now_s + delay_s, call))
+
+    def pass_by(self, seconds: float) -> None:
+        self.now_s += seconds
+        due = [call for at, call in self.due if at <= self.now_s]
+        self.due = [(at, call) for at, call in self.due if at > self.now_s]
+        for call in due:
+            call()
+
+
+@pytest.fixture
+def time() -> Minutes:
+    return Minutes()
+
+
+@pytest.fixture
+def wrong_keys(time: Minutes) -> Iterator[WrongKeys]:
+    yield WrongKeys(lambda: time.now_s, time.later)
+
+
+def test_back_off_doubles_up_to_its_longest_and_is_forgiven(wrong_keys: WrongKeys, time: Minutes) -> None:
+    assert [wrong_keys.note("a") for _ in range(NUM_FREE)] == [None] * NUM_FREE
+    assert wrong_keys.note("b") is None, "another address"
+    waits: list[float] = []
+    for _ in range(10):
+        wait_s = wrong_keys.note("a")
+        assert wait_s is not None and wrong_keys.note("a") == wait_s, "a wrong key during a back-off does not prolong it"
+        waits.append(wait_s)
+        time.pass_by(wait_s)
+        assert wrong_keys.note("a") is None
+    assert waits == [min(FIRST_S * 2**number, LONGEST_S) for number in range(10)]
+    time.pass_by(LONGEST_S + FORGIVEN_S + 1)
+    assert [wrong_keys.note("a") for _ in range(NUM_FREE)] == [None] * NUM_FREE
+
+
+def test_log_has_one_line_an_address_and_minute(
+    wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fleet.web"):
+        for _ in range(300):
+            wrong_keys.note("10.0.0.1")
+        wrong_keys.note("10.0.0.2")
+        time.pass_by(LOG_EVERY_S)
+        wrong_keys.note("10.0.0.1")
+        time.pass_by(LOG_EVERY_S)
+        time.pass_by(LOG_EVERY_S)
+        assert not time.due, "a quiet address needs no timer"
+        wrong_keys.note("10.0.0.1")
+    counts = [1, 299, 1, 1]
+    lines = [f"{count} wrong API key{'s' if count > 1 else ''} from 10.0.0.1" for count in counts]
+    lines.insert(1, "1 wrong API key from 10.0.0.2")
+    assert [record.getMessage() for record in caplog.records] == lines
+
+
+def test_table_of_addresses_is_bounded_and_the_longest_unseen_is_dropped(wrong_keys: WrongKeys) -> None:
+    for address in ("old", "seen"):
+        for _ in range(NUM_FREE):
+            wrong_keys.note(address)
+    for number in range(MAX_ADDRESSES - 1):
+        wrong_keys.note(str(number))
+        assert wrong_keys.note("seen") is not None
+    assert wrong_keys.note("old") is None
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_addresses_of_one_client_are_one(host: str, address: str) -> None:
+    scope: Scope = {"type": "http", "client": (host, 1234)}
+    assert address_of(scope) == address
+
+
+def test_client_without_an_address_has_one_in_common() -> None:
+    assert address_of({"type": "http", "client": None}) == address_of({"type": "http"})

@@ -1,0 +1,95 @@
+"""Logins of browsers: a random token each, in a cookie; every gateway finds it in Redis until it is ended or expires.
+
+Redis holds a MAC of the token under the API key, so what it holds opens nothing, and a changed key ends every login. Knows no route.
+"""
+
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from secrets import token_urlsafe
+
+from fleet.core.clock import now_us
+from fleet.core.errors import RedisUnreachable
+from web.ports import LoginPort
+
+KEEP_S = 7 * 24 * 3600
+"""A login that is not used for this long expires."""
+RENEW_S = 3600
+"""A login in use is prolonged after this time."""
+CACHE_S = 3.0
+"""A login that another gateway ends is accepted here for at most this long."""
+MAX_CACHED = 1024
+TOKEN_BYTES = 32
+
+
+class Logins:
+    """Logins under one API key; with None there are none. Raises: RedisUnreachable from every coroutine."""
+
+    def __init__(self, store: LoginPort, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._key = api_key.encode() if api_key is not None else None
+        self._clock = clock
+        self._cached_until: OrderedDict[str, float] = OrderedDict()
+        self._num_ended = 0
+
+    async def begin(self) -> str:
+        """Return the token of a new login."""
+        token = token_urlsafe(TOKEN_BYTES)
+        try:
+            await self._store.add(self._mac("login", token), KEEP_S)
+        except RedisUnreachable as error:
+            raise _unreachable() from error
+        return token
+
+    async def known(self, token: str) -> bool:
+        """Return True if this is the token of a login that has not ended, and prolong the login now and then."""
+        if self._key is None or not token:
+            return False
+        name = self._mac("login", token)
+        if self._clock() < self._cached_until.get(name, 0.0):
+            return True
+        num_ended = self._num_ended
+        try:
+            left_us = (await self._store.ends_us(name) or 0) - now_us()
+            if left_us <= 0:
+                return False
+            if left_us < (KEEP_S - RENEW_S) * 1_000_000:
+                await self._store.renew(name, KEEP_S)
+        except RedisUnreachable as error:
+            raise _unreachable() from error
+        if num_ended == self._num_ended:  # else this very login may have ended since Redis was read
+            self._cache(name)
+        return True
+
+    async def end(self, token: str) -> None:
+        """End the login of this token, if there is one."""
+        if self._key is None or not token:
+            return
+        name = self._mac("login", token)
+        try:
+            await self._store.remove(name)
+        except RedisUnreachable as error:
+            raise _unreachable() from error
+        self._num_ended += 1
+        self._cached_until.pop(name, None)
+
+    def csrf_token(self, token: str) -> str:
+        """Return what the console's pages of this login send with every change, and a page of another site cannot read."""
+        return self._mac("csrf", token)
+
+    def _cache(self, name: str) -> None:
+        self._cached_until[name] = self._clock() + CACHE_S
+        self._cached_until.move_to_end(name)
+        if len(self._cached_until) > MAX_CACHED:
+            self._cached_until.popitem(last=False)
+
+    def _mac(self, purpose: str, token: str) -> str:
+        assert self._key is not None, "a gateway without a key has no logins"
+        return hmac.new(self._key, f"fleet {purpose} {token}".encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
+
+
+def _unreachable() -> RedisUnreachable:
+    """The reason without Redis's address: anyone may send a cookie."""
+    return RedisUnreachable("logins cannot be checked, since Redis does not answer; try again shortly, or send the API key as Bearer")
