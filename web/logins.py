@@ -1,6 +1,7 @@
-"""Logins of browsers: a random token each, in a cookie; every gateway finds it in Redis until it is ended or expires.
+"""Logins of browsers: each is a random token in a cookie, which every gateway finds in Redis until the login ends or expires.
 
-Redis holds a MAC of the token under the API key, so what it holds opens nothing, and a changed key ends every login. Knows no route.
+Redis holds a MAC of the token under the API key: nothing that it holds opens the console, and a changed key ends every login.
+Knows no route.
 """
 
 import hashlib
@@ -92,4 +93,4 @@ class Logins:
 
 def _unreachable() -> RedisUnreachable:
     """The reason without Redis's address: anyone may send a cookie."""
-    return RedisUnreachable("logins cannot be checked, since Redis does not answer; try again shortly, or send the API key as Bearer")
+    return RedisUnreachable("Redis does not answer, so no login can be checked; try again shortly, or send the API key as Bearer")

@@ -165,7 +165,10 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/ready", summary="Every role has a worker", answer=Readiness, statuses=(200, 503)
     ),
-    Operation(method="GET", path="/metrics", summary="Metrics, as Prometheus reads them; asks for the key unless web.open_metrics", media=(TEXT,)),
+    Operation(
+        method="GET", path="/metrics", media=(TEXT,),
+        summary="Metrics, as Prometheus reads them; with the API key where one is set, unless web.open_metrics is",
+    ),
     Operation(method="GET", path="/openapi.json", summary="This document", media=(JSON,)),
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""Back-off for clients that send wrong API keys, and one line of the log per client address and minute. Knows no route.
+"""Back-off for clients that send wrong API keys, and one log line per client address and minute. Knows no route.
 
-The right key is accepted during a back-off too: behind a proxy all clients share its address, and one of them that guesses must not
-lock out the others. A guess is therefore compared all the same, and what keeps a key from being guessed is its length (see
-`fleet/config/safety.py`). The back-off bounds what guessing costs others, and makes clients with an old key slow down. All wrong keys
+The right key is accepted during a back-off too: behind a proxy all clients share its address, and one that guesses must not lock
+out the others. So a guess is compared all the same, and the length of the key is what keeps it from being guessed
+(`fleet/config/safety.py` refuses short ones). The back-off slows down clients with an old key, and bounds the log. All wrong keys
 get the same answer, whatever they have in common with the right one.
 """
 

@@ -1,7 +1,7 @@
 """Logins of the console in Redis: the name of each, and when it ends. Knows no cookie and no key."""
 
 from collections.abc import Awaitable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -33,7 +33,7 @@ class LoginStore:
 
     async def ends_us(self, name: str) -> int | None:
         """Return when the login ends, which may be past; None if it is not known."""
-        score = cast("float | None", await _answer_of(self._redis.zscore(keys.LOGINS, name)))
+        score = await _answer_of(self._redis.zscore(keys.LOGINS, name))
         return None if score is None else int(score)
 
     async def renew(self, name: str, keep_s: int) -> None:

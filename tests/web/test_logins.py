@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import hashlib
 import hmac
 import re
 from collections.abc import Iterator
@@ -117,9 +116,10 @@ def test_pages_without_redis_are_refused_clearly_and_not_sent_to_the_login(gatew
     cookie = log_in(gateway)
     gateway.client.unreachable = RedisUnreachable("Redis does not answer (connecting to 10.1.2.3:6379)")
     page = get(gateway, "/overview", cookie, **BROWSER)
-    assert page.status_code == 503 and "text/html" in page.headers["content-type"] and "Redis does not answer" in page.text
+    assert page.status_code == 503 and "<title>" in page.text and "Redis does not answer" in page.text
     program = get(gateway, FLEET, cookie)
-    assert program.status_code == 503 and program.json()["error"]["code"] == "redis_unreachable" and program.headers["retry-after"]
+    assert program.status_code == 503 and program.json()["error"]["code"] == "redis_unreachable"
+    assert program.headers["retry-after"]
     form = httpx.post(f"{gateway.url}/console/login", data={"key": KEY}, headers=BROWSER)
     assert form.status_code == 503 and "Redis does not answer" in form.text and "set-cookie" not in form.headers
     assert log_out(gateway, cookie).status_code == 503

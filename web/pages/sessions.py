@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-import msgspec
-
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 from web.realtime.story import SessionView
+from web.realtime.views import read_views
 
 MAX_ROWS = 100
-_decoder = msgspec.json.Decoder(SessionView)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +30,6 @@ class SessionsPage:
         return Sessions(title="Sessions", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> Sessions:
-        views = [_decoder.decode(raw) for raw in (await self._gateway.client.voices()).values()]
-        newest = sorted(views, key=lambda view: -view.created_us)
+        newest = await read_views(self._gateway)
         shown, rest = newest[:MAX_ROWS], newest[MAX_ROWS:]
         return Sessions(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(shown), num_more=len(rest))

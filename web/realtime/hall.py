@@ -20,6 +20,7 @@ from web.realtime.server_events import SessionCreated, new_id
 from web.realtime.session import Session, Shared, Watch
 from web.realtime.settings import Settings
 from web.realtime.store import Snapshot, restore, resumed
+from web.realtime.story import shown_id
 
 log = logging.getLogger("fleet.web")
 
@@ -226,7 +227,7 @@ class Hall:
         try:
             await self._gateway.client.end_voice(place.session.id, epoch)
         except FleetError as error:
-            log.warning("session %s: its end could not be written: %s", place.session.id, error.message)
+            log.warning("session %s: its end could not be written: %s", shown_id(place.session.id), error.message)
 
     def _remove(self, place: Place) -> None:
         self._places.pop(place.session.id, None)
@@ -255,7 +256,7 @@ class Hall:
                     return
             except FleetError as error:
                 place.snapshot.forget()
-                log.warning("session %s: could not be written down: %s", place.session.id, error.message)
+                log.warning("session %s: could not be written down: %s", shown_id(place.session.id), error.message)
 
     async def _write(self, place: Place) -> bool:
         fields, gone = place.snapshot.changes(place.session)

@@ -75,7 +75,7 @@ class Replies:
 
     def __init__(
         self, gateway: Gateway, line: Line, conversation: Conversation, settings: Callable[[], Settings], watcher: Watcher,
-        *, session_id: str, conversation_id: str, rate: SpeakingRate,
+        *, conversation_id: str, rate: SpeakingRate,
     ) -> None:  # fmt: skip
         self.run: Run | None = None
         self.interrupted: Run | None = None
@@ -87,7 +87,7 @@ class Replies:
         """The item of the user's last spoken turn, and when its speech ended, until an answer to it begins."""
         self._gateway, self._line, self._conversation = gateway, line, conversation
         self._settings, self._watcher, self._rate = settings, watcher, rate
-        self._session_id, self._conversation_id = session_id, conversation_id
+        self._conversation_id = conversation_id
         self._stopping: set[asyncio.Task[None]] = set()
 
     @property
@@ -309,7 +309,7 @@ class Replies:
     def _make(self, messages: list[MessageBody], settings: Settings, plan: Plan) -> Making:
         body = chat_body(
             self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice,
-            max_output_tokens=self._max_tokens(plan), session=self._session_id if plan.in_conversation else None,
+            max_output_tokens=self._max_tokens(plan), session=self._conversation_id if plan.in_conversation else None,
         )  # fmt: skip
         making = Making(self._gateway, body, shorten=settings.truncation == "auto")
         making.start()

@@ -19,6 +19,7 @@ from web.realtime.served import default_settings
 from web.realtime.settings import Settings
 from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
+from web.realtime.views import decode_view, read_views
 from web.wrong_keys import WrongKeys
 
 ON = ("1", "true", "yes")
@@ -46,9 +47,6 @@ class UnknownSocket(BadInput):
 
     code = "unknown_url"
     status = 404
-
-
-_view = msgspec.json.Decoder(SessionView)
 
 
 class VoiceRoutes:
@@ -114,8 +112,7 @@ class VoiceRoutes:
 
     async def sessions(self, _request: Request) -> Response:
         """GET /v1/fleet/sessions: those of every gateway, the newest first."""
-        views = [_view.decode(raw) for raw in (await self._gateway.client.voices()).values()]
-        listed = SessionList(data=sorted(views, key=lambda view: -view.created_us))
+        listed = SessionList(data=await read_views(self._gateway))
         return Response(msgspec.json.encode(listed), media_type="application/json")
 
     async def end(self, request: Request) -> Response:
@@ -131,6 +128,6 @@ class VoiceRoutes:
         raw = (await client.voices()).get(session_id)
         if not await client.end_voice(session_id):
             raise NotFound(f"no session {quoted(session_id)}; it never was, or is over", param="session_id")
-        request_id = _view.decode(raw).request_id if raw is not None else None
+        request_id = decode_view(raw).request_id if raw is not None else None
         if request_id is not None:
             await client.abort_request(RequestId(request_id))

@@ -26,7 +26,7 @@ from web.realtime.refusal import error_event
 from web.realtime.replies import Replies
 from web.realtime.run import Run
 from web.realtime.settings import ServerVad, Settings
-from web.realtime.story import SessionView, Story, timing_parts
+from web.realtime.story import SessionView, Story, shown_id, timing_parts
 from web.realtime.update import updated
 from web.realtime.vad import Together
 
@@ -65,7 +65,7 @@ class Session:
         self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
         self.replies = Replies(
             gateway, self.line, self.conversation, lambda: self.settings, self,
-            session_id=self.id, conversation_id=self.conversation_id, rate=shared.rate,
+            conversation_id=self.conversation_id, rate=shared.rate,
         )  # fmt: skip
         self.listener = Listener(
             gateway, self.line, self.conversation, self.replies, lambda: self.settings, self._add, shared.together
@@ -180,7 +180,7 @@ class Session:
         """Log an ignored field once in a session: clients send it with every update."""
         if name and name not in self._logged_ignored:
             self._logged_ignored.add(name)
-            log.warning("session %s: %s is ignored: tools are not served", self.id, name)
+            log.warning("session %s: %s is ignored: tools are not served", shown_id(self.id), name)
 
     def _add(self, item: Item, clips: dict[str, Clip], after: str | None = None) -> None:
         gone = self.conversation.add(item, clips, after)

@@ -9,6 +9,13 @@ import msgspec
 from web.realtime.server_events import TimingPart
 
 KEPT_TURNS = 200
+SHOWN_ID_CHARS = 8
+"""Of the 22 random characters of a session's id; the others cannot be guessed."""
+
+
+def shown_id(session_id: str) -> str:
+    """Return the end of a session's id: enough to recognise the session, not to open it."""
+    return f"sess_...{session_id[-SHOWN_ID_CHARS:]}"
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,63 @@
+"""A read-only gateway: people talk and look there, and take neither the answer nor the session of anyone else."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support import wait_until
+from tests.web.conftest import HELLO, Gateway, Loaded, serving
+from tests.web.fake_client import Script
+from tests.web.pages.catalogue import read_only
+from tests.web.realtime.page import opened
+from tests.web.realtime.refusals import refusal_of
+
+
+@pytest.fixture(scope="module")
+def showing(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(read_only(loaded)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(showing: Gateway) -> Gateway:
+    showing.client.script = Script()
+    showing.client.streams.clear()
+    showing.client.submitted.clear()
+    showing.client.stories.clear()
+    return showing
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_answer_is_not_taken_from_its_listener(gateway: Gateway, method: str) -> None:
+    gateway.client.script = Script(gap_s=0.02)
+    body = {"model": "omni", "messages": HELLO, "stream": True}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(gateway.http.post, "/v1/chat/completions", json=body)
+        (request,) = wait_until(lambda: list(gateway.client.streams), "the answer to be under way")
+        taken = gateway.http.request(method, f"/v1/fleet/requests/{request}/stream")
+        whole = asked.result()
+    if method == "GET":
+        assert taken.status_code == 403 and taken.json()["error"]["code"] == "read_only"
+        assert "web.read_only" in taken.json()["error"]["message"]
+    assert taken.status_code in (403, 405) and whole.text.endswith("data: [DONE]\n\n")
+
+
+async def test_session_is_resumed_by_its_own_client_and_shown_to_others_by_its_end(gateway: Gateway) -> None:
+    async with opened(gateway) as page:
+        await page.ask("hello")
+        response = (await page.until("response.done"))["response"]["id"]
+        (request,) = gateway.client.streams
+        wait_until(lambda: gateway.client.held[page.session].fields.get("view"), "the session to be listed")
+        shown = {path: gateway.http.get(path).text for path in (
+            "/v1/fleet/sessions", "/sessions", "/v1/fleet/requests", f"/v1/fleet/requests/{request}", f"/requests/{request}",
+            f"/v1/fleet/requests/{request}/trace", "/requests", "/overview",
+        )}  # fmt: skip
+        assert not [path for path, text in shown.items() if page.session in text]
+        (listed,) = gateway.http.get("/v1/fleet/sessions").json()["data"]
+        assert page.session.endswith(listed["id"].removeprefix("sess_...")) and listed["id"] in shown["/sessions"]
+        refusal = await refusal_of(gateway, f"/console/ws?session={listed['id']}")
+        assert refusal.error["code"] == "not_found"
+        await page.drop()
+    async with opened(gateway, session=page.session, response=response, samples=0) as again:
+        assert again.session == page.session
