@@ -4,17 +4,10 @@ A gateway on loopback without a key trusts whoever reaches it. A browser reaches
 (DNS rebinding), and then counts it as that site's own. The name is in the Host header. Knows no route.
 """
 
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from fleet.config.safety import is_loopback
 from fleet.config.schema import WebConfig
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 class Hosts:

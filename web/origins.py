@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fleet.config.safety import any_origin_refusal
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
@@ -31,9 +32,8 @@ class Origins:
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self.listed = web.allowed_origins
-        if ANY_ORIGIN in self.listed and not has_key:
-            message = "* lets every web page use a gateway without a key; set FLEET_API_KEY, or list the origins"
-            raise ConfigError(f"web.allowed_origins: {message}", param="web.allowed_origins")
+        if not has_key and (refusal := any_origin_refusal(web)):
+            raise ConfigError(refusal, param="web.allowed_origins")
 
     def allow(self, scope: Scope) -> bool:
         """Return True if the request or socket comes from a page of a listed origin, and asks for the API."""

@@ -4,8 +4,8 @@ import getpass
 import os
 from collections.abc import Mapping
 
+from fleet.config.safety import is_loopback
 from fleet.config.schema import WebConfig
-from web.hosts import is_loopback
 
 EVERYWHERE = ("0.0.0.0", "::")
 

@@ -7,6 +7,7 @@ import typer
 
 from fleet.cli import bench, dead_letters, inspect, jobs, pocket, serve
 from fleet.cli.chaos import chaos
+from fleet.cli.doctor import doctor
 from fleet.cli.up import up
 from fleet.core.errors import FleetError
 
@@ -27,6 +28,7 @@ app.command()(serve.web)
 app.add_typer(jobs.app)
 app.command()(inspect.status)
 app.command()(inspect.config)
+app.command()(doctor)
 app.add_typer(dead_letters.app)
 app.add_typer(inspect.checkpoint_app)
 app.add_typer(pocket.app)

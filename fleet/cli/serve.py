@@ -11,6 +11,7 @@ from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
+from fleet.config.safety import refuse_unsafe
 from fleet.core.errors import ConfigError
 from fleet.core.ids import RoleName
 from fleet.core.log_labels import Labels
@@ -97,12 +98,13 @@ def worker(
 def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:
     """Run a gateway: the OpenAI API, the Realtime WebSocket and the console, at http://HOST:PORT.
 
-    FLEET_PORT sets the port, FLEET_API_KEY asks clients for a key.
+    FLEET_PORT sets the port, FLEET_API_KEY asks clients for a key; without one it listens on loopback only.
 
     Example: fleet web --set web.port=8001
     """
     set_ = with_read_only(set_, read_only)
     deployment = open_deployment(config, set_)
+    refuse_unsafe(deployment.config, deployment.settings)
     if kept:
         raise typer.Exit(_keep_fenced(["web", *passed_on(config, set_)], deployment))
     from fleet.control.server import require_free_port

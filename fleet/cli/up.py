@@ -14,6 +14,7 @@ from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
+from fleet.config.safety import refuse_unsafe
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
@@ -40,6 +41,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     from fleet.cli.manager import FleetManager
 
     deployment = open_deployment(config, with_read_only(set_, read_only))
+    refuse_unsafe(deployment.config, deployment.settings)
     _check_redis(deployment)
     resolved = _resolve(deployment)
     env = _environment(_store(resolved))

@@ -23,7 +23,7 @@ from tests.support import Running, cli_env, redis_answers, run_cli, start_cli, w
 
 NOWHERE = "redis://127.0.0.1:1"
 COMMANDS = (
-    ("up",), ("redis",), ("conductor",), ("worker",), ("web",), ("status",), ("config",), ("jobs",), ("jobs", "add"),
+    ("up",), ("redis",), ("conductor",), ("worker",), ("web",), ("status",), ("config",), ("doctor",), ("jobs",), ("jobs", "add"),
     ("jobs", "list"), ("checkpoint", "tiny"),
 )  # fmt: skip
 DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "bind": "127.0.0.1", "save": ""}

@@ -1,0 +1,135 @@
+"""Checks of what a gateway exposes: unsafe configurations are refused at start, each with the setting that permits it.
+
+A check yields findings and raises nothing, so that `fleet doctor` can show them all. Opens nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from fleet.config.schema import FleetConfig, WebConfig
+from fleet.config.settings import Settings
+from fleet.config.values import ANY_ORIGIN
+from fleet.core.errors import ConfigError
+
+KEY = "FLEET_API_KEY"
+MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
+MIN_KEY_CHARS = 16
+MIN_DIFFERENT_CHARS = 5
+"""Of 16 random hexadecimal digits fewer are different once in two million times."""
+OF_EXAMPLES = ("changeme", "replaceme")
+"""Parts of the keys in the examples of `deploy/`, as `_core_of` returns them."""
+PLACEHOLDERS = (
+    "admin", "apikey", "default", "example", "fleet", "fleetapikey", "key", "none", "null", "password", "secret", "test", "todo",
+    "token", "yourapikey", "yourkey",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check: `value` of `subject` as it is configured.
+
+    `refusal` is the cause and the remedy if the value is unsafe; `permitted_by` is the setting that permits it, if it is set.
+    `param` names the field or variable.
+    """
+
+    subject: str
+    value: str
+    refusal: str = ""
+    permitted_by: str = ""
+    param: str | None = None
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.refusal) and not self.permitted_by
+
+    @property
+    def verdict(self) -> str:
+        """A word for people, and the setting that permits the value."""
+        if self.refused:
+            return "REFUSED"
+        return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "OK"
+
+
+Check = Callable[[FleetConfig, Settings], Iterator[Finding]]
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for an address of this machine alone. Names other than localhost may lead anywhere."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        name = host.lower().removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def gateway_address(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+    web = config.web
+    host = f"[{web.host}]" if ":" in web.host else web.host
+    reach = "this machine only" if is_loopback(web.host) else "other machines can reach it"
+    yield Finding(subject="gateway address", value=f"{web.scheme}://{host}:{web.port}, {reach}")
+
+
+def gateway_asks_for_a_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+    key, host = settings.api_key, config.web.host
+    permitted = "security.allow_no_key" if config.security.allow_no_key else ""
+    permit = "or permit it: --set security.allow_no_key=true"
+    refusal = ""
+    if key is not None and _is_placeholder(key, everywhere=is_loopback(host)):
+        refusal, permitted = f"{KEY}: a placeholder is no key; {MAKE_KEY}", ""
+    elif is_loopback(host):
+        permitted = ""
+    elif key is None:
+        refusal = f"web.host: {host} is not loopback and {KEY} is not set, so others could use this gateway; {MAKE_KEY}, {permit}"
+    elif len(key.strip()) < MIN_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS:
+        weak = f"shorter than {MIN_KEY_CHARS} characters, or of a few that repeat, and can be guessed"
+        refusal = f"{KEY}: the key is {weak} (web.host is {host}); {MAKE_KEY}, {permit}"
+    value = f"{KEY} is {'not set' if key is None else 'weak' if refusal else 'set'}"
+    yield Finding(subject="API key", value=value, refusal=refusal, permitted_by=permitted if refusal else "", param=KEY)
+
+
+def _is_placeholder(key: str, *, everywhere: bool) -> bool:
+    """Return True for a key that stands where one is to be put; `everywhere`: for one that is never meant, on loopback either."""
+    core = _core_of(key)
+    of_examples = len(set(core)) < 2 or any(part in core for part in OF_EXAMPLES)
+    return of_examples or (not everywhere and core in PLACEHOLDERS)
+
+
+def _core_of(key: str) -> str:
+    """Return a key without case, and without what people put around and between words: `<Change-Me>` is `changeme`."""
+    return "".join(char for char in key.casefold() if char.isalnum())
+
+
+def any_origin_needs_a_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+    origins, param = config.web.allowed_origins, "web.allowed_origins"
+    refusal = any_origin_refusal(config.web) if settings.api_key is None else ""
+    yield Finding(subject="web origins", value=", ".join(origins) or "own pages only", refusal=refusal, param=param)
+
+
+def any_origin_refusal(web: WebConfig) -> str:
+    """Return why a gateway without a key cannot allow these origins, "" if it can."""
+    if ANY_ORIGIN not in web.allowed_origins:
+        return ""
+    return f"web.allowed_origins: * lets every web page use a gateway without a key; set {KEY}, or list the origins"
+
+
+def metrics_ask_for_the_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+    opened = config.web.open_metrics and settings.api_key is not None
+    value = "/metrics is served without the API key" if opened else "/metrics asks for the API key, if one is set"
+    permitted = "web.open_metrics" if opened else ""
+    yield Finding(subject="metrics", value=value, refusal=value if opened else "", permitted_by=permitted)
+
+
+GATEWAY_CHECKS: tuple[Check, ...] = (gateway_address, gateway_asks_for_a_key, any_origin_needs_a_key, metrics_ask_for_the_key)
+
+
+def findings(checks: Sequence[Check], config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+    for check in checks:
+        yield from check(config, settings)
+
+
+def refuse_unsafe(config: FleetConfig, settings: Settings, checks: Sequence[Check] = GATEWAY_CHECKS) -> None:
+    """Raises: ConfigError for the first value that is unsafe and not permitted."""
+    for finding in findings(checks, config, settings):
+        if finding.refused:
+            raise ConfigError(finding.refusal, param=finding.param)

@@ -1,0 +1,126 @@
+"""Unsafe configurations of a gateway: refused at start with one line that names the setting, and shown by `fleet doctor`."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fleet.cli.main import app
+from fleet.config import FleetConfig
+from fleet.config.safety import MIN_KEY_CHARS, is_loopback, refuse_unsafe
+from fleet.config.settings import Settings, read_settings
+from fleet.core.errors import ConfigError
+from tests.support import REPO, run_cli
+
+STRONG = "kJ3v_9Qd7xTz0aWmR2bE5c"
+MAKE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+NOT_LOOPBACK = ("0.0.0.0", "::", "192.168.1.7", "10.0.0.1", "8.8.8.8", "fleet.example", "localhost.example", "0")
+LOOPBACK = ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST", "localhost.", "fleet.localhost")
+PLACEHOLDERS = (
+    "change-me", "changeme", "CHANGE_ME", "<change-me>", "...", "secret", "password", "example", "your-api-key", "<API key>",
+    "change-me-before-use-0123456789", "x" * 40, "   ", "\t",
+)  # fmt: skip
+
+
+def config(host: str, **others: object) -> FleetConfig:
+    security = {name: value for name, value in others.items() if name.startswith("allow_")}
+    web = {name: value for name, value in others.items() if name not in security}
+    # not validated: an address that the schema does not take today must not become one that slips through
+    made = FleetConfig.model_validate({"web": web, "security": security})
+    return made.model_copy(update={"web": made.web.model_copy(update={"host": host})})
+
+
+def settings(api_key: str | None) -> Settings:
+    return Settings(redis_url=None, config_path=None, api_key=api_key, port=None)
+
+
+@pytest.mark.parametrize("host", NOT_LOOPBACK)
+def test_gateway_beyond_loopback_without_a_key_is_refused_unless_permitted(host: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_unsafe(config(host), settings(None))
+    message = refused.value.message
+    assert refused.value.param == "FLEET_API_KEY" and "\n" not in message
+    assert host in message and "FLEET_API_KEY" in message and "security.allow_no_key=true" in message and MAKE in message
+    refuse_unsafe(config(host, allow_no_key=True), settings(None))
+    refuse_unsafe(config(host), settings(STRONG))
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_gateway_on_loopback_needs_no_key(host: str) -> None:
+    assert is_loopback(host)
+    refuse_unsafe(config(host), settings(None))
+    refuse_unsafe(config(host), settings("short"))
+
+
+@pytest.mark.parametrize("key", [*PLACEHOLDERS, STRONG[: MIN_KEY_CHARS - 1], "abab" * 10])
+def test_weak_key_beyond_loopback_is_refused_by_the_way_to_make_one(key: str) -> None:
+    with pytest.raises(ConfigError, match="FLEET_API_KEY") as refused:
+        refuse_unsafe(config("0.0.0.0"), settings(key))
+    assert MAKE in refused.value.message and "\n" not in refused.value.message
+    assert key not in refused.value.message.replace(MAKE, "") or not key.strip(), "the key is not shown"
+
+
+@pytest.mark.parametrize("key", ["change-me", "changeme", "...", "  "])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_placeholder_of_the_examples_is_refused_everywhere(host: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="FLEET_API_KEY"):
+        refuse_unsafe(config(host, allow_no_key=True), settings(key))
+
+
+def test_keys_in_the_deployment_examples_are_refused() -> None:
+    documents = yaml.safe_load_all((REPO / "deploy" / "kubernetes.yaml").read_text())
+    given = [document["stringData"] for document in documents if "FLEET_API_KEY" in document.get("stringData", {})]
+    assert given
+    for data in given:
+        with pytest.raises(ConfigError, match="FLEET_API_KEY"):
+            refuse_unsafe(config("127.0.0.1"), settings(data["FLEET_API_KEY"]))
+
+
+def test_made_keys_are_strong() -> None:
+    for _ in range(200):
+        for key in (secrets.token_urlsafe(32), secrets.token_hex(16), secrets.token_hex(32), f"sk-{secrets.token_urlsafe(12)}"):
+            refuse_unsafe(config("0.0.0.0"), settings(key))
+
+
+def test_empty_key_counts_as_none() -> None:
+    with pytest.raises(ConfigError, match="FLEET_API_KEY is not set"):
+        refuse_unsafe(config("0.0.0.0"), read_settings({"FLEET_API_KEY": ""}))
+
+
+def test_pages_of_any_origin_without_a_key_are_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="allowed_origins.*FLEET_API_KEY"):
+        refuse_unsafe(config("127.0.0.1", allowed_origins=["*"]), settings(None))
+    refuse_unsafe(config("127.0.0.1", allowed_origins=["*"]), settings(STRONG))
+
+
+@pytest.mark.parametrize("command", ["web", "up", "web --keep"])
+def test_command_refuses_an_unsafe_gateway_before_it_starts_anything(command: str, tmp_path: Path) -> None:
+    words = [*command.split(), "--set", "web.host=0.0.0.0", "--set", f"data_dir={tmp_path}/data"]
+    for key in ("", "change-me"):
+        done = run_cli(*words, cwd=tmp_path, env={"FLEET_API_KEY": key, "REDIS_URL": "redis://127.0.0.1:1"})
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1 and "FLEET_API_KEY" in line and not (tmp_path / "data").exists()
+
+
+def doctor(*words: str, key: str | None = None) -> tuple[int, dict[str, str]]:
+    """The exit status, and each check's line by its subject."""
+    env = {"FLEET_API_KEY": key, "FLEET_CONFIG": None, "FLEET_PORT": None, "REDIS_URL": None}
+    done = CliRunner().invoke(app, ["doctor", *words], env=env)
+    lines = [line.split("  ") for line in done.output.splitlines()]
+    found = {next(part for part in line[1:] if part).strip(): " ".join([line[0], line[-1].strip()]) for line in lines}
+    assert len(found) == len(lines), done.output
+    return done.exit_code, found
+
+
+def test_doctor_says_ok_refused_or_permitted_of_each_check() -> None:
+    status, lines = doctor()
+    assert status == 0 and all(line.startswith("OK ") for line in lines.values()) and "127.0.0.1:8000" in lines["gateway address"]
+    status, lines = doctor("--set", "web.host=0.0.0.0")
+    assert status == 1 and lines["API key"].startswith("REFUSED ") and "security.allow_no_key=true" in lines["API key"]
+    status, lines = doctor("--set", "web.host=0.0.0.0", "--set", "security.allow_no_key=true")
+    assert status == 0 and lines["API key"].startswith("PERMITTED by security.allow_no_key ")
+    status, lines = doctor("--set", "web.host=0.0.0.0", "--set", "web.open_metrics=true", key=STRONG)
+    assert status == 0 and lines["API key"].startswith("OK ") and lines["metrics"].startswith("PERMITTED by web.open_metrics ")
+    assert STRONG not in str(lines)
