@@ -9,11 +9,12 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from fleet.config.schema import WebConfig
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, RedisUnreachable
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
 from web.logins import Logins
@@ -119,7 +120,8 @@ class Guard:
         except FleetError as error:
             refusal = error
         if refusal is None:
-            await self.app(scope, receive, send)
+            by_login = scope["type"] == "http" and csrf_of(scope)
+            await self.app(scope, receive, _WhileLoggedIn(send, self._rules.logins, login_token(scope)) if by_login else send)
         elif scope["type"] == "websocket":
             await refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
@@ -129,6 +131,27 @@ class Guard:
         else:
             response = error_response(envelope_of(refusal), refusal.status, retry_after_s=refusal.retry_after_s)
             await response(scope, receive, send)
+
+
+class _WhileLoggedIn:
+    """`send` that ends a stream once the login it was opened by has ended; Redis must say so."""
+
+    def __init__(self, send: Send, logins: Logins, login: str) -> None:
+        self._send = send
+        self._logins = logins
+        self._login = login
+
+    async def __call__(self, message: Message) -> None:
+        if message.get("more_body") and not await self._is_known():
+            await self._send({"type": "http.response.body", "body": b""})
+            raise ClientDisconnect
+        await self._send(message)
+
+    async def _is_known(self) -> bool:
+        try:
+            return await self._logins.known(self._login)
+        except RedisUnreachable:
+            return True
 
 
 def _wants_page(scope: Scope) -> bool:

@@ -22,6 +22,7 @@ def doctor(config: ConfigFile = None, set_: Overrides = None) -> None:
     verdict_width = max(len(finding.verdict) for finding in found)
     subject_width = max(len(finding.subject) for finding in found)
     for finding in found:
-        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {finding.refusal if finding.refused else finding.value}")
+        found_out = finding.refusal if finding.refused else finding.value
+        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {found_out}")
     if any(finding.refused for finding in found):
         raise typer.Exit(1)

@@ -72,6 +72,22 @@ def test_cookie_is_another_at_each_login_and_ends_with_its_logout(gateway: Gatew
     assert get(gateway, FLEET, second).status_code == 200, "the other login stays"
 
 
+@pytest.mark.parametrize("path", ["/console/live/overview", "/console/events", "/console/live/logs"])
+def test_stream_of_a_page_ends_with_its_login(gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("web.connection.PING_S", 0.05)
+    login, other = log_in(gateway), log_in(gateway)
+    with httpx.stream("GET", gateway.url + path, headers={"cookie": f"{COOKIE}={login}"}) as stream:
+        pieces = stream.iter_raw()
+        assert stream.status_code == 200 and next(pieces)
+        log_out(gateway, other)
+        assert next(pieces) and next(pieces), "another login is another's"
+        gateway.client.unreachable = RedisUnreachable("Redis does not answer")
+        assert next(pieces), "an open page shows that Redis is away"
+        gateway.client.unreachable = None
+        log_out(gateway, login)
+        assert b"".join(pieces) is not None
+
+
 def test_cookie_made_from_the_key_is_refused(gateway: Gateway) -> None:
     for purpose in (b"fleet console", b"fleet csrf"):
         made = hmac.new(KEY.encode(), purpose, hashlib.sha256).hexdigest()

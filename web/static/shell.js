@@ -45,6 +45,12 @@
     }, RETRY_MS);
   }
 
+  // The login has ended: loading the page leads to the login page, and from there back.
+  function onStreamRefused(status) {
+    if (status === 401) location.reload();
+    else setLink("gateway away, trying again", "bad");
+  }
+
   function setLink(text, kind) {
     const link = $("link");
     if (!link || !$("live")) return;
@@ -152,6 +158,7 @@
     htmx_before_response: (element, { ctx }) => {
       if (ctx.response.raw.ok || !element.hasAttribute("hx-sse:connect")) return;
       retryStream(element);
+      onStreamRefused(ctx.response.raw.status);
       return false;
     },
     htmx_config_request: (_element, { ctx }) => {
@@ -171,7 +178,7 @@
     document.addEventListener("click", onClick);
     for (const end of ["pause", "ended", "error"]) document.addEventListener(end, onPlayerEnd, true);
     document.addEventListener("htmx:sse:after:connection", () => setLink("live", "ok"));
-    document.addEventListener("htmx:sse:error", () => setLink("gateway away, trying again", "bad"));
+    document.addEventListener("htmx:sse:error", (event) => onStreamRefused(event.detail.status));
     document.addEventListener("htmx:sse:before:message", (event) => {
       if (paused) event.detail.cancelled = true;
     });

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import httpx
 import msgspec
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, Request, expect
@@ -312,7 +313,28 @@ def test_a_locked_console_is_opened_and_worked_by_a_browser(browser: Browser, lo
         page.get_by_role("button", name=re.compile("^Drain")).first.click()
         expect(page.locator(".toast.good")).to_be_visible()
         assert len(gateway.client.telemetry.orders) == 1
+        (cookie,) = page.context.cookies()
         page.get_by_role("button", name="Log out").click()
         page.wait_for_url(f"{gateway.url}/console/login")
+        page.context.add_cookies([cookie])  # pyright: ignore[reportArgumentType]
+        page.goto(f"{gateway.url}/workers")
+        page.wait_for_url(f"{gateway.url}/console/login?next=/workers")
         page.close()
         assert not complaints_of(page), complaints_of(page)
+
+
+def test_open_page_leads_to_the_login_once_its_login_has_ended(
+    browser: Browser, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("web.connection.PING_S", 0.2)
+    with serving(loaded, api_key="secret") as gateway:
+        fill(gateway)
+        page = browser.new_page()
+        page.goto(f"{gateway.url}/workers")
+        page.get_by_label("API key").fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#link")).to_have_text("live")
+        (cookie,) = page.context.cookies()
+        httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{cookie.get('name')}={cookie.get('value')}"})
+        page.wait_for_url(f"{gateway.url}/console/login?next=/workers")
+        page.close()
