@@ -120,8 +120,9 @@ class Guard:
         except FleetError as error:
             refusal = error
         if refusal is None:
-            by_login = scope["type"] == "http" and csrf_of(scope)
-            await self.app(scope, receive, _WhileLoggedIn(send, self._rules.logins, login_token(scope)) if by_login else send)
+            if scope["type"] == "http" and csrf_of(scope):
+                send = _WhileLoggedIn(send, self._rules.logins, login_token(scope))
+            await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):

@@ -8,7 +8,8 @@ import hashlib
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from secrets import token_urlsafe
 
 from fleet.core.clock import now_us
@@ -38,10 +39,8 @@ class Logins:
     async def begin(self) -> str:
         """Return the token of a new login."""
         token = token_urlsafe(TOKEN_BYTES)
-        try:
+        with _address_hidden():
             await self._store.add(self._mac("login", token), KEEP_S)
-        except RedisUnreachable as error:
-            raise _unreachable() from error
         return token
 
     async def known(self, token: str) -> bool:
@@ -52,14 +51,12 @@ class Logins:
         if self._clock() < self._cached_until.get(name, 0.0):
             return True
         num_ended = self._num_ended
-        try:
+        with _address_hidden():
             left_us = (await self._store.ends_us(name) or 0) - now_us()
             if left_us <= 0:
                 return False
             if left_us < (KEEP_S - RENEW_S) * 1_000_000:
                 await self._store.renew(name, KEEP_S)
-        except RedisUnreachable as error:
-            raise _unreachable() from error
         if num_ended == self._num_ended:  # else this very login may have ended since Redis was read
             self._cache(name)
         return True
@@ -69,10 +66,8 @@ class Logins:
         if self._key is None or not token:
             return
         name = self._mac("login", token)
-        try:
+        with _address_hidden():
             await self._store.remove(name)
-        except RedisUnreachable as error:
-            raise _unreachable() from error
         self._num_ended += 1
         self._cached_until.pop(name, None)
 
@@ -88,9 +83,14 @@ class Logins:
 
     def _mac(self, purpose: str, token: str) -> str:
         assert self._key is not None, "a gateway without a key has no logins"
-        return hmac.new(self._key, f"fleet {purpose} {token}".encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
+        return hmac.new(self._key, f"fleet {purpose} {token}".encode(), hashlib.sha256).hexdigest()
 
 
-def _unreachable() -> RedisUnreachable:
-    """The reason without Redis's address: anyone may send a cookie."""
-    return RedisUnreachable("Redis does not answer, so no login can be checked; try again shortly, or send the API key as Bearer")
+@contextmanager
+def _address_hidden() -> Iterator[None]:
+    """Give the reason without Redis's address, since anyone may send a cookie."""
+    try:
+        yield
+    except RedisUnreachable as error:
+        reason = "Redis does not answer, so no login can be checked; try again shortly, or send the API key as Bearer"
+        raise RedisUnreachable(reason) from error

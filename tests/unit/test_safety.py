@@ -62,6 +62,10 @@ def test_weak_key_beyond_loopback_is_refused_by_the_way_to_make_one(key: str) ->
     assert key not in refused.value.message.replace(MAKE, "") or not key.strip(), "the key is not shown"
 
 
+def test_short_key_is_permitted_where_none_is_needed() -> None:
+    refuse_unsafe(config("0.0.0.0", allow_no_key=True), settings("hunter2"))
+
+
 @pytest.mark.parametrize("key", ["change-me", "changeme", "...", "  "])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_placeholder_of_the_examples_is_refused_everywhere(host: str, key: str) -> None:
