@@ -98,6 +98,10 @@ class Replies:
         """Whether the listener is, or is about to be, spoken to."""
         return self.run is not None and (self.run.active or self.run.playhead.left_s(now) > 0)
 
+    def busy(self, now: float) -> bool:
+        """Return True while any response is under way, of the conversation or not, or its audio is played."""
+        return self.sounding(now) or any(run.active or run.playhead.left_s(now) > 0 for run in self._runs)
+
     @property
     def _runs(self) -> list[Run]:
         """All responses that may still send something."""

@@ -62,6 +62,8 @@ class Session:
         self.line = Line()
         self.story = Story()
         self.watch = watch
+        self.num_received = 0
+        """Frames of its client, of any kind."""
         self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
         self.replies = Replies(
             gateway, self.line, self.conversation, lambda: self.settings, self,
@@ -297,7 +299,12 @@ class Session:
         self.listener.time_out()
         self.note()
 
-    def view(self, gateway_id: str) -> SessionView:
+    @property
+    def answering(self) -> bool:
+        """Return True while a response is made, or its audio is played."""
+        return self.replies.busy(time.monotonic())
+
+    def view(self, gateway_id: str, client_secret: str | None) -> SessionView:
         active = self.replies.active
         return SessionView(
             id=self.id,
@@ -311,6 +318,7 @@ class Session:
             input_rate_hz=self.listener.ear.rate_hz,
             voice=self.settings.audio.output.voice,
             request_id=active.making.request_id if active is not None else None,
+            client_secret=client_secret,
             created_us=self.created_us,
             seen_us=now_us(),
         )
