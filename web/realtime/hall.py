@@ -25,7 +25,7 @@ from web.realtime.secrets import API_KEY, short_name
 from web.realtime.server_events import SessionCreated, new_id
 from web.realtime.session import Session, Shared, Watch
 from web.realtime.settings import Settings
-from web.realtime.store import Snapshot, restore, resumed
+from web.realtime.store import STATE, Snapshot, restore, resumed
 
 log = logging.getLogger("fleet.web")
 
@@ -115,29 +115,30 @@ class Hall:
 
     async def _hold_new(self, name: str, owner: str) -> HeldVoice:
         """Raises: SecretInUse, RedisUnreachable."""
-        for _ in range(ABSENCE_TRIES):
+        tries_left = ABSENCE_TRIES
+        while True:
             try:
-                return await self._hold_once(name, owner)
+                held = await self._hold(name, FIRST_S, owner, new=True)
+                assert held is not None, "two sessions of one name"
+                return held
             except SecretInUse:
-                if owner in self._trying:
+                tries_left -= 1
+                if owner in self._trying or tries_left <= 0:
                     raise
             self._trying.add(owner)
             try:
                 await asyncio.sleep(ABSENCE_POLL_S)
             finally:
                 self._trying.discard(owner)
-        return await self._hold_once(name, owner)
 
-    async def _hold_once(self, name: str, owner: str) -> HeldVoice:
-        """A caller that is cancelled leaves no session behind."""
-        holding = asyncio.ensure_future(self._gateway.client.hold_voice(name, FIRST_S, owner, new=True))
+    async def _hold(self, name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+        """Take a session; a caller that is cancelled meanwhile leaves none behind. Raises: SecretInUse, RedisUnreachable."""
+        holding = asyncio.ensure_future(self._gateway.client.hold_voice(name, keep_s, owner, new=new))
         try:
-            held = await asyncio.shield(holding)
+            return await asyncio.shield(holding)
         except asyncio.CancelledError:
             self._spawn(self._undo(name, holding))
             raise
-        assert held is not None, "two sessions of one name"
-        return held
 
     async def _undo(self, name: str, holding: asyncio.Future[HeldVoice | None]) -> None:
         with contextlib.suppress(FleetError):
@@ -157,7 +158,7 @@ class Hall:
         finally:
             renewing.cancel()
         try:
-            again = await self._gateway.client.hold_voice(name, self._keep_s, owner)
+            again = await self._hold(name, self._keep_s, owner)
             if again is None:
                 raise Overloaded("the place in line was lost while Redis was away; try again")
         except BaseException:
@@ -209,7 +210,7 @@ class Hall:
         if place.owner == API_KEY or place.away_us is None:
             return True
         try:
-            held = await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {"away_us": b""})
+            held = await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {}, ["away_us"])
         except FleetError as error:
             log.warning("session %s: continued although Redis does not answer: %s", place.session.id, error.message)
             return True
@@ -220,6 +221,10 @@ class Hall:
         if held is None and await self._gateway.client.voice_ended(session_id, owner):
             raise SessionEnded(ENDED, param="session")
         if held is None:
+            raise _unknown(session_id)
+        if STATE not in held.fields:
+            # Its gateway died before it wrote anything of it.
+            await self._forget(session_id, held.epoch)
             raise _unknown(session_id)
         place = self._places.get(session_id)
         if place is not None:
@@ -334,6 +339,7 @@ class Hall:
     async def _keep(self, place: Place) -> None:
         while True:
             if (error := self._overdue(place)) is not None:
+                log.info("session %s ends: %s", place.session.id, error.message)
                 place.session.line.tell(error_event(error))
                 self._close(place, close_code(error), close_reason(error), place.epoch)
                 return
@@ -353,7 +359,11 @@ class Hall:
     async def _write(self, place: Place) -> bool:
         fields, gone = place.snapshot.changes(place.session)
         view = place.session.view(self._gateway.client.id, short_name(place.owner))
-        fields |= {"view": msgspec.json.encode(view), "away_us": str(place.away_us or "").encode()}
+        fields["view"] = msgspec.json.encode(view)
+        if place.away_us is None:
+            gone.append("away_us")
+        else:
+            fields["away_us"] = str(place.away_us).encode()
         return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, fields, gone)
 
     def _give_up(self, place: Place, *, ended: bool) -> None:

@@ -83,6 +83,7 @@ class Session:
 
     async def receive(self, raw: str) -> None:
         """One event of the client's. What is wrong with it is told, and nothing else happens."""
+        await self._keep_pace()
         try:
             event = ask.parse_event(raw)
             if isinstance(event, ask.BufferAppend):
@@ -98,12 +99,18 @@ class Session:
         """Sound as it is: PCM16 at the rate that the settings declare. Most of it changes nothing that anybody is told."""
         if not self._has_input_format(event_id):
             return
+        await self._keep_pace()
         try:
             if await self.listener.hear(pcm):
                 self.note()
         except FleetError as error:
             self.refuse(error, event_id)
         self._note_state()
+
+    async def _keep_pace(self) -> None:
+        """Read no more from a client that has answers begun and discarded, one after the other."""
+        if (delay_s := self.replies.pace.delay_s(time.monotonic())) > 0:
+            await asyncio.sleep(delay_s)
 
     def refuse(self, error: FleetError, event_id: str | None = None) -> None:
         self.line.tell(error_event(error, event_id))

@@ -160,6 +160,13 @@ async def test_operator_end_is_not_shown_to_another_credential(loaded: Loaded, r
             assert (await refused(gateway, KEY, f"?session={client.session}"))[:2] == ("session_ended", 1000)
 
 
+@pytest.fixture
+def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No former connection of the secret is waited for."""
+    monkeypatch.setattr(hall, "ABSENCE_TRIES", 1)
+
+
+@pytest.mark.usefixtures("refused_immediately")
 async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret, other = await first.secret(), await first.secret()
@@ -174,6 +181,7 @@ async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Load
         assert await opens(second, secret)
 
 
+@pytest.mark.usefixtures("refused_immediately")
 async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url, max_sessions=1) as gateway:
         secret = await gateway.secret()
@@ -189,6 +197,17 @@ async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str)
             await await_until(forgotten, "the place in line to be given up")
             async with opening(gateway, secret) as again:
                 assert again.error["code"] == "session_queued"
+
+
+async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: str) -> None:
+    """It enters before a secret that came earlier and has to wait."""
+    async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
+        one, other = await gateway.secret(), await gateway.secret()
+        async with opening(gateway, one) as client, opening(gateway, other) as waiting, opening(gateway, KEY) as by_key:
+            assert (client.first["type"], by_key.first["type"]) == ("session.created", "session.created")
+            assert waiting.error["code"] == "session_queued"
+            await client.socket.close(1000)
+            assert (await waiting.next())["type"] == "session.created"
 
 
 async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(loaded: Loaded, redis_url: str) -> None:
@@ -279,13 +298,16 @@ async def test_secret_reaches_no_address_but_the_voice_socket(loaded: Loaded, re
         headers = {"authorization": f"Bearer {secret}"}
         tried = addresses(gateway.app)
         assert {("DELETE", "/v1/fleet/sessions/any"), ("GET", "/v1/fleet/requests/any"), ("WS", "/console/ws")} <= tried
-        for method, path in sorted(tried - {("WS", "/v1/realtime")}):
-            if method == "WS":
-                assert (await refused(gateway, secret, path=path))[:2] == ("invalid_api_key", 3000), path
-                continue
-            answer = await gateway.http.request(method, path, headers=headers, follow_redirects=False)
+        sockets = {path for method, path in tried if method == "WS"} - {"/v1/realtime"}
+        for path in sockets:
+            assert (await refused(gateway, secret, path=path))[:2] == ("invalid_api_key", 3000), path
+
+        async def check(method: str, path: str) -> None:
+            answer = await gateway.http.request(method, path, headers=headers)
             login = answer.status_code == 303 and answer.headers["location"].startswith(LOGIN)
             assert answer.status_code == 401 or login, f"{method} {path}: {answer.status_code}"
+
+        await asyncio.gather(*(check(method, path) for method, path in tried if method != "WS"))
 
 
 async def test_list_names_the_secret_that_opened_a_session(loaded: Loaded, redis_url: str) -> None:

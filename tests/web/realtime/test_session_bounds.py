@@ -3,7 +3,8 @@
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,17 +13,19 @@ from tokenizers import Tokenizer
 from fleet.config.schema import VoiceConfig
 from tests.support import await_until
 from tests.web.conftest import Loaded
-from tests.web.fake_client import FakeClient, Script
+from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
 from web.gateway import Gateway
 from web.realtime import hall
 from web.realtime.hall import Hall, Received
+from web.realtime.pace import BURST, PER_S, Pace
 from web.realtime.secrets import API_KEY
 from web.realtime.served import default_settings
-from web.realtime.server_events import Error, ServerEvent
+from web.realtime.server_events import Error, ResponseCreated, ServerEvent
 from web.realtime.session import Session
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
 SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})
+CREATE = json.dumps({"type": "response.create", "response": {"instructions": "hello"}})
 IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
 
@@ -54,7 +57,7 @@ class Talk:
     hall: Hall
     fake: FakeClient
     gateway: Gateway
-    time: list[float]
+    now: list[float]
     client: Client = field(default_factory=Client)
 
     async def begin(self) -> Session:
@@ -62,7 +65,7 @@ class Talk:
 
     async def passes(self, seconds: float) -> None:
         """Let the time pass, and let the gateway see it more than once."""
-        self.time[0] += seconds
+        self.now[0] += seconds
         looked = self.fake.num_kept
         await await_until(lambda: self._seen(looked + 3), "the gateway to look at the session")
 
@@ -76,8 +79,8 @@ async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(hall, "SETTLE_S", 0.0)
     fake = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
     gateway = Gateway(loaded.config, fake, loaded.frontend)
-    time = [1000.0]
-    talk = Talk(Hall(gateway, lambda: time[0]), fake, gateway, time)
+    now = [1000.0]
+    talk = Talk(Hall(gateway, lambda: now[0]), fake, gateway, now)
     yield talk
     for name in list(talk.hall.sessions):
         talk.hall.end(name)
@@ -153,3 +156,71 @@ async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None
     talk.hall.lost(session, again)
     await talk.passes(MAX_S)
     assert not talk.hall.sessions
+
+
+async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
+    """No more answers are begun than the burst, and then so many a second."""
+    talk.fake.script = Script(stall_at=0)
+    session = await talk.begin()
+
+    async def flood() -> None:
+        for _ in range(20 * BURST):
+            await session.receive(CREATE)
+            await asyncio.sleep(0)
+            await session.receive('{"type":"response.cancel"}')
+
+    started = time.monotonic()
+    flooding = asyncio.create_task(flood())
+    await await_until(lambda: _is(lambda: _num_created(talk.client) >= BURST), "the burst to be used up")
+    await asyncio.wait({flooding}, timeout=0.3)
+    assert _num_created(talk.client) <= BURST + PER_S * (time.monotonic() - started) + 1
+    flooding.cancel()
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+def _num_created(client: Client) -> int:
+    return sum(isinstance(event, ResponseCreated) for event in client.events)
+
+
+def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
+    pace = Pace()
+    for _ in range(BURST):
+        assert pace.delay_s(100.0) == 0
+        pace.discard(100.0)
+    pace.discard(100.0)
+    assert pace.delay_s(100.0) == 1 / PER_S and pace.delay_s(100.0 + 1 / PER_S) == 0
+    assert pace.delay_s(10_000.0) == 0
+    for _ in range(BURST + 1):
+        pace.discard(10_000.0)
+    assert pace.delay_s(10_000.0) == 1 / PER_S
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    """At the first hold, and at the one after the wait in line: what Redis answers late is undone."""
+    hold, asked, gate = talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+        held = await hold(name, keep_s, owner, new=new)
+        if new == (num_before == 0):
+            asked.set()
+            await gate.wait()
+        return held
+
+    others = [await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)]
+    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    entering = asyncio.create_task(talk.begin())
+    if others:
+        await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
+        talk.hall.end(others.pop().id)
+    await asked.wait()
+    entering.cancel()
+    await asyncio.wait({entering})
+    gate.set()
+    await await_until(lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}), "its session to be undone")
+    monkeypatch.undo()
