@@ -77,6 +77,18 @@ class SessionEnded(BadInput):
     status = 410
 
 
+class SessionExpired(BadInput):
+    """The voice session has lasted as long as any may. Code and wording are those of OpenAI's service."""
+
+    code = "session_expired"
+
+
+class SessionIdle(BadInput):
+    """The client of the voice session has sent nothing for so long."""
+
+    code = "session_idle"
+
+
 class UnservedRoute(UnsupportedValue):
     """A route that OpenAI's API has and this server has not."""
 

@@ -131,12 +131,16 @@ class FirstOutputs(Protocol):
 
 
 class HeldVoice(Protocol):
-    """A voice session in this gateway's hands. `epoch` goes with every write; `fields` are what its last holder wrote."""
+    """A voice session in this gateway's hands; `fleet.control.voice.HeldVoice` says what each field means."""
 
     @property
     def epoch(self) -> int: ...
     @property
+    def age_s(self) -> float: ...
+    @property
     def fields(self) -> Mapping[str, bytes]: ...
+    @property
+    def replaced(self) -> Sequence[str]: ...
 
 
 class ClientStream(Protocol):
@@ -319,8 +323,12 @@ class FleetPort(Protocol):
 
     async def first_outputs(self, request: RequestId) -> FirstOutputs: ...
 
-    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> HeldVoice | None:
-        """Take a voice session: whoever held it may write to it no more. None if there is none of that name (or, `new`, one)."""
+    async def hold_voice(self, session: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+        """Take a voice session: its former holder may write to it no more. None if `owner` has none of that name (or, `new`, if
+        there is one). `owner`: the credential that opened it; "" is the API key.
+
+        Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others open.
+        """
         ...
 
     async def keep_voice(
@@ -333,8 +341,8 @@ class FleetPort(Protocol):
         """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
         ...
 
-    async def voice_ended(self, session: str) -> bool:
-        """Return True if an operator ended the voice session within the last minutes."""
+    async def voice_ended(self, session: str, owner: str) -> bool:
+        """Return True if an operator ended the voice session of this owner within the last minutes."""
         ...
 
     async def voices(self) -> Mapping[str, bytes]:

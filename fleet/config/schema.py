@@ -172,9 +172,10 @@ class VoiceConfig(Strict):
 
     `lead_s`: how far ahead of its listener sound is sent. `resume_s`: how long a session waits for a client whose connection was
     lost. `speculate_ms`: the silence after which an answer is begun that is thrown away if speech goes on; 0: never.
-    `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long ends.
-    `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have open at one time. `secret_share`: the share of
-    `max_sessions` and `max_waiting` open to short-lived secrets; the rest is kept for the API key and the console.
+    `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long, and is not
+    spoken to, ends. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have open or in line at one time,
+    on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to short-lived secrets; the rest
+    is kept for the API key and the console.
     """
 
     max_sessions: Items = 64

@@ -444,23 +444,25 @@ class FleetClient:
         """When a worker took the request, and when each stage made its first output."""
         return await self._ask(voice.read_first_outputs(self._redis, self.config.graph_declaration(), request))
 
-    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> voice.HeldVoice | None:
-        """Take a voice session: whoever held it may write to it no more. None if there is none of that name (or, `new`, one)."""
-        return await self._ask(voice.hold(self._redis, session, self.id, keep_s, new=new))
+    async def hold_voice(self, session: str, keep_s: float, owner: str, *, new: bool = False) -> voice.HeldVoice | None:
+        """Take a voice session of `owner`: its former holder may write to it no more. See `FleetPort`. Raises: SecretInUse."""
+        bound = self.config.voice.sessions_per_secret
+        return await self._ask(voice.hold(self._redis, session, self.id, keep_s, owner, new=new, bound=bound))
 
     async def keep_voice(
         self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
     ) -> bool:
         """Write fields of a held session, delete `gone`, and let it live so long again. False: it is held no more."""
-        return await self._ask(voice.keep(self._redis, session, epoch, keep_s, fields, gone))
+        # This gateway's name changes when its lease has lapsed.
+        return await self._ask(voice.keep(self._redis, session, epoch, keep_s, {**fields, "holder": self.id.encode()}, gone))
 
     async def end_voice(self, session: str, epoch: int | None = None) -> bool:
         """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""
         return await self._ask(voice.end(self._redis, session, epoch))
 
-    async def voice_ended(self, session: str) -> bool:
-        """Return True if an operator ended the voice session within the last minutes."""
-        return bool(await self._ask(self._redis.exists(keys.voice_ended(session))))
+    async def voice_ended(self, session: str, owner: str) -> bool:
+        """Return True if an operator ended the voice session of this owner within the last minutes."""
+        return await self._ask(voice.was_ended(self._redis, session, owner))
 
     async def voices(self) -> dict[str, bytes]:
         """What their holders say of the voice sessions there are, by name."""

@@ -102,6 +102,11 @@ def voice(session_id: str) -> str:
     return f"{PREFIX}voice:{session_id}"
 
 
+def voices_of(owner: str) -> str:
+    """`owner`: a client secret, as `voice.hold` names it."""
+    return f"{PREFIX}voices_of:{owner}"
+
+
 def voice_ended(session_id: str) -> str:
     return f"{PREFIX}voice_ended:{session_id}"
 
@@ -157,10 +162,13 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="transcript:{audio}", redis_type="string", life="retention", owner="gateway",
         meaning="what a spoken answer said, for turns that name it"),
     Row(pattern="voice:{session}", redis_type="hash", life="retention", owner="hold_voice",
-        meaning="a voice session: holder, epoch, how it fares, and what another gateway needs to go on with it"),
+        meaning="a voice session: holder, epoch, the credential that opened it, when it began, since when its client is away, "
+        "how it fares, and what another gateway needs to continue it"),
     Row(pattern="voice_ended:{session}", redis_type="string", life="retention", owner="end_voice",
-        meaning="present where an operator ended the voice session"),
+        meaning="present where an operator ended the voice session: 1 and the credential that opened it"),
     Row(pattern="voices", redis_type="zset", life="forever", owner="hold_voice", meaning="voice session -> when it ends, us"),
+    Row(pattern="voices_of:{owner}", redis_type="zset", life="retention", owner="hold_voice",
+        meaning="sessions that one client secret has open or in line -> when they end, us; the secret is named by its hash"),
     Row(pattern="secret:{name}", redis_type="string", life="retention", owner="gateway",
         meaning="hash of a short-lived client key -> the session it opens"),
     Row(pattern="logins", redis_type="zset", life="retention", owner="gateway",

@@ -339,9 +339,9 @@ def queues(roles: Sequence[str]) -> Call:
     return Call("queues", tuple(roles))
 
 
-def hold_voice(session: str, holder: WorkerId, keep_ms: int, *, new: bool) -> Call:
-    """`new`: one that must not exist yet; else one that must."""
-    return Call("hold_voice", (session, holder, keep_ms, "1" if new else ""))
+def hold_voice(session: str, holder: WorkerId, keep_ms: int, owner: str, *, new: bool, bound: int) -> Call:
+    """`new`: one that must not exist yet; else one that must, and is `owner`'s. `bound`: see the script."""
+    return Call("hold_voice", (session, holder, keep_ms, owner, "1" if new else "", bound))
 
 
 def keep_voice(session: str, epoch: int, keep_ms: int, fields: Mapping[str, bytes], gone: Sequence[str]) -> Call:

@@ -9,16 +9,24 @@ import redis.asyncio
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
 from fleet.core.chunk import decode_chunk
+from fleet.core.errors import SecretInUse
 from fleet.core.ids import CLIENT, RequestId, StageName, WorkerId
 from fleet.graphs import Graph
+
+OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
+"""Fields of a session's record that are the scripts' own; the others are what its holder wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVoice:
-    """`epoch` goes with every write; `fields` are what the last holder wrote."""
+    """`epoch` is passed with every write; `fields` are what the last holder wrote; `replaced` are sessions of the same owner that
+    ended for this one. Units: `age_s` on Redis's clock.
+    """
 
     epoch: int
+    age_s: float
     fields: Mapping[str, bytes]
+    replaced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +37,40 @@ class FirstOutputs:
     first_us: Mapping[str, int]
 
 
-async def hold(client: redis.asyncio.Redis, session: str, holder: WorkerId, keep_s: float, *, new: bool) -> HeldVoice | None:
-    call = scripts.hold_voice(session, holder, int(keep_s * 1000), new=new)
+async def hold(
+    client: redis.asyncio.Redis, session: str, holder: WorkerId, keep_s: float, owner: str, *, new: bool, bound: int
+) -> HeldVoice | None:
+    """`owner` names the credential that opened the session: "" for the API key, else a client secret by its hash.
+
+    Raises: SecretInUse.
+    """
+    call = scripts.hold_voice(session, holder, int(keep_s * 1000), owner, new=new, bound=bound)
     answer = cast("list[object]", await run_async(client, call))
+    if len(answer) == 1:
+        have = "a session" if bound == 1 else f"{bound} sessions"
+        raise SecretInUse(
+            f"this client secret has {have} open or in line, as many as it may (voice.sessions_per_secret); continue one with "
+            "?session=ID, end one, or make another secret at /v1/realtime/client_secrets"
+        )
     if not answer:
         return None
-    fields = pairs(answer[1])
-    own = ("epoch", "holder")
-    return HeldVoice(epoch=int(text(answer[0])), fields={name: value for name, value in fields.items() if name not in own})
+    epoch, age_us, fields, replaced = answer
+    return HeldVoice(
+        epoch=int(text(epoch)),
+        age_s=int(text(age_us)) / 1e6,
+        fields={name: value for name, value in pairs(fields).items() if name not in OWN_FIELDS},
+        replaced=tuple(text(name) for name in cast("list[object]", replaced)),
+    )
 
 
 async def keep(
     client: redis.asyncio.Redis, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str]
 ) -> bool:
     return text(await run_async(client, scripts.keep_voice(session, epoch, int(keep_s * 1000), fields, gone))) == "ok"
+
+
+async def was_ended(client: redis.asyncio.Redis, session: str, owner: str) -> bool:
+    return text(await client.get(keys.voice_ended(session))) == f"1{owner}"
 
 
 async def end(client: redis.asyncio.Redis, session: str, epoch: int | None) -> bool:

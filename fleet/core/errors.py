@@ -82,6 +82,13 @@ class Conflict(BadInput):
     status = 409
 
 
+class SecretInUse(BadInput):
+    """A short-lived client secret has as many voice sessions open as it may."""
+
+    code = "secret_in_use"
+    status = 429
+
+
 class ConfigError(FleetError):
     """The configuration is at fault; `param` is the dotted key."""
 

@@ -15,8 +15,8 @@ KEEP_MS = 60_000
 
 
 def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int, dict[str, bytes]] | None:
-    answer = cast("list[object]", run(control.client, scripts.hold_voice("sess_1", holder, KEEP_MS, new=new)))
-    return (int(text(answer[0])), pairs(answer[1])) if answer else None
+    answer = cast("list[object]", run(control.client, scripts.hold_voice("sess_1", holder, KEEP_MS, "", new=new, bound=1)))
+    return (int(text(answer[0])), pairs(answer[2])) if answer else None
 
 
 def keep(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:

@@ -113,6 +113,9 @@ class Script:
 class FakeHeldVoice:
     epoch: int
     fields: Mapping[str, bytes]
+    owner: str = ""
+    age_s: float = 0.0
+    replaced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +219,8 @@ class FakeClient:
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
+    num_kept: int = 0
+    """How often a voice session was written."""
 
     def __post_init__(self) -> None:
         self.logins.reach = self._reach
@@ -363,23 +368,25 @@ class FakeClient:
         self._reach()
         return FakeFirstOutputs(claimed_us=None, first_us={})
 
-    async def hold_voice(self, session: str, keep_s: float, *, new: bool = False) -> FakeHeldVoice | None:
+    async def hold_voice(self, session: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+        """The bound of a secret's sessions is tested on Redis."""
         self._reach()
-        if (session in self.held) == new:
+        held = self.held.get(session)
+        if (held is not None) == new or (held is not None and held.owner != owner):
             return None
-        epoch = self.held[session].epoch + 1 if session in self.held else 1
-        self.held[session] = FakeHeldVoice(epoch=epoch, fields=dict(self.held[session].fields) if epoch > 1 else {})
-        return FakeHeldVoice(epoch=epoch, fields=dict(self.held[session].fields))
+        self.held[session] = replace(held, epoch=held.epoch + 1) if held else FakeHeldVoice(epoch=1, fields={}, owner=owner)
+        return self.held[session]
 
     async def keep_voice(
         self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
     ) -> bool:
         self._reach()
+        self.num_kept += 1
         held = self.held.get(session)
         if held is None or held.epoch != epoch:
             return False
         kept = {name: value for name, value in held.fields.items() if name not in gone}
-        self.held[session] = FakeHeldVoice(epoch=epoch, fields={**kept, **fields})
+        self.held[session] = replace(held, fields={**kept, **fields})
         return True
 
     async def end_voice(self, session: str, epoch: int | None = None) -> bool:
@@ -392,7 +399,7 @@ class FakeClient:
             self.ended.add(session)
         return True
 
-    async def voice_ended(self, session: str) -> bool:
+    async def voice_ended(self, session: str, owner: str) -> bool:
         self._reach()
         return session in self.ended
 

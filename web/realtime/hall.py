@@ -6,20 +6,26 @@ Knows no protocol of a socket.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 import msgspec
 
-from fleet.core.errors import FleetError, NotFound, Overloaded, quoted
-from web.errors import SessionEnded
+from fleet.core.clock import now_us
+from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
+from web.errors import SessionEnded, SessionExpired, SessionIdle
 from web.gateway import Gateway
+from web.ports import HeldVoice
 from web.realtime import vad
+from web.realtime.admission import Admission
 from web.realtime.line import Port
+from web.realtime.refusal import close_code, close_reason, error_event
+from web.realtime.secrets import API_KEY, short_name
 from web.realtime.server_events import SessionCreated, new_id
 from web.realtime.session import Session, Shared, Watch
 from web.realtime.settings import Settings
-from web.realtime.store import Snapshot, restore, resumed
+from web.realtime.store import STATE, Snapshot, restore, resumed
 from web.realtime.story import shown_id
 
 log = logging.getLogger("fleet.web")
@@ -32,6 +38,10 @@ LET_GO_S = 2.0
 ENDED = "an operator ended the session"
 SPARE_S = 10.0
 """How much longer than its client a session lives in Redis, so that the gateway is the one to end it."""
+FIRST_S = 10.0
+"""A new session lives so long in Redis until it is first written: one whose client left meanwhile is soon not counted."""
+ABSENCE_TRIES, ABSENCE_POLL_S = 10, 0.1
+"""A secret in use is tried again for so long: a page that is reloaded may be faster than the news that its connection is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +55,37 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A session this gateway holds."""
+    """A session this gateway holds. `owner`: the credential that opened it, as `fleet.control.voice.hold` names it.
+
+    Units: `began_at` and `active_at` in seconds of the hall's clock, `away_us` since 1970.
+    """
 
     session: Session
+    owner: str
     epoch: int
     snapshot: Snapshot
+    began_at: float
+    active_at: float
+    """When its client last sent something, or was spoken to."""
+    num_received: int = 0
+    away_us: int | None = None
+    """Since when its client is away."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     keeper: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Waiter:
-    on_position: Callable[[int], None]
-    turn: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Hall:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
         vad.model()
         self._gateway = gateway
         self._voice = gateway.config.voice
+        self._clock = clock
         self._places: dict[str, Place] = {}
-        self._line: list[Waiter] = []
-        self._coming = 0
-        """Let in, but not seated yet."""
+        self._admission = Admission(self._voice)
         self._shared = Shared()
+        self._trying: set[str] = set()
+        """Secrets in use for which a client waits until a former connection is known to be gone."""
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
@@ -79,29 +94,99 @@ class Hall:
 
     # coming
 
-    async def enter(self, port: Port, settings: Settings, on_position: Callable[[int], None]) -> Session:
-        """A new session, once there is room. `on_position` is called with the place in line, and whenever it changes.
+    async def enter(self, port: Port, settings: Settings, owner: str, on_position: Callable[[int], None]) -> Session:
+        """A new session of `owner`, once there is room. `on_position` is called with the place in line, and whenever it changes.
 
-        Raises: Overloaded if the line is full too; RedisUnreachable.
+        Raises: Overloaded if the line is full too; SecretInUse; RedisUnreachable.
         """
-        async with self._room(on_position):
-            settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
-            held = await self._gateway.client.hold_voice(settings.id, self._keep_s, new=True)
-            assert held is not None, "two sessions of one name"
-            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), held.epoch, Snapshot())
+        settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
+        held = await self._hold_new(settings.id, owner)
+        for name in held.replaced:
+            self.end(name)
+        try:
+            held = await self._wait_for_place(settings.id, held, owner, on_position)
+            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), owner, held)
+        except BaseException:
+            self._spawn(self._forget(settings.id, held.epoch))
+            raise
         place.session.line.attach(port)
         place.session.line.tell(SessionCreated(session=place.session.settings))
         place.session.note()
         return place.session
 
-    async def resume(self, session_id: str, port: Port, received: Received) -> Session:
-        """Go on with a session whose connection was lost, here or on another gateway.
+    async def _hold_new(self, name: str, owner: str) -> HeldVoice:
+        """Raises: SecretInUse, RedisUnreachable."""
+        tries_left = ABSENCE_TRIES
+        while True:
+            try:
+                held = await self._hold(name, FIRST_S, owner, new=True)
+                assert held is not None, "two sessions of one name"
+                return held
+            except SecretInUse:
+                tries_left -= 1
+                if owner in self._trying or tries_left <= 0:
+                    raise
+            self._trying.add(owner)
+            try:
+                await asyncio.sleep(ABSENCE_POLL_S)
+            finally:
+                self._trying.discard(owner)
 
-        Raises: NotFound, Overloaded, RedisUnreachable.
+    async def _hold(self, name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+        """Take a session; a caller that is cancelled meanwhile leaves none behind. Raises: SecretInUse, RedisUnreachable."""
+        holding = asyncio.ensure_future(self._gateway.client.hold_voice(name, keep_s, owner, new=new))
+        try:
+            return await asyncio.shield(holding)
+        except asyncio.CancelledError:
+            self._spawn(self._undo(name, holding))
+            raise
+
+    async def _undo(self, name: str, holding: asyncio.Future[HeldVoice | None]) -> None:
+        with contextlib.suppress(FleetError):
+            held = await holding
+            if held is not None:
+                await self._forget(name, held.epoch)
+
+    async def _wait_for_place(self, name: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]) -> HeldVoice:
+        """Its time begins after the wait: then it is held once more. Raises: Overloaded, RedisUnreachable."""
+        by_secret = owner != API_KEY
+        waiter = self._admission.join(by_secret=by_secret, on_position=on_position)
+        if waiter.turn.is_set():
+            return held
+        renewing = asyncio.create_task(self._renew(name, held.epoch))
+        try:
+            await self._admission.wait(waiter)
+        finally:
+            renewing.cancel()
+        try:
+            again = await self._hold(name, self._keep_s, owner)
+            if again is None:
+                raise Overloaded("the place in line was lost while Redis was away; try again")
+        except BaseException:
+            self._admission.release(by_secret=by_secret)
+            raise
+        return again
+
+    async def _renew(self, name: str, epoch: int) -> None:
+        """A client in line counts among the sessions of its secret."""
+        while True:
+            try:
+                await self._gateway.client.keep_voice(name, epoch, self._keep_s, {})
+            except FleetError as error:
+                log.warning("session %s: its place in line could not be written: %s", shown_id(name), error.message)
+            await asyncio.sleep(RENEW_S)
+
+    async def resume(self, session_id: str, port: Port, received: Received, owner: str) -> Session:
+        """Continue a session of `owner` whose connection was lost, here or on another gateway.
+
+        Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
         """
         place = self._places.get(session_id)
         if place is None:
-            place = await self._take_over(session_id, received)
+            place = await self._take_over(session_id, received, owner)
+        elif place.owner != owner or not await self._still_held(place):
+            raise _unknown(session_id)
+        place.active_at, place.away_us = self._clock(), None
         session, line = place.session, place.session.line
         if place.expiry is not None:
             place.expiry.cancel()
@@ -121,76 +206,56 @@ class Hall:
         session.note()
         return session
 
-    async def _take_over(self, session_id: str, received: Received) -> Place:
-        held = await self._gateway.client.hold_voice(session_id, self._keep_s)
-        if held is None and await self._gateway.client.voice_ended(session_id):
+    async def _still_held(self, place: Place) -> bool:
+        """Return False if another session of the same secret replaced this one; its keeper learns so with its next write."""
+        if place.owner == API_KEY or place.away_us is None:
+            return True
+        try:
+            held = await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {}, ["away_us"])
+        except FleetError as error:
+            log.warning("session %s: continued although Redis does not answer: %s", shown_id(place.session.id), error.message)
+            return True
+        return held and self._places.get(place.session.id) is place
+
+    async def _take_over(self, session_id: str, received: Received, owner: str) -> Place:
+        held = await self._gateway.client.hold_voice(session_id, self._keep_s, owner)
+        if held is None and await self._gateway.client.voice_ended(session_id, owner):
             raise SessionEnded(ENDED, param="session")
         if held is None:
-            raise NotFound(f"session: no session {quoted(session_id)}; it never was, or is over. Begin another", param="session")
-        place = self._seat(
-            lambda watch: restore(self._gateway, held.fields, self._shared, watch), held.epoch, Snapshot(held.fields)
-        )
+            raise _unknown(session_id)
+        if STATE not in held.fields:
+            # Its gateway died before it wrote anything of it.
+            await self._forget(session_id, held.epoch)
+            raise _unknown(session_id)
+        place = self._places.get(session_id)
+        if place is not None:
+            # Another connection of the same client was faster.
+            place.epoch = held.epoch
+            return place
+        self._admission.take(by_secret=owner != API_KEY)
+        place = self._seat(lambda watch: restore(self._gateway, held.fields, self._shared, watch), owner, held)
         run = place.session.replies.active
         if run is not None and run.id == received.response_id and received.chars is not None:
             # Words are told faster than they are written down: what was told last its client alone knows.
             run.sent_chars = received.chars
         return place
 
-    def _seat(self, make: Callable[[Watch], Session], epoch: int, snapshot: Snapshot) -> Place:
+    def _seat(self, make: Callable[[Watch], Session], owner: str, held: HeldVoice) -> Place:
+        """The place is taken already; it is given back if there is no session to put there."""
         changed = asyncio.Event()
-        session = make(Watch(changed=changed.set))
-        place = Place(session=session, epoch=epoch, snapshot=snapshot, changed=changed)
+        try:
+            session = make(Watch(changed=changed.set))
+        except BaseException:
+            self._admission.release(by_secret=owner != API_KEY)
+            raise
+        now = self._clock()
+        place = Place(
+            session=session, owner=owner, epoch=held.epoch, snapshot=Snapshot(held.fields), began_at=now - held.age_s,
+            active_at=now, changed=changed,
+        )  # fmt: skip
         place.keeper = asyncio.create_task(self._keep(place))
         self._places[session.id] = place
         return place
-
-    @contextlib.asynccontextmanager
-    async def _room(self, on_position: Callable[[int], None]) -> AsyncIterator[None]:
-        if self._full or self._line:
-            if len(self._line) >= self._voice.max_waiting:
-                most = self._voice.max_sessions + self._voice.max_waiting
-                raise Overloaded(f"{most} voice sessions are open or waiting on this gateway; try again shortly")
-            await self._wait_in_line(Waiter(on_position))
-        else:
-            self._coming += 1
-        try:
-            yield
-        finally:
-            self._coming -= 1
-            self._call_next()
-
-    async def _wait_in_line(self, waiter: Waiter) -> None:
-        """Afterwards its place is counted among those that are coming."""
-        self._line.append(waiter)
-        waiter.on_position(len(self._line))
-        try:
-            await waiter.turn.wait()
-        except asyncio.CancelledError:
-            if waiter in self._line:
-                self._line.remove(waiter)
-                self._tell_positions()
-            else:
-                self._coming -= 1
-                self._call_next()
-            raise
-
-    @property
-    def _full(self) -> bool:
-        return len(self._places) + self._coming >= self._voice.max_sessions
-
-    def _call_next(self) -> None:
-        called = False
-        while self._line and not self._full:
-            waiter = self._line.pop(0)
-            self._coming += 1
-            waiter.turn.set()
-            called = True
-        if called:
-            self._tell_positions()
-
-    def _tell_positions(self) -> None:
-        for position, waiter in enumerate(self._line, 1):
-            waiter.on_position(position)
 
     # going
 
@@ -200,6 +265,7 @@ class Hall:
         if place is None or not session.line.is_of(port):
             return
         session.line.detach()
+        place.away_us = now_us()
         session.note()
         if not self._gateway.closing.is_set():
             loop = asyncio.get_running_loop()
@@ -215,27 +281,55 @@ class Hall:
         place = self._places.get(session_id)
         if place is None:
             return False
-        self._remove(place)
-        place.session.line.hang_up(1000, ENDED if by_operator else "the session is over")
-        place.session.abandon()
-        task = asyncio.create_task(self._forget(place, None if by_operator else place.epoch))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._close(place, 1000, ENDED if by_operator else "the session is over", None if by_operator else place.epoch)
         return True
 
-    async def _forget(self, place: Place, epoch: int | None) -> None:
+    def _close(self, place: Place, code: int, reason: str, epoch: int | None) -> None:
+        self._remove(place)
+        place.session.line.hang_up(code, reason)
+        place.session.abandon()
+        self._spawn(self._forget(place.session.id, epoch))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _forget(self, name: str, epoch: int | None) -> None:
         try:
-            await self._gateway.client.end_voice(place.session.id, epoch)
+            await self._gateway.client.end_voice(name, epoch)
         except FleetError as error:
-            log.warning("session %s: its end could not be written: %s", shown_id(place.session.id), error.message)
+            log.warning("session %s: its end could not be written: %s", shown_id(name), error.message)
 
     def _remove(self, place: Place) -> None:
-        self._places.pop(place.session.id, None)
+        del self._places[place.session.id]
         if place.expiry is not None:
             place.expiry.cancel()
         if place.keeper is not None and place.keeper is not asyncio.current_task():
             place.keeper.cancel()
-        self._call_next()
+        self._admission.release(by_secret=place.owner != API_KEY)
+
+    # its bounds
+
+    def _overdue(self, place: Place) -> SessionExpired | SessionIdle | None:
+        """The bound that a session has reached. Its client is not idle while it is spoken to, or while it is away."""
+        now, session = self._clock(), place.session
+        if session.num_received != place.num_received or session.answering or not session.line.listening:
+            place.num_received, place.active_at = session.num_received, now
+        if now - place.began_at >= self._voice.max_session_s:
+            return SessionExpired(
+                f"Your session hit the maximum duration of {_duration(self._voice.max_session_s)}. "
+                "Begin another one (voice.max_session_s sets the bound)"
+            )
+        if now - place.active_at >= self._voice.idle_s:
+            return SessionIdle(
+                f"nothing was sent or played for {_duration(self._voice.idle_s)} (voice.idle_s); begin another session"
+            )
+        return None
+
+    def _until_due(self, place: Place) -> float:
+        """Seconds until a session that does not change is looked at again."""
+        return min(RENEW_S, max(0.0, place.began_at + self._voice.max_session_s - self._clock()))
 
     # writing down
 
@@ -245,14 +339,19 @@ class Hall:
 
     async def _keep(self, place: Place) -> None:
         while True:
+            if (error := self._overdue(place)) is not None:
+                log.info("session %s ends: %s", shown_id(place.session.id), error.message)
+                place.session.line.tell(error_event(error))
+                self._close(place, close_code(error), close_reason(error), place.epoch)
+                return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
+                async with asyncio.timeout(self._until_due(place)):
                     await place.changed.wait()
                 await asyncio.sleep(SETTLE_S)
             place.changed.clear()
             try:
                 if not await self._write(place):
-                    self._give_up(place, ended=await self._gateway.client.voice_ended(place.session.id))
+                    self._give_up(place, ended=await self._gateway.client.voice_ended(place.session.id, place.owner))
                     return
             except FleetError as error:
                 place.snapshot.forget()
@@ -260,8 +359,13 @@ class Hall:
 
     async def _write(self, place: Place) -> bool:
         fields, gone = place.snapshot.changes(place.session)
-        view = msgspec.json.encode(place.session.view(self._gateway.client.id))
-        return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {**fields, "view": view}, gone)
+        view = place.session.view(self._gateway.client.id, short_name(place.owner))
+        fields["view"] = msgspec.json.encode(view)
+        if place.away_us is None:
+            gone.append("away_us")
+        else:
+            fields["away_us"] = str(place.away_us).encode()
+        return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, fields, gone)
 
     def _give_up(self, place: Place, *, ended: bool) -> None:
         """Another gateway has it, or, `ended`, an operator ended it: then its requests were ended with it."""
@@ -275,3 +379,12 @@ class Hall:
         session.let_go()
         # Not at once: whoever has the session now may not have taken its answer over yet. Once it has, ours cannot be aborted.
         asyncio.get_running_loop().call_later(LET_GO_S, session.abandon)
+
+
+def _unknown(session_id: str) -> NotFound:
+    return NotFound(f"session: no session {quoted(session_id)}; it never was, or is over. Begin another", param="session")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes:.0f} minutes" if minutes > 1 and not rest else f"{seconds:g} seconds"

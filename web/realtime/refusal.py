@@ -25,13 +25,18 @@ TRY_AGAIN_LATER = 1013
 """Clients reconnect after a while."""
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
-"""An operator ended the session: clients do not come back to it."""
+"""An operator ended the session, or its client was idle for too long: clients do not come back to it."""
+SESSION_EXPIRED = 1001
+"""As OpenAI's service closes a session that has lasted as long as any may. Clients begin another one."""
 BY_CODE = {
     "not_found": SESSION_UNKNOWN,
     "rate_limit_exceeded": TRY_AGAIN_LATER,
     "redis_unreachable": TRY_AGAIN_LATER,
     "session_ended": SESSION_OVER,
     TooManyWrongKeys.code: UNAUTHORIZED,
+    "session_idle": SESSION_OVER,
+    "session_expired": SESSION_EXPIRED,
+    "secret_in_use": INVALID_REQUEST,
 }
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 

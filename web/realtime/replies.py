@@ -4,6 +4,7 @@ Invariants: at most one response of the conversation is active. What was begun o
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,6 +21,7 @@ from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader
 from web.realtime.line import Line
 from web.realtime.making import Making
+from web.realtime.pace import Pace
 from web.realtime.refusal import error_event
 from web.realtime.run import CANCELLED, Marks, Plan, Run
 from web.realtime.served import check_speaks
@@ -89,6 +91,7 @@ class Replies:
         self._settings, self._watcher, self._rate = settings, watcher, rate
         self._conversation_id = conversation_id
         self._stopping: set[asyncio.Task[None]] = set()
+        self.pace = Pace()
 
     @property
     def active(self) -> Run | None:
@@ -97,6 +100,10 @@ class Replies:
     def sounding(self, now: float) -> bool:
         """Whether the listener is, or is about to be, spoken to."""
         return self.run is not None and (self.run.active or self.run.playhead.left_s(now) > 0)
+
+    def busy(self, now: float) -> bool:
+        """Return True while any response is under way, of the conversation or not, or its audio is played."""
+        return self.sounding(now) or any(run.active or run.playhead.left_s(now) > 0 for run in self._runs)
 
     @property
     def _runs(self) -> list[Run]:
@@ -302,6 +309,7 @@ class Replies:
         run.start()
 
     def _cut(self, run: Run, reason: str, heard: int) -> None:
+        self.pace.discard(time.monotonic())
         run.cut("turn_detected" if reason == "turn_detected" else "client_cancelled", heard)
         self._aside.pop(run.id, None)
         self._watcher.over(run)
@@ -321,6 +329,7 @@ class Replies:
         return min(wanted, self._gateway.config.limits.max_answer_tokens) if isinstance(wanted, int) else None
 
     def _stop(self, making: Making) -> None:
+        self.pace.discard(time.monotonic())
         task = making.stop()
         if task is not None and not task.done():
             self._stopping.add(task)

@@ -14,9 +14,8 @@ from web.guard import EPHEMERAL, offered_key
 from web.realtime.hall import Hall
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import accept, refuse_socket
-from web.realtime.secrets import Secrets
+from web.realtime.secrets import API_KEY, Credential, Secrets, expired
 from web.realtime.served import default_settings
-from web.realtime.settings import Settings
 from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
 from web.realtime.views import decode_view, read_views
@@ -69,7 +68,7 @@ class VoiceRoutes:
 
     async def realtime(self, websocket: WebSocket) -> None:
         try:
-            settings = await self._settings(websocket)
+            credential = await self._credential(websocket)
         except Unauthorized as error:
             await refuse_socket(websocket, self._wrong_keys.refusal(websocket.scope, error))
             return
@@ -79,7 +78,7 @@ class VoiceRoutes:
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
         port = SocketPort(websocket, fleet=fleet)
-        await VoiceSocket(self.hall, websocket, port).run(settings)
+        await VoiceSocket(self.hall, websocket, port).run(credential)
 
     async def no_socket(self, _request: Request) -> Response:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
@@ -92,23 +91,28 @@ class VoiceRoutes:
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
         socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket))
-        await socket.run(default_settings(self._gateway))
+        await socket.run(Credential(owner=API_KEY, settings=default_settings(self._gateway)))
 
-    async def _settings(self, websocket: WebSocket) -> Settings:
-        """Check the query, the key first: a peer without one learns nothing of this server.
+    async def _credential(self, websocket: WebSocket) -> Credential:
+        """Check the query, the key first: a peer without one learns nothing of this server. A secret that has expired can only
+        continue its session.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
         key = offered_key(websocket.scope)
-        settings = default_settings(self._gateway)
+        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
         if key is not None and key.startswith(EPHEMERAL):
-            settings = await self._secrets.settings_of(key)
+            credential = await self._secrets.credential(key)
+        if credential.settings is None:
+            if not websocket.query_params.get("session"):
+                raise expired()
+            return credential
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
             message = f"{intent[:80]!r} is not served, only conversations are; leave it out (for the user's words in writing, "
             raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
         self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
-        return settings
+        return credential
 
     async def sessions(self, _request: Request) -> Response:
         """GET /v1/fleet/sessions: those of every gateway, the newest first."""

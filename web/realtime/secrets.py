@@ -4,6 +4,7 @@ A key's hash is kept where every gateway finds it. Knows no socket.
 """
 
 import time
+from dataclasses import dataclass
 from hashlib import sha256
 from secrets import token_urlsafe
 from typing import Annotated, Literal
@@ -24,6 +25,11 @@ from web.realtime.settings import Patch, SessionPatch, Settings, merged
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
+API_KEY = ""
+"""The owner of sessions that the API key opened, the console, or anybody where no key is set."""
+OWNER = "secret:"
+"""The owner of a client secret's sessions is this and the secret's hash."""
+SHOWN_CHARS = 8
 
 
 class ExpiresAfter(Patch):
@@ -40,6 +46,16 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     expires_at: int
     session: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """What opened a connection. `owner` names it for the sessions that it opens; `settings` are those that a session of it begins
+    with, or None: then it has expired, or was never made, and may at most continue a session that it opened.
+    """
+
+    owner: str
+    settings: Settings | None
 
 
 _decoder = msgspec.msgpack.Decoder(Settings)
@@ -70,12 +86,10 @@ class Secrets:
             raise refused
         return changed
 
-    async def settings_of(self, key: str) -> Settings:
-        """What the session of a short-lived key begins with. Raises: Unauthorized."""
+    async def credential(self, key: str) -> Credential:
+        """Look a short-lived key up."""
         raw = await self._gateway.client.secret(_name(key))
-        if raw is None:
-            raise Unauthorized("the client secret is unknown or has expired; make another at /v1/realtime/client_secrets")
-        return _decoder.decode(raw)
+        return Credential(owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None)
 
 
 def _parse(raw: bytes) -> SecretBody:
@@ -88,3 +102,12 @@ def _parse(raw: bytes) -> SecretBody:
 
 def _name(key: str) -> str:
     return sha256(key.encode()).hexdigest()
+
+
+def expired() -> Unauthorized:
+    return Unauthorized("the client secret is unknown or has expired; make another at /v1/realtime/client_secrets")
+
+
+def short_name(owner: str) -> str | None:
+    """What people see of a client secret: the first characters of its hash; None for the API key."""
+    return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

@@ -62,6 +62,8 @@ class Session:
         self.line = Line()
         self.story = Story()
         self.watch = watch
+        self.num_received = 0
+        """Frames of its client, of any kind."""
         self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
         self.replies = Replies(
             gateway, self.line, self.conversation, lambda: self.settings, self,
@@ -81,6 +83,7 @@ class Session:
 
     async def receive(self, raw: str) -> None:
         """One event of the client's. What is wrong with it is told, and nothing else happens."""
+        await self._keep_pace()
         try:
             event = ask.parse_event(raw)
             if isinstance(event, ask.BufferAppend):
@@ -96,12 +99,18 @@ class Session:
         """Sound as it is: PCM16 at the rate that the settings declare. Most of it changes nothing that anybody is told."""
         if not self._has_input_format(event_id):
             return
+        await self._keep_pace()
         try:
             if await self.listener.hear(pcm):
                 self.note()
         except FleetError as error:
             self.refuse(error, event_id)
         self._note_state()
+
+    async def _keep_pace(self) -> None:
+        """Read no more from a client that has answers begun and discarded, one after the other."""
+        if (delay_s := self.replies.pace.delay_s(time.monotonic())) > 0:
+            await asyncio.sleep(delay_s)
 
     def refuse(self, error: FleetError, event_id: str | None = None) -> None:
         self.line.tell(error_event(error, event_id))
@@ -297,7 +306,12 @@ class Session:
         self.listener.time_out()
         self.note()
 
-    def view(self, gateway_id: str) -> SessionView:
+    @property
+    def answering(self) -> bool:
+        """Return True while a response is made, or its audio is played."""
+        return self.replies.busy(time.monotonic())
+
+    def view(self, gateway_id: str, client_secret: str | None) -> SessionView:
         active = self.replies.active
         return SessionView(
             id=self.id,
@@ -311,6 +325,7 @@ class Session:
             input_rate_hz=self.listener.ear.rate_hz,
             voice=self.settings.audio.output.voice,
             request_id=active.making.request_id if active is not None else None,
+            client_secret=client_secret,
             created_us=self.created_us,
             seen_us=now_us(),
         )

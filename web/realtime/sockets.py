@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError
+from fleet.core.errors import BadInput, FleetError, NotFound
 from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import close_code, close_reason, error_event, log_refusal
+from web.realtime.secrets import Credential, expired
 from web.realtime.session import Session
-from web.realtime.settings import Settings
 
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
@@ -57,8 +57,8 @@ class VoiceSocket:
         """What came while the client waited in line."""
         self._early_bytes = 0
 
-    async def run(self, settings: Settings) -> None:
-        entering = asyncio.create_task(self._enter(settings))
+    async def run(self, credential: Credential) -> None:
+        entering = asyncio.create_task(self._enter(credential))
         code = 1006
         try:
             code = await self._read(entering)
@@ -67,11 +67,16 @@ class VoiceSocket:
         finally:
             await self._leave(entering, code)
 
-    async def _enter(self, settings: Settings) -> Session:
+    async def _enter(self, credential: Credential) -> Session:
         wanted = Wanted.of(self._websocket)
-        if wanted.session is not None:
-            return await self._hall.resume(wanted.session, self._port, wanted.received)
-        return await self._hall.enter(self._port, settings, self._port.position)
+        if wanted.session is None:
+            assert credential.settings is not None, "a secret that has expired names its session"
+            return await self._hall.enter(self._port, credential.settings, credential.owner, self._port.position)
+        try:
+            return await self._hall.resume(wanted.session, self._port, wanted.received, credential.owner)
+        except NotFound as error:
+            # A secret without a session of that name is none: its bearer learns nothing of other sessions.
+            raise error if credential.settings is not None else expired() from error
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
         """The close code. Raises: FleetError where there is no session for the client."""
@@ -110,6 +115,7 @@ class VoiceSocket:
             await self._receive(session, frame)
 
     async def _receive(self, session: Session, frame: str | bytes) -> None:
+        session.num_received += 1
         if isinstance(frame, str):
             await session.receive(frame)
         elif isinstance(self._port, ConsolePort):

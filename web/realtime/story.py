@@ -21,7 +21,8 @@ def shown_id(session_id: str) -> str:
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A live session as the console shows it. Units: `voice_to_voice_*_ms` from the user's last voiced sample to the first voiced
     one of the answer, of spoken turns only; `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking,
-    interrupted, or away without a client.
+    interrupted, or away without a client. `client_secret`: the first characters of the hash of the short-lived secret that opened
+    it; None for the API key and the console.
     """
 
     id: str
@@ -37,6 +38,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None
     created_us: int
     seen_us: int
+    client_secret: str | None = None
 
 
 class Story:

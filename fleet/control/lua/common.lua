@@ -199,6 +199,24 @@ local function withdraw(tk, r, s)
     call('XDEL', P .. 'role:' .. old[1], old[2])
   end
 end
+local function voices_of(owner) return P .. 'voices_of:' .. owner end
+-- The voice session lives so long from now. What a client secret opened is listed for that secret too, under the same time: a session
+-- that its gateway renews no more is not counted, and the list itself ends with the last of them.
+local function list_voice(session, owner, keep_ms)
+  local ends = int(now_us() + tonumber(keep_ms) * 1000)
+  call('PEXPIRE', P .. 'voice:' .. session, keep_ms)
+  call('ZADD', P .. 'voices', ends, session)
+  if owner == '' then return end
+  local of = voices_of(owner)
+  call('ZREMRANGEBYSCORE', of, '-inf', int(now_us()))
+  call('ZADD', of, ends, session)
+  if call('PTTL', of) < tonumber(keep_ms) then call('PEXPIRE', of, keep_ms) end
+end
+local function forget_voice(session, owner)
+  call('DEL', P .. 'voice:' .. session)
+  call('ZREM', P .. 'voices', session)
+  if owner ~= '' then call('ZREM', voices_of(owner), session) end
+end
 local function split(text)
   local out = {}
   for word in string.gmatch(text or '', '[^,]+') do out[#out + 1] = word end

@@ -62,6 +62,7 @@ def session(number: int, state: str, request: str) -> SessionView:
         input_rate_hz=48_000,
         voice="chelsie",
         request_id=request if state == "speaking" else None,
+        client_secret="1a2b3c4d" if state == "speaking" else None,
         created_us=now_us() - 90_000_000,
         seen_us=now_us() - 300_000,
     )

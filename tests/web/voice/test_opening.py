@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, js, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
 from tests.web.voice.double import RATE_HZ, TEXT, Double, Script, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
@@ -113,6 +113,22 @@ def test_talk_that_ends_while_the_microphone_opens_leaves_it_closed(speaker: Vis
 def end(double: Double) -> None:
     """As a gateway does where an operator forces the end."""
     double.call(lambda: asyncio.ensure_future(double.connections[-1].websocket.close(1000, "an operator ended the session")))
+
+
+def test_idle_end_is_shown_as_such_and_typing_begins_another(speaker: Visit, double: Double) -> None:
+    page = speaker("steady-hold", STEADY)
+    expect(page.locator("#state")).to_have_text("Ready")
+
+    async def idle() -> None:
+        error = {"type": "invalid_request_error", "code": "session_idle", "message": "nothing was sent", "param": None}
+        await double.connections[-1].send("error", error=error)
+        await double.connections[-1].websocket.close(1000, "invalid_request_error.session_idle: nothing was sent")
+
+    double.call(lambda: asyncio.ensure_future(idle()))
+    expect(page.locator("#state")).to_have_text("Ended")
+    expect(page.locator(".reason")).to_contain_text("This conversation was idle for too long")
+    ask(page, "hello")
+    wait_until(lambda: len(double.connections) == 2, "another session")
 
 
 def test_forced_end_closes_the_microphone_and_offers_to_talk_again(speaker: Visit, double: Double) -> None:

@@ -61,6 +61,13 @@ def test_the_parts_of_a_latency_add_up(typist: Page) -> None:
     assert module(typist, "latency", "[m.median([]), m.median([3, 1, 2]), m.median([4, 1])]") == [None, 2, 2.5]
 
 
+def test_reason_of_a_conversation_that_ended_says_who_ended_it(typist: Page) -> None:
+    idle = "{code: 1000, reason: 'invalid_request_error.session_idle: nothing was sent'}"
+    assert module(typist, "reasons", f"m.refusedReason({idle}).title") == "This conversation was idle for too long"
+    operator = "{code: 1000, reason: 'an operator ended the session'}"
+    assert module(typist, "reasons", f"m.refusedReason({operator}).title") == "An operator ended this conversation"
+
+
 @pytest.mark.parametrize(("ms_ago", "counted"), [(100, False), (600, True), (800, True), (1000, False), (5000, False)])
 def test_echo_is_looked_for_from_the_first_voiced_sample_on(typist: Page, ms_ago: int, counted: bool) -> None:
     """400 ms behind the first sample, which was heard so long ago; a voice that begins before it is no echo of it."""

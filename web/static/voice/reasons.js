@@ -57,7 +57,10 @@ const TYPE_AND_CODE = /^[a-z_]+\.[a-z_]+: /;
 export function refusedReason({ code, reason: full }) {
   const reason = full.replace(TYPE_AND_CODE, "");
   if (code === 1013) return { title: "The server takes nobody now", text: `${reason || "All places are taken."} This page tries again by itself.` };
-  if (code === 1000) return { title: "An operator ended this conversation", text: "The microphone is off. Talk again, or type, to begin another." };
+  if (code === 1000) {
+    const title = full.includes(".session_idle: ") ? "This conversation was idle for too long" : "An operator ended this conversation";
+    return { title, text: "The microphone is off. Talk again, or type, to begin another." };
+  }
   return { title: "The server refused this page", text: `${sentence(reason || "No reason was given")} Reload the page to log in again.` };
 }
 

@@ -18,6 +18,7 @@ const MAX_ENDPOINTING_MS = 5000;
 const QUIET_WITHIN_MS = 300;
 const POLICY = 1008;
 const ENDED = 1000;
+const ENDING = ["session_idle", "session_expired"]; // errors after which the server closes: what follows is shown then
 
 /**
  * @typedef {{addTurn(turn: object): void, turnChanged(turn: object): void, removeTurn(turn: object): void,
@@ -359,7 +360,7 @@ export class Talk {
   }
 
   onError({ error }) {
-    if (error.code === "response_cancel_not_active") return;
+    if (error.code === "response_cancel_not_active" || ENDING.includes(error.code)) return;
     if (error.code === "input_audio_buffer_commit_empty" && this.uncommitted) {
       this.takeBack(this.uncommitted);
       this.view.showReason(NOTHING_HEARD, "answer");

@@ -1,0 +1,119 @@
+"""A voice session belongs to the credential that opened it, and one client secret has a bounded number of them, fleet-wide."""
+
+from typing import cast
+
+import redis
+
+from fleet.control import keys, scripts
+from fleet.control.connect import pairs, run, text
+from fleet.core.ids import WorkerId
+from tests.fundamentals.control_plane import GATEWAY, Control
+
+OTHER = WorkerId("gateway@other:1:b")
+API, SECRET, ANOTHER = "", "secret:1a2b", "secret:3c4d"
+KEEP_MS = 60_000
+HOUR_US = 3_600_000_000
+
+
+def answer(
+    control: Control, session: str, owner: str, *, new: bool = False, holder: WorkerId = GATEWAY, bound: int = 1
+) -> list[object]:
+    call = scripts.hold_voice(session, holder, KEEP_MS, owner, new=new, bound=bound)
+    return cast("list[object]", run(control.client, call))
+
+
+def opened(control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1) -> bool:
+    return len(answer(control, session, owner, new=True, holder=holder, bound=bound)) > 1
+
+
+def resumed(control: Control, session: str, owner: str) -> bool:
+    return len(answer(control, session, owner)) > 1
+
+
+def keep(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
+    return control.run(scripts.keep_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
+
+
+def open_of(control: Control, owner: str) -> set[str]:
+    return {text(name) for name in cast("list[bytes]", control.client.zrange(keys.voices_of(owner), 0, -1))}
+
+
+def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None:
+    assert opened(control, "by-key", API) and opened(control, "by-secret", SECRET)
+    for session, owner in (("by-key", SECRET), ("by-secret", ANOTHER), ("by-secret", API)):
+        assert answer(control, session, owner) == answer(control, "no-such", owner) == []
+    assert resumed(control, "by-key", API) and resumed(control, "by-secret", SECRET)
+
+
+def test_session_without_an_owner_is_that_of_the_api_key(control: Control) -> None:
+    """An older gateway wrote it."""
+    control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
+    assert not resumed(control, "old", SECRET) and resumed(control, "old", API)
+
+
+def test_secret_has_no_more_sessions_than_its_bound_at_all_gateways_together(control: Control) -> None:
+    control.register(OTHER, "")
+    assert opened(control, "a", SECRET)
+    assert answer(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
+    assert not control.client.exists(keys.voice("b")), "a refused session leaves nothing"
+    assert opened(control, "c", ANOTHER) and all(opened(control, f"key-{number}", API) for number in range(5))
+    assert opened(control, "b", SECRET, bound=2) and answer(control, "d", SECRET, new=True, bound=2) == [b"full"]
+
+
+def test_secret_opens_another_session_once_its_session_has_ended(control: Control) -> None:
+    held = answer(control, "a", SECRET, new=True)
+    assert control.run(scripts.end_voice("a", int(text(held[0])))) == "ok"
+    assert opened(control, "b", SECRET)
+    assert control.run(scripts.end_voice("b", None)) == "ok"
+    assert opened(control, "c", SECRET) and open_of(control, SECRET) == {"c"}
+
+
+def test_resumed_session_is_not_counted_twice(control: Control) -> None:
+    assert opened(control, "a", SECRET, bound=2) and resumed(control, "a", SECRET)
+    assert opened(control, "b", SECRET, bound=2) and not opened(control, "c", SECRET, bound=2)
+
+
+def test_session_whose_client_is_away_is_replaced_the_longest_absent_first(control: Control) -> None:
+    first, second = (answer(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
+    assert keep(control, "a", first[0], {"away_us": b"20"}) == keep(control, "b", second[0], {"away_us": b"10"}) == "ok"
+    replaced = answer(control, "c", SECRET, new=True, bound=2)
+    assert replaced[3] == [b"b"] and open_of(control, SECRET) == {"a", "c"}
+    assert keep(control, "b", second[0], {}) == "stale", "its gateway learns so"
+    assert not resumed(control, "b", SECRET)
+    assert resumed(control, "a", SECRET)
+    assert not opened(control, "d", SECRET, bound=2), "a resumed session is not away"
+
+
+def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
+    control.register(OTHER, "")
+    assert opened(control, "a", SECRET, holder=OTHER) and not opened(control, "b", SECRET)
+    control.client.zadd(keys.WORKERS, {OTHER: 1})
+    assert opened(control, "b", SECRET) and open_of(control, SECRET) == {"b"}
+
+
+def test_session_that_is_not_renewed_is_not_counted(control: Control) -> None:
+    """Neither its record nor its place in the count outlives its time, whatever became of its gateway."""
+    client: redis.Redis = control.client
+    assert opened(control, "a", SECRET)
+    assert 0 < client.pttl(keys.voices_of(SECRET)) <= KEEP_MS
+    client.zadd(keys.voices_of(SECRET), {"a": 1})
+    assert opened(control, "b", SECRET) and open_of(control, SECRET) == {"b"}
+
+
+def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
+    """What waited in line begins when it is held again; what was written down keeps its beginning."""
+    held = answer(control, "a", API, new=True)
+    began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
+    control.client.hset(keys.voice("a"), "started_us", str(began_us))
+    assert int(text(answer(control, "a", API)[1])) < HOUR_US, "it only waited"
+    control.client.hset(keys.voice("a"), mapping={"started_us": str(began_us), "state": b"x"})
+    again = answer(control, "a", API)
+    assert int(text(again[1])) >= HOUR_US and pairs(again[2])["state"] == b"x"
+    assert int(text(again[0])) > int(text(held[0]))
+
+
+def test_operator_end_is_shown_to_the_owner_alone(control: Control) -> None:
+    assert opened(control, "a", SECRET) and opened(control, "b", API)
+    assert control.run(scripts.end_voice("a", None)) == control.run(scripts.end_voice("b", None)) == "ok"
+    ended = {name: text(control.client.get(keys.voice_ended(name))) for name in ("a", "b")}
+    assert ended == {"a": f"1{SECRET}", "b": "1"}

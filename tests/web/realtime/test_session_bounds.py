@@ -1,0 +1,226 @@
+"""How long a session lasts: its whole duration, and its idle time, by a clock that the test turns."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from tokenizers import Tokenizer
+
+from fleet.config.schema import VoiceConfig
+from tests.support import await_until
+from tests.web.conftest import Loaded
+from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
+from web.gateway import Gateway
+from web.realtime import hall
+from web.realtime.hall import Hall, Received
+from web.realtime.pace import BURST, PER_S, Pace
+from web.realtime.secrets import API_KEY
+from web.realtime.served import default_settings
+from web.realtime.server_events import Error, ResponseCreated, ServerEvent
+from web.realtime.session import Session
+
+NOTHING = Received(response_id=None, samples=None, chars=None)
+SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})
+CREATE = json.dumps({"type": "response.create", "response": {"instructions": "hello"}})
+IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
+
+
+@dataclass(slots=True)
+class Client:
+    """What a client is sent. Satisfies `line.Port`."""
+
+    events: list[ServerEvent] = field(default_factory=list[ServerEvent])
+    closed: tuple[int, str] | None = None
+
+    def tell(self, event: ServerEvent) -> None:
+        self.events.append(event)
+
+    def sound(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+        return
+
+    def close(self, code: int, reason: str) -> None:
+        self.closed = (code, reason)
+
+    @property
+    def error(self) -> str | None:
+        return next((event.error.code for event in self.events if isinstance(event, Error)), None)
+
+
+@dataclass(slots=True)
+class Talk:
+    """A session of a hall whose clock stands still unless the test turns it."""
+
+    hall: Hall
+    fake: FakeClient
+    gateway: Gateway
+    now: list[float]
+    client: Client = field(default_factory=Client)
+
+    async def begin(self) -> Session:
+        return await self.hall.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
+
+    async def passes(self, seconds: float) -> None:
+        """Let the time pass, and let the gateway see it more than once."""
+        self.now[0] += seconds
+        looked = self.fake.num_kept
+        await await_until(lambda: self._seen(looked + 3), "the gateway to look at the session")
+
+    async def _seen(self, number: int) -> bool:
+        return self.fake.num_kept >= number or not self.hall.sessions
+
+
+@pytest.fixture
+async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
+    monkeypatch.setattr(hall, "RENEW_S", 0.001)
+    monkeypatch.setattr(hall, "SETTLE_S", 0.0)
+    fake = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
+    gateway = Gateway(loaded.config, fake, loaded.frontend)
+    now = [1000.0]
+    talk = Talk(Hall(gateway, lambda: now[0]), fake, gateway, now)
+    yield talk
+    for name in list(talk.hall.sessions):
+        talk.hall.end(name)
+    await await_until(lambda: _none_held(fake), "the sessions to end")
+
+
+async def _none_held(fake: FakeClient) -> bool:
+    await asyncio.sleep(0)
+    return not fake.held
+
+
+async def test_session_ends_at_its_longest_duration_whatever_its_client_sends(talk: Talk) -> None:
+    session = await talk.begin()
+    step_s = MAX_S / 6
+    for _ in range(5):
+        session.num_received += 1
+        await talk.passes(step_s)
+    assert talk.client.error is None and talk.client.closed is None
+    session.num_received += 1
+    await talk.passes(step_s)
+    assert talk.client.error == "session_expired" and talk.client.closed is not None and talk.client.closed[0] == 1001
+
+
+async def test_session_whose_client_sends_nothing_ends_idle(talk: Talk) -> None:
+    await talk.begin()
+    await talk.passes(IDLE_S - 1)
+    assert talk.client.error is None
+    await talk.passes(1)
+    assert talk.client.error == "session_idle" and talk.client.closed is not None and talk.client.closed[0] == 1000
+    assert "15 minutes" in talk.client.closed[1]
+
+
+async def test_client_that_sends_silence_is_not_idle(talk: Talk) -> None:
+    session = await talk.begin()
+    for _ in range(3):
+        await talk.passes(IDLE_S - 1)
+        session.num_received += 1
+        await session.receive(SILENCE)
+        await talk.passes(0)
+    assert talk.client.error is None
+
+
+async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
+    """An answer under way, and one that is still played, count as activity."""
+    talk.fake.script = Script(stall_at=3)
+    session = await talk.begin()
+    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
+    await session.receive(json.dumps({"type": "conversation.item.create", "item": asked}))
+    await session.receive(json.dumps({"type": "response.create"}))
+    await talk.passes(3 * IDLE_S / 2)
+    await session.receive(json.dumps({"type": "response.cancel"}))
+    await await_until(lambda: _silent(session), "the answer to be over")
+    await talk.passes(0)
+    assert talk.client.error is None
+    await talk.passes(IDLE_S)
+    assert talk.client.error == "session_idle"
+
+
+async def _silent(session: Session) -> bool:
+    await asyncio.sleep(0)
+    return not session.answering
+
+
+async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
+    """How long it may be away is for `voice.resume_s` to say, by the loop's own clock."""
+    session = await talk.begin()
+    talk.hall.lost(session, talk.client)
+    await talk.passes(2 * IDLE_S)
+    again = Client()
+    assert await talk.hall.resume(session.id, again, NOTHING, API_KEY) is session
+    await talk.passes(IDLE_S - 1)
+    assert again.error is None
+    talk.hall.lost(session, again)
+    await talk.passes(MAX_S)
+    assert not talk.hall.sessions
+
+
+async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
+    """No more answers are begun than the burst, and then so many a second."""
+    talk.fake.script = Script(stall_at=0)
+    session = await talk.begin()
+
+    async def flood() -> None:
+        for _ in range(20 * BURST):
+            await session.receive(CREATE)
+            await asyncio.sleep(0)
+            await session.receive('{"type":"response.cancel"}')
+
+    started = time.monotonic()
+    flooding = asyncio.create_task(flood())
+    await await_until(lambda: _is(lambda: _num_created(talk.client) >= BURST), "the burst to be used up")
+    await asyncio.wait({flooding}, timeout=0.3)
+    assert _num_created(talk.client) <= BURST + PER_S * (time.monotonic() - started) + 1
+    flooding.cancel()
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+def _num_created(client: Client) -> int:
+    return sum(isinstance(event, ResponseCreated) for event in client.events)
+
+
+def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
+    pace = Pace()
+    for _ in range(BURST):
+        assert pace.delay_s(100.0) == 0
+        pace.discard(100.0)
+    pace.discard(100.0)
+    assert pace.delay_s(100.0) == 1 / PER_S and pace.delay_s(100.0 + 1 / PER_S) == 0
+    assert pace.delay_s(10_000.0) == 0
+    for _ in range(BURST + 1):
+        pace.discard(10_000.0)
+    assert pace.delay_s(10_000.0) == 1 / PER_S
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    """At the first hold, and at the one after the wait in line: what Redis answers late is undone."""
+    hold, asked, gate = talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+        held = await hold(name, keep_s, owner, new=new)
+        if new == (num_before == 0):
+            asked.set()
+            await gate.wait()
+        return held
+
+    others = [await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)]
+    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    entering = asyncio.create_task(talk.begin())
+    if others:
+        await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
+        talk.hall.end(others.pop().id)
+    await asked.wait()
+    entering.cancel()
+    await asyncio.wait({entering})
+    gate.set()
+    await await_until(lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}), "its session to be undone")
+    monkeypatch.undo()
