@@ -11,11 +11,16 @@ import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
+from web.json_bounds import check_json, max_keys
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
 from web.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
+MAX_PLAIN_BYTES = 256 * 1024
+"""Of an event that carries no audio. The longest are a `session.update` with many tools and an item of several long texts."""
+MAX_VALUES = 8192
+"""JSON values in one event, which is read within ten milliseconds."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
 MAX_METADATA = 16
@@ -86,7 +91,7 @@ class ItemPatch(Patch):
     type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
     id: Id | None = None
     role: Literal["user", "assistant", "system"] | None = None
-    content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS)] = []
+    content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS, fail_fast=True)] = []
 
 
 class ItemCreate(ClientEvent):
@@ -123,11 +128,11 @@ class ResponseAudioPatch(Patch):
 
 class ResponsePatch(Patch):
     conversation: Literal["auto", "none"] | None = None
-    input: Annotated[list[ItemPatch], Field(max_length=256)] | None = None
+    input: Annotated[list[ItemPatch], Field(max_length=256, fail_fast=True)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_keys(MAX_METADATA)
         ]
         | None
     ) = None
@@ -182,21 +187,44 @@ PLAIN = {
 """Messages in terms of JSON, by pydantic's types of errors, whose own messages name classes."""
 
 
+CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
+
+
 class _Named(msgspec.Struct):
     event_id: str | None = None
 
 
-_named = msgspec.json.Decoder(_Named)
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_named, _typed = msgspec.json.Decoder(_Named), msgspec.json.Decoder(_Typed)
+"""They skip all other fields without making objects of them."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 def parse_event(raw: str) -> AnyClientEvent:
     """Raises: BadInput, InputTooLarge naming the field."""
     if len(raw) > MAX_EVENT_BYTES:
         raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
+    if len(raw) > MAX_PLAIN_BYTES:
+        _check_carries_audio(raw)
+    check_json(raw.encode(errors="surrogatepass"), MAX_VALUES, "the event")
     try:
         return _adapter.validate_json(raw)
     except ValidationError as error:
         raise _bad_input(error) from error
+
+
+def _check_carries_audio(raw: str) -> None:
+    """Pass what cannot be read, for which the parser has a better message. Raises: InputTooLarge."""
+    try:
+        kind = _typed.decode(raw).type
+    except _UNREADABLE:
+        return
+    if kind not in CARRY_AUDIO:
+        reason = f"{len(raw)} characters; at most {MAX_PLAIN_BYTES} are read of an event that carries no audio"
+        raise InputTooLarge(f"{kind[:SHOWN] or 'an event without a type'}: {reason}")
 
 
 def event_id_of(raw: str) -> str | None:
@@ -204,7 +232,7 @@ def event_id_of(raw: str) -> str | None:
     try:
         event_id = _named.decode(raw).event_id
         return event_id if event_id is None or len(event_id) <= MAX_ID else None
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+    except _UNREADABLE:
         return None
 
 

@@ -71,6 +71,8 @@ class Hall:
         """Let in, but not seated yet."""
         self._shared = Shared()
         self._ending: set[asyncio.Task[None]] = set()
+        self.early_bytes = 0
+        """What the clients in line have sent, in bytes."""
 
     @property
     def sessions(self) -> dict[str, Session]:
