@@ -6,13 +6,13 @@ Knows no route's work.
 import hashlib
 import hmac
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from web.cookies import cookie_of
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
 from web.origins import Origins, not_listed
@@ -79,7 +79,7 @@ class Rules:
             return Forbidden(foreign)
         if self.api_key is None or scope["path"].startswith(OPEN_PATHS):
             return None
-        if (foreign is not None and allowed) or not _cookie_is(headers, cookie_value(self.api_key)):
+        if (foreign is not None and allowed) or not same_key(_login_of(headers), cookie_value(self.api_key)):
             return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
         token = headers.get(CSRF_HEADER, "").encode("latin-1")
         if changes and not same_key(token, csrf_token(self.api_key)):
@@ -132,12 +132,8 @@ def _foreign(headers: Headers) -> str | None:
     return None
 
 
-def _cookie_is(headers: Headers, expected: str) -> bool:
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return False
-    return cookie is not None and same_key(cookie.value.encode("latin-1"), expected)
+def _login_of(headers: Headers) -> bytes:
+    return cookie_of(headers.get("cookie", ""), COOKIE).encode("latin-1")
 
 
 def offered_key(scope: Scope) -> str | None:
