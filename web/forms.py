@@ -62,7 +62,8 @@ class _Parser(MultiPartParser):
         part = self._current_part
         if part.file is None and len(part.data) + end - start > MAX_FIELD_BYTES:
             name = part.field_name[:SHOWN_CHARS]
-            raise InputTooLarge(f"{name}: more than {MAX_FIELD_BYTES} bytes; shorten it, or send it as a file", param=name)
+            reason = f"more than {MAX_FIELD_BYTES} bytes; shorten it, or send it as a file"
+            raise InputTooLarge(f"{name or 'a field without a name'}: {reason}", param=name or None)
         super().on_part_data(data, start, end)
 
     def _count_header(self, num_bytes: int) -> None:
