@@ -18,6 +18,7 @@ MAX_STOPS = 4
 MAX_BIASES = 1024
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
+"""Keys of `logit_bias`, of `fleet`, and of each of its sections, unknown ones included."""
 MAX_FORMAT_CHARS = 128
 IGNORED = frozenset(
     {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}

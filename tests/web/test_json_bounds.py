@@ -32,7 +32,7 @@ def separators(value: object) -> int:
 
 def is_within(raw: bytes, max_values: int) -> bool:
     try:
-        check_json(raw, max_values)
+        check_json(raw, max_values=max_values)
     except InputTooLarge:
         return False
     return True

@@ -19,7 +19,7 @@ MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
 MAX_PLAIN_BYTES = 256 * 1024
 """Of an event that carries no audio. The longest are a `session.update` with many tools and an item of several long texts."""
-MAX_VALUES = 8192
+MAX_EVENT_VALUES = 8192
 """JSON values in one event, which is read within ten milliseconds."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
@@ -190,6 +190,7 @@ PLAIN = {
 
 
 CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
+"""Types of events that may be longer than `MAX_PLAIN_BYTES`."""
 
 
 class _Named(msgspec.Struct):
@@ -211,7 +212,7 @@ def parse_event(raw: str) -> AnyClientEvent:
         raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
     if len(raw) > MAX_PLAIN_BYTES:
         _check_carries_audio(raw)
-    check_json(raw.encode(errors="surrogatepass"), MAX_VALUES, "the event")
+    check_json(raw.encode(errors="surrogatepass"), max_values=MAX_EVENT_VALUES, whole="the event")
     try:
         return _adapter.validate_json(raw)
     except ValidationError as error:

@@ -19,7 +19,7 @@ from web.gateway import Gateway
 from web.guard import EPHEMERAL
 from web.json_bounds import check_json
 from web.offload import parse_body
-from web.realtime.client_events import MAX_VALUES, bad_field
+from web.realtime.client_events import bad_field
 from web.realtime.served import default_settings, served
 from web.realtime.server_events import new_id
 from web.realtime.settings import Patch, SessionPatch, Settings, merged
@@ -82,7 +82,7 @@ class Secrets:
 
 def _parse(raw: bytes) -> SecretBody:
     """Raises: BadInput, InputTooLarge, UnsupportedValue."""
-    check_json(raw, MAX_VALUES)
+    check_json(raw)
     try:
         return SecretBody.model_validate_json(raw or b"{}")
     except ValidationError as error:
