@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from web.encoder import FileFormat
 from web.errors import UnsupportedValue
-from web.schema import Body, Seed, StageFields, Temperature, Voice, bad_input
+from web.json_bounds import check_json
+from web.schema import Body, Seed, StageSections, Temperature, Voice, bad_input
 from web.unserved import refuse_content
 
 UNSERVED_FORMATS = {
@@ -31,7 +32,7 @@ class SpeechBody(Body):
     stream_format: Literal["audio", "sse"] | None = None
     temperature: Temperature | None = None
     seed: Seed | None = None
-    fleet: dict[str, StageFields] | None = None
+    fleet: StageSections | None = None
 
     @property
     def file_format(self) -> FileFormat:
@@ -69,7 +70,8 @@ class TranscriptionForm(Body):
 
 
 def parse_speech(body: bytes) -> SpeechBody:
-    """Raises: BadInput, UnsupportedValue naming the field."""
+    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    check_json(body)
     try:
         speech = SpeechBody.model_validate_json(body)
     except ValidationError as error:

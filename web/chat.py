@@ -19,12 +19,12 @@ from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
 from web.gateway import MIRROR, USAGE, WAV, Gateway, Opened
 from web.middleware import request_id_of
+from web.offload import parse_body
 from web.schema import AudioFormat, ChatBody, parse_chat
 from web.wire import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta, event
 
 STREAMED_FORMATS = ("pcm16", "wav")
 """A streamed `wav` is headerless PCM16 too, as the peers of this API family send it."""
-LARGE_BYTES = 256 * 1024
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,8 +80,7 @@ class ChatEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
-        # a large body (base64 sound) would hold up every other stream of this process
-        body = await asyncio.to_thread(parse_chat, raw) if len(raw) > LARGE_BYTES else parse_chat(raw)
+        body = await parse_body(parse_chat, raw)
         _check_format(body)
         await until_disconnect(receive, self._answer(body, scope, receive, send))
 

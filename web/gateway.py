@@ -43,7 +43,7 @@ class Opened:
         if self.voice is not None:
             headers["x-fleet-voice"] = self.voice
         if ignored:
-            headers["x-fleet-ignored"] = ", ".join(ascii(name)[1:-1][:64] for name in ignored[:32])
+            headers["x-fleet-ignored"] = ", ".join(ascii(name[:64])[1:-1][:64] for name in ignored[:32])
         return headers
 
 

@@ -5,7 +5,6 @@ Knows no route's work.
 
 import hmac
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
@@ -15,6 +14,7 @@ from starlette.websockets import WebSocket
 
 from fleet.config.schema import WebConfig
 from fleet.core.errors import FleetError, RedisUnreachable
+from web.cookies import cookie_of
 from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
 from web.hosts import Hosts
 from web.logins import Logins
@@ -182,11 +182,7 @@ def cookie_name(scope: Scope) -> str:
 
 def login_token(scope: Scope) -> str:
     """Return the token in the console's cookie, "" where there is none."""
-    try:
-        cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(cookie_name(scope))
-    except CookieError:
-        return ""
-    return cookie.value if cookie is not None else ""
+    return cookie_of(Headers(scope=scope).get("cookie", ""), cookie_name(scope))
 
 
 def offered_key(scope: Scope) -> str | None:

@@ -10,10 +10,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from fleet.core.errors import SHOWN_CHARS, BadInput
 from web.errors import UnsupportedValue
+from web.json_bounds import check_json, max_keys
 from web.unserved import EMPTY, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
+MAX_BIASES = 1024
+MAX_STAGES = 64
+MAX_STAGE_FIELDS = 64
+"""Keys of `logit_bias`, of `fleet`, and of each of its sections, unknown ones included."""
+MAX_FORMAT_CHARS = 128
 IGNORED = frozenset(
     {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
     | {"function_call", "functions", "parallel_tool_calls", "prediction", "reasoning_effort", "tool_choice", "tools"}
@@ -31,14 +37,17 @@ Modality = Literal["text", "audio"]
 
 
 class Body(BaseModel):
-    """Strict: a string is no number. Unknown keys are kept, to be named as ignored."""
+    """Strict: a string is no number. Unknown keys are kept, to be named as ignored.
+
+    Validation collects every mistake before the first is shown, so lists have `fail_fast` and objects `max_keys`.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
 def _format_name(given: object) -> object:
     """Return the name of a format that may be given as a media type, with parameters, and in any case; None for an empty one."""
-    if not isinstance(given, str):
+    if not isinstance(given, str) or len(given) > MAX_FORMAT_CHARS:
         return given
     found = _MEDIA_TYPE.match(given.strip().lower())
     name = found[1].strip() if found is not None else ""
@@ -88,7 +97,7 @@ def _content_tag(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1), Tag(":list")],
+    Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
     Discriminator(_content_tag),
 ]
 
@@ -157,7 +166,8 @@ def _stop_tag(value: object) -> str:
 
 
 Stop = Annotated[
-    Annotated[StopString, Tag(":string")] | Annotated[list[StopString], Field(max_length=MAX_STOPS), Tag(":list")],
+    Annotated[StopString, Tag(":string")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(":list")],
     Discriminator(_stop_tag),
 ]
 
@@ -184,6 +194,9 @@ class StageFields(SamplingFields):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
+StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FIELDS)]], max_keys(MAX_STAGES)]
+
+
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names.
 
@@ -191,15 +204,15 @@ class ChatBody(SamplingFields):
     """
 
     model: str
-    messages: Annotated[list[MessageBody], Field(min_length=1)]
-    modalities: Annotated[list[Modality], Field(min_length=1, max_length=2)] | None = None
+    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
+    modalities: Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None = None
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: MaxTokens | None = None
     n: int | None = None
     logprobs: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], max_keys(MAX_BIASES)] | None = None
     tools: list[object] | None = None
     tool_choice: object = None
     functions: list[object] | None = None
@@ -209,7 +222,7 @@ class ChatBody(SamplingFields):
     metadata: dict[str, object] | None = None
     store: bool | None = None
     prompt_cache_key: CacheKey | None = None
-    fleet: dict[str, StageFields] | None = None
+    fleet: StageSections | None = None
 
     @property
     def wants(self) -> tuple[Modality, ...]:
@@ -222,7 +235,8 @@ class ChatBody(SamplingFields):
 
 
 def parse_chat(body: bytes) -> ChatBody:
-    """Raises: BadInput, UnsupportedValue naming the field."""
+    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    check_json(body)
     try:
         chat = ChatBody.model_validate_json(body)
     except ValidationError as error:

@@ -25,6 +25,7 @@ from web.encoder import MEDIA_TYPES, open_encoder
 from web.errors import envelope_of
 from web.gateway import Asked, Gateway, Opened
 from web.middleware import request_id_of
+from web.offload import parse_body
 from web.schema import AudioOptions, ChatBody, MessageBody, voice_name
 from web.wire import event
 
@@ -130,7 +131,7 @@ class SpeechEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(Request(scope, receive), self._gateway.config.limits.max_body_bytes)
-        body = parse_speech(raw)
+        body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
         pieces = await asyncio.to_thread(self._pieces, body.input)
         await until_disconnect(receive, self._answer(Speech(self._gateway, body, pieces), body, scope, send))

@@ -1,14 +1,13 @@
 """POST /v1/audio/transcriptions: what a sound says, as text; and the same for callers inside. Knows no stage."""
 
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -21,12 +20,12 @@ from web.audio_schema import ONE_FILE, TranscriptionForm, parse_transcription
 from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import envelope_of
+from web.forms import open_form
 from web.gateway import Asked, Gateway, Opened
 from web.middleware import request_id_of
 from web.schema import ChatBody, MessageBody
 from web.wire import event
 
-MAX_FIELDS = 32
 UNKNOWN_LANGUAGE = "unknown"
 PCM_PEAK = 32767
 
@@ -123,7 +122,9 @@ class TranscriptionEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
-        async with _Form(request, raw) as form:
+        if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
+        async with open_form(request.headers, raw) as form:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
             asked = parse_transcription(fields)
             self._gateway.check_model(asked.model or self._gateway.model)
@@ -161,33 +162,6 @@ def _verbose(asked: TranscriptionForm, answer: Answer, text: str) -> VerboseTran
         language=asked.language or UNKNOWN_LANGUAGE, duration=seconds, text=text, segments=[segment] if text else [],
         usage=DurationUsage(seconds=seconds),
     )  # fmt: skip
-
-
-class _Form:
-    """A multipart body that was read already. Raises: BadInput if it is none."""
-
-    def __init__(self, request: Request, raw: bytes) -> None:
-        self._request, self._raw = request, raw
-        self._form: FormData | None = None
-
-    async def __aenter__(self) -> FormData:
-        kind = self._request.headers.get("content-type", "")
-        if not kind.lower().startswith("multipart/form-data"):
-            raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
-        parser = MultiPartParser(self._request.headers, self._body(), max_files=MAX_FIELDS, max_fields=MAX_FIELDS)
-        try:
-            self._form = await parser.parse()
-        except MultiPartException as error:
-            raise BadInput(f"the body is not a form that can be read: {error.message}") from error
-        return self._form
-
-    async def _body(self) -> AsyncGenerator[bytes]:
-        yield self._raw
-        yield b""
-
-    async def __aexit__(self, *_error: object) -> None:
-        if self._form is not None:
-            await self._form.close()
 
 
 async def _file_of(form: FormData) -> bytes:

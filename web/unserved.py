@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 
 
 class Refusal(ValueError):
@@ -70,6 +70,11 @@ _FREE_FIELDS = frozenset(
 """Fields with names of the client's own choice: its data, which may hold pictures of users and models, and schemas."""
 _DATA_URL = re.compile(r"data:(?:(?P<media>audio|image|video|application)/|;base64,)", re.IGNORECASE)
 _MAX_DEPTH = 8
+_MAX_NAME_CHARS = 64
+"""No name of a field that carries content is longer."""
+_MAX_TRIVIAL_CHARS = 32
+"""No number or switch that is sent as text is longer."""
+MAX_UNKNOWN_FIELDS = 256
 _INSTEAD = {
     "audio": "a chat takes sound as content parts of type input_audio; voices cannot be cloned",
     "image": "this model cannot read images; remove them from the chat, or choose a model that can",
@@ -88,10 +93,12 @@ def check_role(role: object) -> object:
 
 
 def check_part(part: object) -> object:
-    """Raises: Refusal for content parts that other models read."""
+    """Shorten a type that no part has: errors show it. Raises: Refusal for content parts that other models read."""
     kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return part
+    if len(kind) > SHOWN_CHARS:
+        return {**cast("dict[str, object]", part), "type": kind[:SHOWN_CHARS]}
     if kind in _PARTS:
         reason = _INSTEAD[_PARTS[kind]]
     elif kind in _RENAMED_PARTS:
@@ -130,9 +137,14 @@ def refuse_content(body: BaseModel, where: str = "", *, instead: str | None = No
     """Refuse unknown fields that carry content, at any depth: ignoring one would answer another question than was asked.
 
     `instead`: the advice, where that of the kind of content does not fit.
-    Raises: UnsupportedValue naming the field.
+    Raises: UnsupportedValue naming the field; BadInput for too many unknown fields.
     """
-    for name, value in (body.model_extra or {}).items():
+    unknown = body.model_extra or {}
+    if len(unknown) > MAX_UNKNOWN_FIELDS:
+        param = where.removesuffix(".") or None
+        reason = f"{len(unknown)} unknown fields; at most {MAX_UNKNOWN_FIELDS} are ignored, so remove some"
+        raise BadInput(f"{param or 'the body'}: {reason}", param=param)
+    for name, value in unknown.items():
         for field, kind in _contents(f"{where}{name[:64]}", name, value):
             reason = f"this field carries content that would be lost; {instead or _INSTEAD[kind]}"
             raise UnsupportedValue(f"{field}: {reason}", param=field)
@@ -158,21 +170,26 @@ def _contents(where: str, name: str, value: object) -> Iterator[tuple[str, str]]
 
 
 def _media(where: str, name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
-    if _is_trivial(value) or depth == 0 or _snake_case(name) in _FREE_FIELDS:
+    words = _snake_case(name)
+    if depth == 0 or words in _FREE_FIELDS:
         return
-    kind = _kind_by_name(name) or _kind_by_value(value)
+    kind = _kind_by_name(words) or _kind_by_value(value)
     if kind is not None:
-        yield where, kind
+        # only here, and so for each value no more than once
+        if not _is_trivial(value):
+            yield where, kind
     elif isinstance(value, dict):
         for inner_name, inner in cast("dict[str, object]", value).items():
             yield from _media(f"{where}.{inner_name[:64]}", inner_name, inner, depth - 1)
     elif isinstance(value, list):
         for index, inner in enumerate(cast("list[object]", value)):
-            yield from _media(f"{where}[{index}]", "", inner, depth - 1)
+            if isinstance(inner, str | dict | list):
+                yield from _media(f"{where}[{index}]", "", inner, depth - 1)
 
 
-def _kind_by_name(name: str) -> str | None:
-    words = _snake_case(name)
+def _kind_by_name(words: str) -> str | None:
+    if not words:
+        return None
     if _REFERENCE_FIELD.fullmatch(words):
         return "reference"
     medium = _MEDIA_FIELD.fullmatch(words)
@@ -191,6 +208,9 @@ def _kind_by_value(value: object) -> str | None:
 
 
 def _snake_case(name: str) -> str:
+    """Return the name as words with underscores between them; "" for one that is too long to mean anything."""
+    if not 0 < len(name) <= _MAX_NAME_CHARS:
+        return ""
     return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
 
 
@@ -204,6 +224,8 @@ def _is_trivial(value: object) -> bool:
     if isinstance(value, list):
         return all(_is_trivial(inner) and not _is_number(inner) for inner in cast("list[object]", value))
     if isinstance(value, str):
+        if len(value) > _MAX_TRIVIAL_CHARS:
+            return False
         return value.lower() in ("", "true", "false") or bool(re.fullmatch(r"-?\d{1,12}(\.\d{1,12})?", value))
     return value is None or isinstance(value, bool) or _is_number(value)
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 _CUTS = (
-    re.compile(r"[.!?…]+[\"'”’)\]]*\s+|[。！？]+|\n+"),  # after a sentence
+    # the lookbehind changes no match: without it, a run of stops is read again from each of them
+    re.compile(r"(?<![.!?…])[.!?…]+[\"'”’)\]]*\s+|[。！？]+|\n+"),  # after a sentence
     re.compile(r"[,;:—–]\s+|[，；：、]"),
     re.compile(r"\s+"),
     re.compile(r"(?s:.)"),

@@ -30,3 +30,10 @@ def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
 )
 def test_it_is_cut_where_a_reader_pauses(text: str, most: int, pieces: list[str]) -> None:
     assert pieces_of(text, lambda piece: len(piece) <= most) == pieces
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"])
+def test_long_run_of_stops_is_cut_in_linear_time(text: str) -> None:
+    """Read again from each stop it took more than a minute."""
+    assert "".join(pieces_of(text, lambda piece: len(piece) <= 1_000)) == text

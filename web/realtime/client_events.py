@@ -11,15 +11,22 @@ import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
+from web.json_bounds import check_json, max_keys
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
 from web.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
+MAX_PLAIN_BYTES = 256 * 1024
+"""Of an event that carries no audio. The longest are a `session.update` with many tools and an item of several long texts."""
+MAX_EVENT_VALUES = 8192
+"""JSON values in one event, which is read within ten milliseconds."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
 MAX_METADATA = 16
 MAX_ID = 512
+BASE64_PIECE = 1024 * 1024
+"""Characters: a multiple of four, so that each piece is base64 by itself."""
 SHOWN = 64
 """So much of a wrong word is said again."""
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
@@ -86,7 +93,7 @@ class ItemPatch(Patch):
     type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
     id: Id | None = None
     role: Literal["user", "assistant", "system"] | None = None
-    content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS)] = []
+    content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS, fail_fast=True)] = []
 
 
 class ItemCreate(ClientEvent):
@@ -123,11 +130,11 @@ class ResponseAudioPatch(Patch):
 
 class ResponsePatch(Patch):
     conversation: Literal["auto", "none"] | None = None
-    input: Annotated[list[ItemPatch], Field(max_length=256)] | None = None
+    input: Annotated[list[ItemPatch], Field(max_length=256, fail_fast=True)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     metadata: (
         Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=MAX_METADATA)
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_keys(MAX_METADATA)
         ]
         | None
     ) = None
@@ -182,21 +189,45 @@ PLAIN = {
 """Messages in terms of JSON, by pydantic's types of errors, whose own messages name classes."""
 
 
+CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
+"""Types of events that may be longer than `MAX_PLAIN_BYTES`."""
+
+
 class _Named(msgspec.Struct):
     event_id: str | None = None
 
 
-_named = msgspec.json.Decoder(_Named)
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_named, _typed = msgspec.json.Decoder(_Named), msgspec.json.Decoder(_Typed)
+"""They skip all other fields without making objects of them."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 def parse_event(raw: str) -> AnyClientEvent:
     """Raises: BadInput, InputTooLarge naming the field."""
     if len(raw) > MAX_EVENT_BYTES:
         raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
+    if len(raw) > MAX_PLAIN_BYTES:
+        _check_carries_audio(raw)
+    check_json(raw.encode(errors="surrogatepass"), max_values=MAX_EVENT_VALUES, whole="the event")
     try:
         return _adapter.validate_json(raw)
     except ValidationError as error:
         raise _bad_input(error) from error
+
+
+def _check_carries_audio(raw: str) -> None:
+    """Pass what cannot be read, for which the parser has a better message. Raises: InputTooLarge."""
+    try:
+        kind = _typed.decode(raw).type
+    except _UNREADABLE:
+        return
+    if kind not in CARRY_AUDIO:
+        reason = f"{len(raw)} characters; at most {MAX_PLAIN_BYTES} are read of an event that carries no audio"
+        raise InputTooLarge(f"{kind[:SHOWN] or 'an event without a type'}: {reason}")
 
 
 def event_id_of(raw: str) -> str | None:
@@ -204,14 +235,18 @@ def event_id_of(raw: str) -> str | None:
     try:
         event_id = _named.decode(raw).event_id
         return event_id if event_id is None or len(event_id) <= MAX_ID else None
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+    except _UNREADABLE:
         return None
 
 
 def decode_pcm(data: str, where: str) -> bytes:
-    """Raises: BadInput."""
+    """Decode in pieces, between which other threads may run. Raises: BadInput."""
+    last = max(0, len(data) - 1) // BASE64_PIECE * BASE64_PIECE
+    if "=" in data[:last]:
+        raise BadInput(f"{where}: not base64: padding before its end", param=where)
     try:
-        return base64.b64decode(data, validate=True)
+        pieces = [base64.b64decode(data[at : at + BASE64_PIECE], validate=True) for at in range(0, len(data), BASE64_PIECE)]
+        return b"".join(pieces)
     except (binascii.Error, ValueError) as error:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
 

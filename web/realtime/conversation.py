@@ -99,6 +99,12 @@ class Conversation:
         """Grows with every change of what a prompt would hold."""
         self._max_items, self._max_audio_s = max_items, max_audio_s
 
+    def snapshot(self) -> "Conversation":
+        """A copy that a thread may read while this one changes; both have the same items and clips."""
+        copy = Conversation(self._max_items, self._max_audio_s)
+        copy.items, copy.clips = list(self.items), dict(self.clips)
+        return copy
+
     def find(self, item_id: str, param: str = "item_id") -> Item:
         """Raises: NotFound."""
         for item in self.items:

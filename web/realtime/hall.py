@@ -87,6 +87,8 @@ class Hall:
         self._trying: set[str] = set()
         """Secrets in use for which a client waits until a former connection is known to be gone."""
         self._ending: set[asyncio.Task[None]] = set()
+        self.early_bytes = 0
+        """What the clients in line have sent, in bytes."""
 
     @property
     def sessions(self) -> dict[str, Session]:

@@ -166,8 +166,8 @@ class Replies:
         self._unanswered = None
         self._begin(plan, making, marks)
 
-    def create(self, wanted: ResponsePatch) -> None:
-        """Begin the response of a `response.create`. Raises: BadInput, NotFound."""
+    def create(self, wanted: ResponsePatch, given: Conversation | None = None) -> None:
+        """Begin the response of a `response.create`. `given` is its input, if it was read before. Raises: BadInput, NotFound."""
         _check_dialect(wanted)
         settings, aside = self._settings(), wanted.conversation == "none"
         if not aside and self.active is not None:
@@ -179,7 +179,7 @@ class Replies:
         plan = self._wanted_plan(settings, wanted)
         instructions = settings.instructions if wanted.instructions is None else wanted.instructions
         self._gateway.frontend.check_text(TextPart(text=instructions, where="response.instructions"))
-        asked = self._input(wanted)
+        asked = given if given is not None else self._input(wanted)
         messages = asked.messages(instructions)
         if not messages:
             where = "response.input"

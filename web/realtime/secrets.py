@@ -18,6 +18,8 @@ from web.connection import read_body
 from web.errors import Unauthorized
 from web.gateway import Gateway
 from web.guard import EPHEMERAL
+from web.json_bounds import check_json
+from web.offload import parse_body
 from web.realtime.client_events import bad_field
 from web.realtime.served import default_settings, served
 from web.realtime.server_events import new_id
@@ -67,7 +69,7 @@ class Secrets:
 
     async def create(self, request: Request) -> Response:
         """POST /v1/realtime/client_secrets."""
-        body = _parse(await read_body(request, MAX_BODY_BYTES))
+        body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
             self._gateway.check_model(body.session.model or self._gateway.model, "session.model")
@@ -93,7 +95,8 @@ class Secrets:
 
 
 def _parse(raw: bytes) -> SecretBody:
-    """Raises: BadInput, UnsupportedValue."""
+    """Raises: BadInput, InputTooLarge, UnsupportedValue."""
+    check_json(raw)
     try:
         return SecretBody.model_validate_json(raw or b"{}")
     except ValidationError as error:

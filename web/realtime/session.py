@@ -15,6 +15,7 @@ from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue
 from web.gateway import Gateway
+from web.offload import read_in_thread
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
 from web.realtime.conversation import Clip, Conversation, Item
@@ -85,12 +86,14 @@ class Session:
         """One event of the client's. What is wrong with it is told, and nothing else happens."""
         await self._keep_pace()
         try:
-            event = ask.parse_event(raw)
+            if len(raw) > ask.MAX_PLAIN_BYTES:
+                event = await read_in_thread(ask.parse_event, raw)
+                await self._handle_large(event)
+            else:
+                event = ask.parse_event(raw)
+                await self._handle(event)
             if isinstance(event, ask.BufferAppend):
-                if self._has_input_format(event.event_id):
-                    await self.hear(ask.decode_pcm(event.audio, "audio"), event.event_id)
                 return
-            self._handle(event)
         except FleetError as error:
             self.refuse(error, ask.event_id_of(raw))
         self.note()
@@ -124,20 +127,39 @@ class Session:
             self.refuse(no_input_format("audio"), event_id)
         return False
 
-    def _handle(self, event: ask.AnyClientEvent) -> None:
+    async def _handle_large(self, event: ask.AnyClientEvent) -> None:
+        """Decode and resample long audio in a thread."""
+        reader = ItemReader(self._gateway, self.settings)
         match event:
+            case ask.BufferAppend():
+                if self._has_input_format(event.event_id):
+                    await self.hear(await read_in_thread(ask.decode_pcm, event.audio, "audio"), event.event_id)
+            case ask.ItemCreate():
+                item, clips = await read_in_thread(reader.item, event.item, "item")
+                self._add(item, clips, event.previous_item_id)
+            case ask.ResponseCreate(response=ask.ResponsePatch(input=list(patches)) as wanted):
+                known = self.conversation.snapshot()
+                self._create(wanted, await read_in_thread(reader.items, patches, known, "response.input"))
+            case _:
+                await self._handle(event)
+
+    async def _handle(self, event: ask.AnyClientEvent) -> None:
+        match event:
+            case ask.BufferAppend():
+                if self._has_input_format(event.event_id):
+                    await self.hear(ask.decode_pcm(event.audio, "audio"), event.event_id)
+            case ask.ItemRetrieve():
+                await self._retrieve(event.item_id)
             case ask.SessionUpdate():
                 self.update(event.session, event.event_id)
             case ask.BufferCommit():
                 self.listener.commit()
             case ask.BufferClear():
                 self.listener.clear()
-            case ask.ItemCreate() | ask.ItemDelete() | ask.ItemRetrieve() | ask.ItemTruncate():
+            case ask.ItemCreate() | ask.ItemDelete() | ask.ItemTruncate():
                 self._handle_item(event)
             case ask.ResponseCreate():
-                wanted = event.response or ask.ResponsePatch()
-                self.replies.create(wanted)
-                self._log_ignored("response.tools" if wanted.tools else "")
+                self._create(event.response or ask.ResponsePatch())
             case ask.ResponseCancel():
                 self.replies.cancel(event.response_id)
             case ask.Played():
@@ -145,10 +167,21 @@ class Session:
             case ask.OutputClear():
                 message = "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
                 raise UnsupportedValue(message, param="type")
-            case ask.BufferAppend():
-                raise AssertionError("sound is heard, and not handled")
 
-    def _handle_item(self, event: ask.ItemCreate | ask.ItemDelete | ask.ItemRetrieve | ask.ItemTruncate) -> None:
+    def _create(self, wanted: ask.ResponsePatch, given: Conversation | None = None) -> None:
+        self.replies.create(wanted, given)
+        self._log_ignored("response.tools" if wanted.tools else "")
+
+    async def _retrieve(self, item_id: str) -> None:
+        """Send an item with its audio, which is resampled in a thread: a short event may ask for minutes of it."""
+        item = self.conversation.find(item_id)
+        if self.settings.audio.input.format is not None and any(part.clip for part in item.parts):
+            body = await read_in_thread(self.conversation.body, item, with_audio=True)
+        else:
+            body = self.conversation.body(item)
+        self.line.tell(say.ItemRetrieved(item=body))
+
+    def _handle_item(self, event: ask.ItemCreate | ask.ItemDelete | ask.ItemTruncate) -> None:
         conversation = self.conversation
         match event:
             case ask.ItemCreate():
@@ -157,10 +190,6 @@ class Session:
             case ask.ItemDelete():
                 conversation.remove(event.item_id)
                 self.line.tell(say.ItemDeleted(item_id=event.item_id))
-            case ask.ItemRetrieve():
-                with_audio = self.settings.audio.input.format is not None
-                found = conversation.body(conversation.find(event.item_id), with_audio=with_audio)
-                self.line.tell(say.ItemRetrieved(item=found))
             case ask.ItemTruncate():
                 self.replies.note_told(event.item_id)
                 conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)

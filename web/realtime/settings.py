@@ -192,7 +192,7 @@ class AudioPatch(Patch):
     output: AudioOutputPatch | None = None
 
 
-Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2)]
+Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2, fail_fast=True)]
 
 
 def _choice(value: object) -> object:

@@ -19,6 +19,10 @@ from web.realtime.session import Session
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
+MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
+"""Of all clients that wait in line at this gateway."""
+FRAME_BYTES = 128
+"""Memory of a frame beside its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,15 +108,24 @@ class VoiceSocket:
             reading.cancel()
 
     def _keep_early(self, frame: str | bytes) -> None:
-        self._early_bytes += len(frame)
-        if self._early_bytes > MAX_EARLY_BYTES:
+        num_bytes = FRAME_BYTES + len(frame)
+        self._early_bytes += num_bytes
+        self._hall.early_bytes += num_bytes
+        if self._early_bytes > MAX_EARLY_BYTES or self._hall.early_bytes > MAX_ALL_EARLY_BYTES:
             raise BadInput("too much was sent before the session was created; wait for session.created")
         self._early.append(frame)
 
     async def _take_early(self, session: Session) -> None:
-        frames, self._early = self._early, []
+        frames = self._drop_early()
         for frame in frames:
             await self._receive(session, frame)
+            await asyncio.sleep(0)
+
+    def _drop_early(self) -> list[str | bytes]:
+        frames, self._early = self._early, []
+        self._hall.early_bytes -= self._early_bytes
+        self._early_bytes = 0
+        return frames
 
     async def _receive(self, session: Session, frame: str | bytes) -> None:
         session.num_received += 1
@@ -129,6 +142,7 @@ class VoiceSocket:
         self._port.close(close_code(error), close_reason(error))
 
     async def _leave(self, entering: asyncio.Task[Session], code: int) -> None:
+        self._drop_early()
         entering.cancel()
         await asyncio.wait({entering})
         if self._session is None and not entering.cancelled() and entering.exception() is None:

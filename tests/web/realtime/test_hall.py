@@ -1,5 +1,6 @@
 """Who is let in, who waits and is told so, and what a lost client's session costs after its time."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.page import opened
+from web.realtime import sockets
 
 VOICE = {"max_sessions": 2, "max_waiting": 2, "resume_s": 0.5}
 
@@ -24,6 +26,16 @@ def small(loaded: Loaded) -> Iterator[Gateway]:
 
 def address(gateway: Gateway, path: str) -> str:
     return gateway.url.replace("http", "ws") + path
+
+
+SAMPLE = bytes(2)
+"""A frame of audio; none is refused, and so none is answered."""
+
+
+async def next_error(socket: ClientConnection) -> str:
+    while (event := await next_event(socket))["type"] != "error":
+        continue
+    return str(event)
 
 
 async def next_event(socket: ClientConnection) -> dict[str, object]:
@@ -73,3 +85,36 @@ async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gatew
     (fake,) = [stream for stream in small.client.streams.values() if not stream.ended]
     wait_until(lambda: fake.aborted, "the abort of what nobody will hear")
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
+
+
+async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MAX_EARLY_BYTES", 100 * sockets.FRAME_BYTES)
+    async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
+        assert (await next_event(third))["position"] == 1
+        for _ in range(101):
+            await third.send("")
+        assert "too much was sent" in str(await next_event(third))
+        await third.wait_closed()
+
+
+async def test_frames_of_all_clients_in_line_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "MAX_ALL_EARLY_BYTES", 100 * sockets.FRAME_BYTES)
+    async with opened(small) as first, opened(small):
+        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
+            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
+            for _ in range(60):
+                await third.send(SAMPLE)
+                await fourth.send(SAMPLE)
+            reading = [asyncio.create_task(next_error(socket)) for socket in (third, fourth)]
+            (refused, *_), others = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            assert "too much was sent" in refused.result()
+            for task in others:
+                task.cancel()
+        # what they sent does not count once they have left
+        async with connect(address(small, "/console/ws")) as third:
+            while (await next_event(third))["position"] != 1:
+                continue
+            for _ in range(90):
+                await third.send(SAMPLE)
+            await first.socket.close()
+            assert (await next_event(third))["type"] == "session.created"

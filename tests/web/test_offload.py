@@ -1,0 +1,120 @@
+"""Large inputs are read in one thread, while the event loop serves everybody else; small work stays proportional to its input."""
+
+import asyncio
+import json
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.support import wait_until
+from tests.web.conftest import HELLO, Gateway
+from tests.web.test_bad_input import post
+from web.kept import kept_body
+from web.offload import INLINE_BYTES, read_in_thread
+from web.schema import parse_chat
+
+LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_BYTES}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", LARGE),
+        ("/v1/audio/speech", {"model": "omni", "input": "hello", "note": "x" * INLINE_BYTES}),
+        ("/v1/realtime/client_secrets", {"note": "x" * INLINE_BYTES}),
+    ],
+)
+def test_large_body_is_read_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def hold_the_thread() -> None:
+        begun.set()
+        assert release.wait(20)
+
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(lambda: asyncio.run(read_in_thread(hold_the_thread)))
+        assert begun.wait(20)
+        large = pool.submit(gateway.http.post, path, json=body)
+        assert gateway.http.get("/health").status_code == 200
+        assert post(gateway, {"model": "omni", "messages": HELLO}).status_code == 200
+        assert not large.done()
+        release.set()
+        assert large.result(20).status_code == 200
+        holding.result(20)
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """How many Python functions `work` enters."""
+    num = 0
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal num
+        num += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return num
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """The most that Python's objects took while `work` ran."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def chat(**fields: object) -> bytes:
+    return json.dumps({"model": "omni", "messages": HELLO, **fields}).encode()
+
+
+def nested(value: object, depth: int) -> object:
+    return value if depth == 0 else {"a": nested(value, depth - 1)}
+
+
+def test_nested_unknown_field_is_searched_once_and_not_at_each_level() -> None:
+    body = chat(other=nested(["true"] * 5_000, 6))
+    assert num_calls(lambda: parse_chat(body)) < 10 * 5_000
+
+
+def test_long_name_and_value_of_an_unknown_field_are_not_searched() -> None:
+    body = chat(**{"-A" * 1_000_000: "x"}, other="-A" * 1_000_000)
+    assert peak_bytes(lambda: parse_chat(body)) < 3 * len(body)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"text": "x" * 8_000_000}, {"list": ["x" * 100] * 60_000}, {"numbers": [10**4_000] * 500}],
+    ids=["text", "list", "numbers"],
+)
+def test_body_that_is_too_long_to_keep_is_not_copied(field: dict[str, object]) -> None:
+    body = parse_chat(chat(metadata=field))
+    assert kept_body(body) == "" and peak_bytes(lambda: kept_body(body)) < 1_000_000
+
+
+def test_short_body_is_kept() -> None:
+    kept = json.loads(kept_body(parse_chat(chat(metadata={"text": "x", "number": 10**30}))))
+    assert kept["metadata"] == {"text": "x", "number": 10**30}
+
+
+def test_thread_is_one() -> None:
+    """Else several inputs would be expanded in memory at a time."""
+    names: list[str] = []
+
+    async def read_many() -> None:
+        await asyncio.gather(*(read_in_thread(lambda: names.append(threading.current_thread().name)) for _ in range(20)))
+
+    asyncio.run(read_many())
+    wait_until(lambda: len(names) == 20, "all to be read")
+    assert len(set(names)) == 1 and names[0] != threading.current_thread().name

@@ -1,0 +1,25 @@
+"""A thread for reading large inputs, which would stall every other connection of the gateway if the event loop read them.
+
+One thread, so that inputs are expanded in memory one after another, however many arrive. Knows no input.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+INLINE_BYTES = 16 * 1024
+"""A smaller body is read within milliseconds, whatever it holds."""
+_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-reader")
+
+
+async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Raises: whatever `read` raises."""
+    return await asyncio.get_running_loop().run_in_executor(_reader, lambda: read(*args, **kwargs))
+
+
+async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
+    """Parse a body, in the thread if it is large. Raises: whatever `parse` raises."""
+    return parse(raw) if len(raw) <= INLINE_BYTES else await read_in_thread(parse, raw)
