@@ -282,10 +282,19 @@ class FleetClient:
 
         Raises: as `submit`.
         """
-        stream = await self.submit(spec, blob)
+        self._take_unheard(await self.submit(spec, blob))
+
+    def _take_unheard(self, stream: ClientStream) -> None:
+        """Acknowledge the rest of an answer as it comes, so that workers do not wait for a listener."""
+        request = stream.request_id
         taking = asyncio.create_task(_take_all(stream))
-        self._unheard[spec.id] = taking
-        taking.add_done_callback(lambda _: self._unheard.pop(spec.id, None))
+        self._unheard[request] = taking
+
+        def forget(_: object) -> None:
+            if self._unheard.get(request) is taking:
+                del self._unheard[request]
+
+        taking.add_done_callback(forget)
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from whoever held them, to read from the first chunk on.
@@ -340,6 +349,7 @@ class FleetClient:
                 del self._streams[request]
 
         stream.on_close = let_go
+        stream.on_unheard = lambda: self._take_unheard(stream)
         self._streams[request] = stream
 
     def _disown(self, request: RequestId) -> None:
