@@ -289,12 +289,7 @@ class FleetClient:
         request = stream.request_id
         taking = asyncio.create_task(_take_all(stream))
         self._unheard[request] = taking
-
-        def forget(_: object) -> None:
-            if self._unheard.get(request) is taking:
-                del self._unheard[request]
-
-        taking.add_done_callback(forget)
+        taking.add_done_callback(lambda _: self._unheard.pop(request, None))
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from whoever held them, to read from the first chunk on.

@@ -65,6 +65,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._sending = SendProgress()
         self._running: RequestResponseCycle | None = None
         self._refusal: Refusal | None = None
+        self._num_discarded = 0
         self._in_head = True
         self._head_since: float | None = None
         self._ends_at: float | None = None
@@ -141,6 +142,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._discard(len(data))
             return
         if self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
             self._early.append(data)
@@ -161,6 +163,12 @@ class BoundedHttp(HttpToolsProtocol):
                 self._refuse(found)
             elif self._size.num_discarded > MAX_DISCARDED_BYTES:
                 self._linger()
+
+    def _discard(self, num_bytes: int) -> None:
+        """Drop what comes after a refusal; while another answer is on its way to the client, only so much of it."""
+        self._num_discarded += num_bytes
+        if self._num_discarded > MAX_DISCARDED_BYTES and self._ends_at is None:
+            self._slot.raw.abort()
 
     def _stop(self, found: Refusal) -> None:
         self._refusal = found
