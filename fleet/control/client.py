@@ -285,8 +285,10 @@ class FleetClient:
         self._take_unheard(await self.submit(spec, blob))
 
     def _take_unheard(self, stream: ClientStream) -> None:
-        """Acknowledge the rest of an answer as it comes, so that workers do not wait for a listener."""
+        """Acknowledge the rest of an answer as it comes, so that workers do not wait for a listener. A newer connection has one."""
         request = stream.request_id
+        if self._streams.get(request) is not stream:
+            return
         taking = asyncio.create_task(_take_all(stream))
         self._unheard[request] = taking
         taking.add_done_callback(lambda _: self._unheard.pop(request, None))
