@@ -21,7 +21,6 @@ from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web import attacks
 from tests.web.attacks import HEAD, Target, attacking, read_to_end
 from tests.web.conftest import HELLO, Loaded, bounded, serving
-from tests.web.fake_client import Script
 from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
 from tests.web.test_serve import answers, start_with
 from web import serve

@@ -312,6 +312,7 @@ class BoundedHttp(HttpToolsProtocol):
         running = self._running if self._running is not None and not self._running.response_complete else None
         if running is not None and (self._in_head or running is not self.cycle or running.response_started):
             running.keep_alive = False  # its answer is sent to the end, and closes the connection
+            self.flow.resume_reading()  # to notice a client that leaves
             return
         if running is not None:
             running.disconnected = True
