@@ -41,8 +41,8 @@ class Connection:
 class SendProgress:
     """Notices a reader that takes nothing, or next to nothing, by the bytes that leave the write buffer.
 
-    Invariants: looked at only while nothing is written, so that the buffer shrinks by what leaves. What is written all the same
-    (a ping) counts for nothing.
+    Invariants: looked at only while the application writes nothing, and forgotten once it writes again, so that the buffer
+    shrinks by what leaves. What is written all the same (a ping) counts for nothing.
     """
 
     __slots__ = ("_buffered", "_sent", "_since")

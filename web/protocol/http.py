@@ -215,6 +215,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head, self._head_since = True, None
         self._size.end_message()
 
+    def resume_writing(self) -> None:
+        self._sending.forget()
+        super().resume_writing()
+
     # requests
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

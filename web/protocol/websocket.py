@@ -82,6 +82,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         else:
             self.conn.data_to_send()  # a peer that does not read needs no answer, and must not fill the write buffer with them
 
+    def resume_writing(self) -> None:
+        self._sending.forget()
+        super().resume_writing()
+
     def check(self, now: float) -> None:
         """Called once in a while: see `Handler`."""
         if self._ends_at is not None and now >= self._ends_at:
