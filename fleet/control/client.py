@@ -285,7 +285,7 @@ class FleetClient:
         self._take_unheard(await self.submit(spec, blob))
 
     def _take_unheard(self, stream: ClientStream) -> None:
-        """Acknowledge the rest of an answer as it comes, so that workers do not wait for a listener. A newer connection has one."""
+        """Acknowledge the rest of an answer as it comes, so that workers wait for no listener; unless a newer one has it."""
         request = stream.request_id
         if self._streams.get(request) is not stream:
             return

@@ -144,6 +144,23 @@ def long_websocket_address(target: Target, num_bytes: int = 10_000) -> bytes:
         return read_to_end(wire)
 
 
+def ping_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> int:
+    """WebSocket pings whose answers are not read. Returns how many bytes the gateway took."""
+    with open_websocket(target, receive_buffer=4096) as wire:
+        wire.recv(PIECE_BYTES)
+        return send_unread(wire, PING, max_bytes)
+
+
+def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
+    """Send whole repetitions without reading until the gateway ends the connection, or `max_bytes`. Returns how many it took."""
+    piece, sent = repeated * max(1, PIECE_BYTES // len(repeated)), 0
+    with suppress(ConnectionError):
+        while sent < max_bytes:
+            wire.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
 @contextmanager
 def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
     """Repeat each attack in a thread of its own until the block ends. Yields how often each was made.

@@ -151,10 +151,11 @@ def test_unfinished_second_head_of_a_connection_is_answered_408(quick: Gateway) 
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: "])
-def test_half_open_connections_are_freed(quick: Gateway, sent: bytes) -> None:
-    with ExitStack() as held:
+def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), ExitStack() as held:
         wires = [held.enter_context(wire) for wire in attacks.half_open(Target.of(quick.url), 300, sent)]
         assert {error_of(read_to_end(wire))[0] for wire in wires} == {408}
+    assert len(caplog.messages) == (1 if sent else 0), "a browser's spare connection is no abuse"
 
 
 def test_tls_handshake_that_does_not_end_is_cut_off(loaded: Loaded, tmp_path: Path) -> None:
@@ -170,6 +171,20 @@ def test_tls_handshake_that_does_not_end_is_cut_off(loaded: Loaded, tmp_path: Pa
         with target.connect() as plain, unverified.wrap_socket(plain) as secured:
             secured.sendall(GET)
             assert error_of(read_to_end(secured)) == (408, "request_timeout")
+
+
+def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tmp_path: Path) -> None:
+    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
+        gateway.client.script = LONG_ANSWER
+        raw = json.dumps({**SPOKEN, "stream": True}).encode()
+        with Target.of(gateway.url).connect(receive_buffer=4096) as plain, unverified.wrap_socket(plain) as wire:
+            wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+            wait_until(lambda: gateway.client.streams, "the request")
+            (stream,) = gateway.client.streams.values()
+            wait_until(lambda: stream.unheard, "the answer to run on without its client")
 
 
 def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tmp_path: Path) -> None:
@@ -331,21 +346,7 @@ def test_websocket_whose_client_does_not_read_is_lost(quick: Gateway, caplog: py
     frame = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
     with caplog.at_level(logging.WARNING), attacks.open_websocket(Target.of(quick.url), receive_buffer=4096) as wire:
         assert b"101" in wire.recv(4096)
-        wire.setblocking(False)
-        unsent = b""
-
-        def disconnected() -> bool:
-            nonlocal unsent
-            unsent = unsent or frame * 100
-            try:
-                unsent = unsent[wire.send(unsent) :]
-            except BlockingIOError:
-                return False
-            except ConnectionError:
-                return True
-            return False
-
-        wait_until(disconnected, "the WebSocket to be closed", timeout_s=20)
+        assert attacks.send_unread(wire, frame, 64 * MIB) < 64 * MIB
     assert any("a WebSocket read too little" in line for line in caplog.messages)
     assert len(quick.client.held) == 1, "the session waits for its client"
 
@@ -377,7 +378,9 @@ def test_websocket_asked_for_behind_an_unfinished_answer_is_refused(gateway: Gat
     wait_until(lambda: stream.aborted == "the client left", "the abort")
 
 
-def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(gateway: Gateway, target: Target) -> None:
+def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(
+    gateway: Gateway, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
     gateway.client.script = Script(gap_s=0.02, num_samples=3_000_000)
     raw = json.dumps({**SPOKEN, "stream": True}).encode()
     with target.connect() as wire:
@@ -385,6 +388,7 @@ def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(gateway: G
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
     (stream,) = gateway.client.streams.values()
     wait_until(lambda: stream.aborted == "the client left", "the abort")
+    assert not any("failed" in line for line in caplog.messages), "it is told, and does not write to a closed connection"
 
 
 def test_repeated_abuse_is_one_log_line(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:

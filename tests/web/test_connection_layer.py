@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 
 from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web import attacks
@@ -92,6 +93,16 @@ async def test_fragments_of_a_message_are_joined_as_they_come(config: BoundedCon
     protocol.handle_cont(Frame(Opcode.CONT, b"c", fin=True))
     assert protocol.queue.get_nowait() == {"type": "websocket.receive", "text": "a" + "ä" * 1000}
     assert protocol.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"bc"}
+
+
+async def test_pings_of_a_client_that_does_not_read_are_not_answered(config: BoundedConfig) -> None:
+    """Nothing else would bound the answers that wait to be sent."""
+    config.load()
+    protocol = BoundedWebSocket(config, ServerState(), {})
+    protocol.conn.state = State.OPEN
+    protocol.pause_writing()
+    protocol.data_received(attacks.PING * 1000)  # there is no transport: an answer would raise
+    assert protocol.conn.data_to_send() == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ socket; uvicorn stops reading while 64 KiB of a body wait for the application. K
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable
 from typing import Any, cast
@@ -92,8 +93,9 @@ class BoundedHttp(HttpToolsProtocol):
     async def _secure(self, transport: asyncio.Transport, handshake: Awaitable[asyncio.Transport | None]) -> None:
         try:
             secured = await handshake
-        except OSError as error:  # also what a peer sends that is no TLS, a time-out, a peer that left
-            self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):  # otherwise the peer left, or was disconnected here
+                self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
             secured = None
         if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
             transport.abort()
@@ -201,7 +203,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
-        """Called by the parser, as its methods above."""
+        """Called by the parser before the content of each chunk."""
         self._size.num_chunks += 1
 
     def on_body(self, body: bytes) -> None:
@@ -253,7 +255,7 @@ class BoundedHttp(HttpToolsProtocol):
     # time
 
     def check(self, now: float) -> None:
-        """Called once in a while: see `Handler`."""
+        """Satisfies `Handler`."""
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
         elif self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -297,7 +299,8 @@ class BoundedHttp(HttpToolsProtocol):
             if self._slot.busy or self._head_since is None:
                 return
             if now - self._head_since > self._bounds.header_timeout_s:
-                self._refuse(refusal.slow_head(self._bounds.header_timeout_s))
+                # browsers open connections before they need them: one that says nothing is not worth a log line
+                self._refuse(refusal.slow_head(self._bounds.header_timeout_s), logged=self._size.num_head_bytes > 0)
             return
         answering = self.cycle.response_started and not self.cycle.response_complete
         waits_for_us = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
@@ -308,10 +311,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     # the end
 
-    def _refuse(self, found: Refusal) -> None:
+    def _refuse(self, found: Refusal, *, logged: bool = True) -> None:
         """Answer the request that cannot be read, unless the answer of another one is on its way; then end the connection."""
         self._refusal = found
-        self._note(found.kind, found.message)
+        if logged:
+            self._note(found.kind, found.message)
         self.pipeline.clear()
         running = self._running if self._running is not None and not self._running.response_complete else None
         if running is not None and (self._in_head or running is not self.cycle or running.response_started):

@@ -21,14 +21,16 @@ class MessageSize:
     """
 
     __slots__ = (
-        "_body_of_read", "_ended", "_field_bytes", "_framing", "_head_bytes", "_num_fields", "_read", "_url_bytes", "num_chunks",
-        "num_discarded",
+        "_body_of_read", "_ended", "_field_bytes", "_framing", "_num_fields", "_read", "_url_bytes",
+        "num_chunks", "num_discarded", "num_head_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._head_bytes = self._read = self._framing = self._body_of_read = 0
+        self._read = self._framing = self._body_of_read = 0
         self._url_bytes = self._field_bytes = self._num_fields = 0
         self._ended = False
+        self.num_head_bytes = 0
+        """Of a head that is not over."""
         self.num_chunks = 0
         """Of this read."""
         self.num_discarded = 0
@@ -50,7 +52,7 @@ class MessageSize:
         return refusal.LARGE_HEAD if self._url_bytes + self._field_bytes > MAX_HEAD_BYTES else None
 
     def end_head(self) -> None:
-        self._head_bytes, self._ended = 0, True
+        self.num_head_bytes, self._ended = 0, True
 
     def add_body(self, num_bytes: int, *, discarded: bool) -> None:
         self._body_of_read += num_bytes
@@ -58,19 +60,19 @@ class MessageSize:
             self.num_discarded += num_bytes
 
     def end_message(self) -> None:
-        self._head_bytes, self._ended = 0, True
+        self.num_head_bytes, self._ended = 0, True
 
     def begin_read(self, num_bytes: int, *, in_head: bool) -> None:
         self._read, self._body_of_read, self.num_chunks, self._ended = num_bytes, 0, 0, False
         if in_head:
-            self._head_bytes += num_bytes
+            self.num_head_bytes += num_bytes
 
     def end_read(self, *, in_head: bool) -> Refusal | None:
         """What is wrong with a head, or a body, that is still arriving."""
         if self._ended:
             return None
         if in_head:
-            if self._head_bytes <= MAX_HEAD_BYTES:
+            if self.num_head_bytes <= MAX_HEAD_BYTES:
                 return None
             return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else refusal.LARGE_HEAD
         allowed = CHUNK_FRAMING_BYTES * self.num_chunks + 2 * self._body_of_read

@@ -87,7 +87,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """Called once in a while: see `Handler`."""
+        """Satisfies `Handler`."""
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
             return
