@@ -98,7 +98,8 @@ class ClientEdges:
 class Answer:
     """An answer under way; use as an async context manager, which aborts the request when left before its end.
 
-    But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another.
+    But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another. Nor where
+    `is_stalled` says that the client was disconnected because it read nothing: the request runs to its end, to be resumed.
 
     Its sound is sent with at most `max_leading_silence_ms` of silence first; `num_samples` counts what was made.
     `first_sound_at`: when the first of it arrived here, in seconds of `time.monotonic`.
@@ -118,6 +119,7 @@ class Answer:
         max_leading_silence_ms: int | None,
     ) -> None:
         self.spec = spec
+        self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
         self.first_sound_at: float | None = None
         self._silence = LeadingSilence(frontend.sample_rate_hz, max_leading_silence_ms)
@@ -151,6 +153,9 @@ class Answer:
         self._metrics.in_flight.dec()
         if not self._ended and self._closing.is_set() and self._outcome in ("", GatewayStopping.code):
             self._outcome = "left"
+        elif not self._ended and not self._outcome and self.is_stalled():
+            self._outcome = "left"
+            self._stream.run_on()
         elif not self._ended:
             self._outcome = self._outcome or "aborted"
             await self._abort()

@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute, Route
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
+from web.body_memory import BodyMemory
 from web.chat import ChatEndpoint
 from web.errors import on_fleet_error, on_http_error
 from web.fleet_api import FleetApi
@@ -45,7 +46,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
-            Middleware(RequestContext, metrics=gateway.metrics),
+            Middleware(RequestContext, metrics=gateway.metrics, bodies=BodyMemory(config.web.body_memory_mib)),
             Middleware(Guard, rules=rules),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},

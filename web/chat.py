@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError
 from fleet.core.request import RequestSpec
 from web.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
-from web.connection import read_body, send_stream, until_disconnect
+from web.connection import is_stalled, read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
 from web.gateway import MIRROR, USAGE, WAV, Gateway, Opened
@@ -87,6 +87,7 @@ class ChatEndpoint:
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
         opened = await self._gateway.open(body, request_id_of(scope))
         async with opened.answer as answer:
+            answer.is_stalled = lambda: is_stalled(scope)
             reply = Reply.of(answer.spec, self._gateway.model)
             headers = opened.headers(_ignored(body, opened))
             if body.stream:

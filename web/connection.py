@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import BadInput, InputTooLarge
+from web.body_memory import held_bodies
 
 log = logging.getLogger("fleet.web")
 
@@ -21,18 +22,33 @@ as empty, and would take a comment for JSON. A blank line would end an event, ev
 """
 
 
+_STALLED_KEY = "fleet_client_stalled"
+
+
+def set_stalled(scope: Scope) -> None:
+    """Note that the connection of this request ends because its client reads nothing."""
+    scope["state"][_STALLED_KEY] = True
+
+
+def is_stalled(scope: Scope) -> bool:
+    """Return True if the client was disconnected because it read nothing, rather than having left."""
+    return bool(scope["state"].get(_STALLED_KEY, False))
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises: InputTooLarge as soon as the body is known to be too long; ClientDisconnect."""
+    """Raises: InputTooLarge as soon as the body is known to be too long; BodiesTooLarge; ClientDisconnect."""
     declared = request.headers.get("content-length", "0")
     if not declared.isdigit():
         raise BadInput("content-length: not a number")
     if int(declared) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
+    held = held_bodies(request.scope)
     async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
+        if len(body) + len(piece) > max_bytes:
             raise _too_large(max_bytes)
+        held.take(len(piece))
+        body += piece
     return bytes(body)
 
 

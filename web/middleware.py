@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleet.core.ids import RequestId, new_request_id
+from web.body_memory import BodyMemory
 from web.errors import internal_error_response
 from web.metrics import Metrics
 
@@ -21,12 +22,20 @@ def request_id_of(scope: Scope) -> RequestId:
     return RequestId(scope["state"][_STATE_KEY])
 
 
-class RequestContext:
-    """Mints the request id, names it in every answer, counts answers, and turns a bug of ours into a plain 500."""
+def known_request_id(scope: Scope) -> RequestId | None:
+    """Return the request's id, or None before it has one."""
+    return scope["state"].get(_STATE_KEY)
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+
+class RequestContext:
+    """Mints the request id, names it in every answer, counts answers, frees the memory of its body, and turns a bug of ours into
+    a plain 500.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, bodies: BodyMemory) -> None:
         self.app = app
         self._metrics = metrics
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -39,7 +48,8 @@ class RequestContext:
             return
         sender = _Sender(send, scope, request_id, self._metrics)
         try:
-            await self.app(scope, receive, sender)
+            with self._bodies.held_by(scope):
+                await self.app(scope, receive, sender)
         except ClientDisconnect:
             # a page that is closed is no news
             level = logging.DEBUG if scope["path"].startswith("/console/") else logging.INFO

@@ -158,6 +158,10 @@ class ClientStream(Protocol):
         """Stop the request everywhere. Idempotent; nothing happens to one that has ended."""
         ...
 
+    def run_on(self) -> None:
+        """Stop iterating: the request runs to its end without a listener, and `FleetPort.resume` returns its answer."""
+        ...
+
 
 class TelemetryPort(Protocol):
     """What people look at, and what they order. Bounded answers, read from Redis alone; `fleet.core` says what each field means.

@@ -8,7 +8,7 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
 from web.answer import Position
 from web.chat import Reply, answer_lines
-from web.connection import send_stream, until_disconnect
+from web.connection import is_stalled, send_stream, until_disconnect
 from web.errors import ReadOnly
 from web.gateway import Gateway
 
@@ -29,12 +29,13 @@ class ResumeEndpoint:
         if self._gateway.config.web.read_only:
             raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
         sent = Position.parse(request.headers.get("last-event-id", str(Position())))
-        await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, send))
+        await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, scope, send))
 
-    async def _resume(self, request_id: RequestId, sent: Position, send: Send) -> None:
+    async def _resume(self, request_id: RequestId, sent: Position, scope: Scope, send: Send) -> None:
         answer = await self._gateway.resume(request_id)
         if answer is None:
             raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
         async with answer:
+            answer.is_stalled = lambda: is_stalled(scope)
             reply = Reply.of(answer.spec, self._gateway.model)
             await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))

@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,12 @@ from fleet.core.errors import FleetError
 from fleet.core.heap import settle
 from fleet.processing import load_frontend
 from web.app import create_app
+from web.protocol.bounds import Bounds
+from web.protocol.config import BoundedConfig
+from web.protocol.descriptors import connection_bound
+from web.protocol.http import BoundedHttp
+from web.protocol.table import ConnectionTable
+from web.protocol.websocket import BoundedWebSocket
 from web.reachable import how_to_reach
 from web.realtime.client_events import MAX_EVENT_BYTES
 from web.tls import TlsFiles, tls_files
@@ -41,9 +48,10 @@ class Server(uvicorn.Server):
     It leaves signals to `serve`: its own handling would end the process before the fleet is left in order.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+    def __init__(self, config: BoundedConfig, app: Starlette) -> None:
         super().__init__(config)
         self._app = app
+        self._table = config.table
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,13 +62,21 @@ class Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._table.start(asyncio.get_running_loop())
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.closing.set()
-        parting = asyncio.get_running_loop().call_later(GRACE_S, self._app.state.part)
+        loop = asyncio.get_running_loop()
+        parting = loop.call_later(GRACE_S, self._app.state.part)
+        aborting = loop.call_later(GRACE_S + 0.9 * PARTING_S, self._table.abort_all)
         try:
             await super().shutdown(sockets)
         finally:
             parting.cancel()
+            aborting.cancel()
+            self._table.stop()
 
 
 def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:
@@ -84,7 +100,7 @@ async def serve(
     app = create_app(config, client, frontend, settings.api_key)
     await client.start()
     try:
-        server = Server(uvicorn_config(app, config, tls), app)
+        server = Server(uvicorn_config(app, config, tls, connection_bound(config.web)), app)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)
         settle()
@@ -95,9 +111,17 @@ async def serve(
         await client.stop()
 
 
-def uvicorn_config(app: Starlette, config: FleetConfig, tls: TlsFiles | None = None) -> uvicorn.Config:
-    return uvicorn.Config(
+def uvicorn_config(
+    app: Starlette, config: FleetConfig, tls: TlsFiles | None = None, max_connections: int | None = None
+) -> BoundedConfig:
+    """`max_connections`: what the process can have; None: what the configuration allows."""
+    bounds = Bounds.of(config.web, max_connections or config.web.max_connections)
+    return BoundedConfig(
         app,
+        ConnectionTable(bounds),
+        _tls_context(tls) if tls is not None else None,
+        http=BoundedHttp,
+        ws=BoundedWebSocket,
         lifespan="off",
         log_level="warning",
         access_log=False,
@@ -107,9 +131,13 @@ def uvicorn_config(app: Starlette, config: FleetConfig, tls: TlsFiles | None = N
         # a little more than an event may have, so that one that is too long is told so
         ws_max_size=MAX_EVENT_BYTES + 1024 * 1024,
         timeout_graceful_shutdown=math.ceil(GRACE_S + PARTING_S),
-        ssl_certfile=tls.cert if tls is not None else None,
-        ssl_keyfile=tls.key if tls is not None else None,
     )
+
+
+def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key)
+    return context
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:

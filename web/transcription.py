@@ -17,6 +17,7 @@ from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
 from web.answer import Answer, TextPiece
 from web.audio_schema import ONE_FILE, TranscriptionForm, parse_transcription
+from web.body_memory import held_bodies
 from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import envelope_of
@@ -129,6 +130,7 @@ class TranscriptionEndpoint:
             asked = parse_transcription(fields)
             self._gateway.check_model(asked.model or self._gateway.model)
             file = await _file_of(form)
+            held_bodies(scope).take(len(file))  # a copy of what `raw` holds
         await until_disconnect(receive, self._answer(asked, file, scope, receive, send))
 
     async def _answer(self, asked: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:

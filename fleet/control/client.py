@@ -284,10 +284,16 @@ class FleetClient:
 
         Raises: as `submit`.
         """
-        stream = await self.submit(spec, blob)
+        self._take_unheard(await self.submit(spec, blob))
+
+    def _take_unheard(self, stream: ClientStream) -> None:
+        """Acknowledge the rest of an answer as it comes, so that workers wait for no listener; unless a newer one has it."""
+        request = stream.request_id
+        if self._streams.get(request) is not stream:
+            return
         taking = asyncio.create_task(_take_all(stream))
-        self._unheard[spec.id] = taking
-        taking.add_done_callback(lambda _: self._unheard.pop(spec.id, None))
+        self._unheard[request] = taking
+        taking.add_done_callback(lambda _: self._unheard.pop(request, None))
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from whoever held them, to read from the first chunk on.
@@ -342,6 +348,7 @@ class FleetClient:
                 del self._streams[request]
 
         stream.on_close = let_go
+        stream.on_unheard = lambda: self._take_unheard(stream)
         self._streams[request] = stream
 
     def _disown(self, request: RequestId) -> None:

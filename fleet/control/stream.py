@@ -43,6 +43,7 @@ class ClientStream:
         self._receipts = Receipts()
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
+        self.on_unheard: Callable[[], object] = lambda: None
         self._redis, self._keep = client, keep
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
@@ -250,6 +251,11 @@ class ClientStream:
             await run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason, self._keep))
         except RedisError as error:
             raise RedisUnreachable(f"Redis does not answer ({error})") from error
+
+    def run_on(self) -> None:
+        """Leave the rest of the answer to the gateway, which takes it until a client asks for it (`FleetClient.resume`)."""
+        if not self._closed:
+            self.on_unheard()
 
     async def _close(self) -> None:
         self._closed = True

@@ -217,6 +217,27 @@ async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redi
             assert_same(await collected(taken[1], spec), expected)
 
 
+async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redis_url: str) -> None:
+    with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+            stream = await client.submit(spec, None)
+            async for chunk in stream:
+                if chunk.index == 3:
+                    break
+            stream.run_on()
+
+            async def is_free() -> bool:
+                return await client.live_count() == 0
+
+            await await_until(is_free, "the request's place to be free")
+            taken = await client.resume(spec.id)
+            assert taken is not None
+            stream.run_on()  # found to be without a listener after its client came back
+            assert_same(await collected(taken[1], spec), expected)
+
+
 async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
     """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
     with thread_fleet(redis_url, "lease.worker_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:

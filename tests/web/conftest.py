@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from fleet.config.schema import FleetConfig, Limits
@@ -23,6 +24,7 @@ from tests.web.fake_client import FakeClient, Script
 from tests.web.fake_telemetry import FakeTelemetry
 from web.app import create_app
 from web.serve import Server, uvicorn_config
+from web.tls import TlsFiles
 
 LIMITS = Limits(max_body_bytes=2_000_000, max_prompt_tokens=2_000, max_audio_s=5, max_answer_tokens=500, max_messages=8)
 
@@ -99,29 +101,49 @@ def text_only(loaded: Loaded) -> Loaded:
 
 def allowing(loaded: Loaded, *origins: str) -> Loaded:
     """The same with these origins in `web.allowed_origins`."""
-    web = loaded.config.web.model_copy(update={"allowed_origins": origins})
-    return replace(loaded, config=loaded.config.model_copy(update={"web": web}))
+    return bounded(loaded, allowed_origins=origins)
+
+
+def bounded(loaded: Loaded, **web: object) -> Loaded:
+    """The same with these fields of `web`."""
+    return replace(loaded, config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}))
 
 
 @contextmanager
-def serving(loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None, port: int = 0) -> Iterator[Gateway]:
+def serving(
+    loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None, port: int = 0, tls: TlsFiles | None = None
+) -> Iterator[Gateway]:
     """`client`: the control plane of another gateway, to share it. `port`: that of a stopped gateway, to take its place."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, api_key)
+    with (
+        serving_app(app, loaded.config, port, tls) as served,
+        httpx.Client(base_url=served.url, verify=False, timeout=20) as http,
+    ):
+        gateway = Gateway(url=served.url, client=client, config=loaded.config, http=http, stop=served.stop)
+        yield gateway
+        for lent in gateway.clients.values():
+            lent.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedApp:
+    url: str
+    stop: Callable[[], None]
+
+
+@contextmanager
+def serving_app(app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFiles | None = None) -> Iterator[ServedApp]:
+    """Any application under the gateway's own uvicorn."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
-        server = Server(uvicorn_config(app, loaded.config), app)
+        server = Server(uvicorn_config(app, config, tls), app)
         thread = threading.Thread(target=lambda: server.run([listener]), daemon=True)
         thread.start()
         wait_until(lambda: server.started, "uvicorn to start")
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with httpx.Client(base_url=url, verify=False, timeout=20) as http:
-            gateway = Gateway(url=url, client=client, config=loaded.config, http=http, stop=server.stop)
-            yield gateway
-            for lent in gateway.clients.values():
-                lent.close()
+        yield ServedApp(f"{'https' if tls is not None else 'http'}://127.0.0.1:{listener.getsockname()[1]}", server.stop)
         server.should_exit = True
         thread.join(timeout=15)
         assert not thread.is_alive(), "uvicorn did not stop"

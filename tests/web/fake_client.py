@@ -131,6 +131,7 @@ class FakeStream:
         self._story = story
         self.request_id = spec.id
         self.aborted: str | None = None
+        self.unheard = False
         self.ended = False
         self._parted = asyncio.Event()
 
@@ -163,6 +164,11 @@ class FakeStream:
         if not self.ended and self.aborted is None:
             self.aborted = reason
             self._story.state = "aborted"
+
+    def run_on(self) -> None:
+        if not self.ended and self.aborted is None:
+            self.unheard = self.ended = True
+            self._story.state = "finished"
 
 
 @dataclass(slots=True)

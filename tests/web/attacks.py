@@ -1,0 +1,190 @@
+"""Attacks on a gateway's connections over plain sockets: each of them alone, and several of them in threads for a while.
+
+An attack returns the open sockets or what the gateway said; it never waits for more than `PATIENCE_S`.
+"""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+PATIENCE_S = 10.0
+PIECE_BYTES = 64 * 1024
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+UPGRADE = (
+    b"host: 127.0.0.1\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+PING = b"\x89\x80\x00\x00\x00\x00"
+"""An empty masked WebSocket frame, which the gateway answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`key`: an API key for the attacks that need an answer."""
+
+    host: str
+    port: int
+    key: str | None = None
+
+    @staticmethod
+    def of(url: str, key: str | None = None) -> "Target":
+        host, _, port = url.partition("://")[2].rpartition(":")
+        return Target(host, int(port), key)
+
+    def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
+        """`receive_buffer`: a small one makes a client that does not read hold up the gateway sooner."""
+        wire = socket.socket()
+        wire.settimeout(PATIENCE_S)
+        if receive_buffer is not None:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        try:
+            wire.connect((self.host, self.port))
+        except OSError:
+            wire.close()
+            raise
+        return wire
+
+    @property
+    def authorization(self) -> bytes:
+        return f"authorization: Bearer {self.key}\r\n".encode() if self.key is not None else b""
+
+
+def read_to_end(wire: socket.socket) -> bytes:
+    """All that is still said on a connection until it ends, in order or not."""
+    said = b""
+    with suppress(ConnectionError):
+        while piece := wire.recv(PIECE_BYTES):
+            said += piece
+    return said
+
+
+def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+    """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
+
+    Returns how many bytes it took, and what it said.
+    """
+    piece = repeated * max(1, PIECE_BYTES // len(repeated))
+    sent, said = 0, b""
+    with target.connect() as wire:
+        wire.sendall(beginning)
+        with suppress(ConnectionError):
+            while sent < max_bytes:
+                sent += wire.send(piece)
+                wire.setblocking(False)
+                with suppress(BlockingIOError):
+                    said += wire.recv(PIECE_BYTES)
+                wire.settimeout(PATIENCE_S)
+                if said:
+                    break
+        return sent, said + read_to_end(wire)
+
+
+def header_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+    return flood(target, b"GET /health HTTP/1.1\r\n", b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
+
+
+def trailer_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+    beginning = HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    return flood(target, beginning, b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
+
+
+def chunk_extension_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+    return flood(target, HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2;x=", b"a" * 1000, max_bytes)
+
+
+def pipeline_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
+    """Requests without end behind one whose answer does not end."""
+    beginning = b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
+    return flood(target, beginning, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", max_bytes)
+
+
+def half_open(target: Target, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: ") -> list[socket.socket]:
+    """Connections with an unfinished head; the caller closes them."""
+    wires: list[socket.socket] = []
+    for _ in range(count):
+        wire = target.connect()
+        wire.sendall(sent)
+        wires.append(wire)
+    return wires
+
+
+def idle_sockets(target: Target, count: int) -> list[socket.socket]:
+    """Connections on which nothing is sent; the caller closes them."""
+    return half_open(target, count, b"")
+
+
+def slow_body(target: Target, declared: int = 100_000) -> socket.socket:
+    """A request whose body stops after its first byte; the caller closes it."""
+    wire = target.connect()
+    wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n{" % declared)
+    return wire
+
+
+def unread_stream(target: Target, body: dict[str, object]) -> socket.socket:
+    """A request for a streamed answer that is never read; the caller closes it."""
+    wire = target.connect(receive_buffer=4096)
+    raw = json.dumps({**body, "stream": True}).encode()
+    wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+    return wire
+
+
+def open_websocket(target: Target, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None) -> socket.socket:
+    """A WebSocket whose handshake was sent, and not more; the caller closes it."""
+    wire = target.connect(receive_buffer=receive_buffer)
+    wire.sendall(b"GET " + address + b" HTTP/1.1\r\n" + UPGRADE + target.authorization + b"\r\n")
+    return wire
+
+
+def long_websocket_address(target: Target, num_bytes: int = 10_000) -> bytes:
+    """What is said to a WebSocket whose address is too long."""
+    with open_websocket(target, b"/v1/realtime?model=" + b"a" * num_bytes) as wire:
+        return read_to_end(wire)
+
+
+def ping_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> int:
+    """WebSocket pings whose answers are not read. Returns how many bytes the gateway took."""
+    with open_websocket(target, receive_buffer=4096) as wire:
+        wire.recv(PIECE_BYTES)
+        return send_unread(wire, PING, max_bytes)
+
+
+def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
+    """Send whole repetitions without reading until the gateway ends the connection, or `max_bytes`. Returns how many it took."""
+    piece, sent = repeated * max(1, PIECE_BYTES // len(repeated)), 0
+    with suppress(ConnectionError):
+        while sent < max_bytes:
+            wire.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+@contextmanager
+def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
+    """Repeat each attack in a thread of its own until the block ends. Yields how often each was made.
+
+    What an attack returns is closed where it is a socket, or a list of them, before its next turn.
+    """
+    made = [0] * len(attacks)
+    over = threading.Event()
+
+    def repeat(number: int) -> None:
+        while not over.is_set():
+            with ExitStack() as held, suppress(OSError):
+                result = attacks[number]()
+                for wire in result if isinstance(result, list) else [result]:  # pyright: ignore[reportUnknownVariableType]
+                    if isinstance(wire, socket.socket):
+                        held.enter_context(wire)
+                made[number] += 1
+
+    threads = [threading.Thread(target=repeat, args=(number,), daemon=True) for number in range(len(attacks))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield made
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(timeout=2 * PATIENCE_S)

@@ -1,0 +1,402 @@
+"""Connections are bounded in size, time and number: what no client needs is refused with a reason, and costs next to nothing."""
+
+import asyncio
+import json
+import logging
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from fleet.config.schema import FleetConfig
+from tests.support import wait_until
+from tests.web import attacks
+from tests.web.attacks import HEAD, Target, read_to_end
+from tests.web.conftest import HELLO, Gateway, Loaded, bounded, serving, serving_app
+from tests.web.fake_client import Script
+from tests.web.test_disconnect import in_flight
+from web.tls import tls_files
+
+GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "send_timeout_s": 0.3}
+MIB = 1024 * 1024
+LONG_ANSWER = Script(num_samples=3_000_000, samples_per_chunk=24_000)
+SPOKEN: dict[str, object] = {
+    "model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"},
+    "stream_options": {"include_event_ids": True},
+}  # fmt: skip
+
+
+@pytest.fixture
+def target(gateway: Gateway) -> Target:
+    return Target.of(gateway.url)
+
+
+@pytest.fixture
+def quick(loaded: Loaded) -> Iterator[Gateway]:
+    """A gateway of short time-outs."""
+    with serving(bounded(loaded, **QUICK)) as gateway:
+        yield gateway
+
+
+def error_of(said: bytes) -> tuple[int, str]:
+    """Status and code of a connection's last words."""
+    head, _, body = said.rpartition(b"\r\n\r\n")
+    assert b"application/json" in head, said[:300]
+    return int(head.rpartition(b"HTTP/1.1 ")[2].split()[0]), json.loads(body)["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "attack", [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
+)
+def test_endless_request_is_cut_off(target: Target, attack: Callable[[Target, int], tuple[int, bytes]]) -> None:
+    sent, _ = attack(target, 64 * MIB)
+    assert sent < 16 * MIB, "what the sockets of both sides hold, and not more"
+
+
+@pytest.mark.parametrize(
+    "sent, status, code",
+    [
+        (GET + b"x: " + b"a" * 70_000, 431, "header_too_large"),
+        (GET + b"x: y\r\n" * 200 + b"\r\n", 431, "header_too_large"),
+        (GET + (b"x: " + b"a" * 1000 + b"\r\n") * 70, 431, "header_too_large"),
+        (GET + (b"x: " + b"a" * 1000 + b"\r\n") * 70 + b"\r\n", 431, "header_too_large"),
+        (b"GET /" + b"a" * 17_000, 414, "url_too_long"),
+        (b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\n\r\n", 414, "url_too_long"),
+        (b"\r\n" * 40_000, 431, "header_too_large"),
+        (b"nonsense\r\n\r\n", 400, "bad_request"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"2;" + b"x" * 300_000, 400, "bad_request"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 300_000, 400, "bad_request"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"zz\r\n", 400, "bad_request"),
+    ],
+)
+def test_unfit_request_is_refused_with_a_reason(target: Target, sent: bytes, status: int, code: str) -> None:
+    with target.connect() as wire:
+        wire.sendall(sent)
+        assert error_of(read_to_end(wire)) == (status, code)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1000, 60_000])
+def test_large_head_within_the_bounds_is_served(target: Target, num_bytes: int) -> None:
+    with target.connect() as wire:
+        wire.sendall(GET + b"x: " + b"a" * num_bytes + b"\r\nconnection: close\r\n\r\n")
+        assert read_to_end(wire).startswith(b"HTTP/1.1 200")
+
+
+def test_pipelined_requests_are_answered_in_order(target: Target) -> None:
+    paths = [b"/health", b"/v1/models", b"/nowhere"] * 5
+    with target.connect() as wire:
+        wire.sendall(b"".join(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" for path in paths))
+        wire.sendall(GET + b"connection: close\r\n\r\n")
+        said = read_to_end(wire)
+    statuses = [int(part.split()[0]) for part in said.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [200, 200, 404] * 5 + [200]
+
+
+def test_chunked_upload_in_small_pieces_is_served(gateway: Gateway) -> None:
+    body = json.dumps({"model": "omni", "messages": HELLO}).encode()
+    pieces = (body[at : at + 1] for at in range(len(body)))
+    answer = gateway.http.post("/v1/chat/completions", content=pieces, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_trailer_field_is_no_header_field(loaded: Loaded) -> None:
+    """It came after the request was let in by its header fields."""
+
+    async def tell_headers(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            continue
+        names = b" ".join(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": names})
+
+    app = Starlette(routes=[Mount("/", tell_headers)])
+    app.state.closing, app.state.part = asyncio.Event(), lambda: None
+    with serving_app(app, loaded.config) as served, Target.of(served.url).connect() as wire:
+        wire.sendall(b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+        wire.sendall(b"2\r\n{}\r\n0\r\nauthorization: Bearer key\r\n\r\n")
+        said = read_to_end(wire)
+    assert said.startswith(b"HTTP/1.1 200") and b"transfer-encoding" in said and b"authorization" not in said
+
+
+def test_unfinished_head_is_answered_408_however_it_drips(quick: Gateway) -> None:
+    with Target.of(quick.url).connect() as wire:
+        wire.sendall(GET + b"x: ")
+        wire.settimeout(0.02)
+        said = b""
+
+        def refused() -> bool:
+            nonlocal said
+            try:
+                said += wire.recv(65_536)
+            except TimeoutError:
+                wire.send(b"x")
+            return bool(said)
+
+        wait_until(refused, "the refusal of a head that came a byte at a time")
+        assert error_of(said) == (408, "request_timeout")
+
+
+def test_unfinished_second_head_of_a_connection_is_answered_408(quick: Gateway) -> None:
+    with Target.of(quick.url).connect() as wire:
+        wire.sendall(GET + b"\r\n" + GET)
+        said = read_to_end(wire)
+    assert said.startswith(b"HTTP/1.1 200") and error_of(said) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: "])
+def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), ExitStack() as held:
+        wires = [held.enter_context(wire) for wire in attacks.half_open(Target.of(quick.url), 300, sent)]
+        assert {error_of(read_to_end(wire))[0] for wire in wires} == {408}
+    assert len(caplog.messages) == (1 if sent else 0), "a browser's spare connection is no abuse"
+
+
+def test_tls_handshake_that_does_not_end_is_cut_off(loaded: Loaded, tmp_path: Path) -> None:
+    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+    with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
+        target = Target.of(gateway.url)
+        with target.connect() as silent, target.connect() as begun:
+            begun.sendall(b"\x16\x03\x01")
+            assert read_to_end(silent) == read_to_end(begun) == b""
+        assert gateway.http.get("/health").status_code == 200
+        unverified = ssl.create_default_context()
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        with target.connect() as plain, unverified.wrap_socket(plain) as secured:
+            secured.sendall(GET)
+            assert error_of(read_to_end(secured)) == (408, "request_timeout")
+
+
+def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tmp_path: Path) -> None:
+    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
+        gateway.client.script = LONG_ANSWER
+        raw = json.dumps({**SPOKEN, "stream": True}).encode()
+        with Target.of(gateway.url).connect(receive_buffer=4096) as plain, unverified.wrap_socket(plain) as wire:
+            wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+            wait_until(lambda: gateway.client.streams, "the request")
+            (stream,) = gateway.client.streams.values()
+            wait_until(lambda: stream.unheard, "the answer to run on without its client")
+
+
+def test_tls_handshakes_count_as_idle_connections(loaded: Loaded, tmp_path: Path) -> None:
+    tls = tls_files(FleetConfig.model_validate({"data_dir": str(tmp_path), "web": {"tls": "self-signed"}}))
+    with serving(bounded(loaded, max_connections=2), tls=tls) as gateway:
+        target = Target.of(gateway.url)
+        with target.connect() as first, target.connect():
+            assert gateway.http.get("/health").status_code == 200
+            assert read_to_end(first) == b""
+
+
+@pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
+def test_connection_idle_for_longest_makes_room(loaded: Loaded, bound: str) -> None:
+    with serving(bounded(loaded, **{bound: 3})) as gateway:
+        target = Target.of(gateway.url)
+        with target.connect() as kept, target.connect() as silent, target.connect() as begun:
+            kept.sendall(GET + b"\r\n")
+            assert b"200 OK" in kept.recv(65_536)
+            begun.sendall(GET)
+            with target.connect() as fourth:
+                assert read_to_end(silent) == b"", "the one that was idle for longest"
+                fourth.sendall(GET + b"connection: close\r\n\r\n")
+                assert read_to_end(fourth).startswith(b"HTTP/1.1 200")
+            kept.sendall(GET + b"connection: close\r\n\r\n")
+            assert read_to_end(kept).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
+def test_connection_beyond_the_bound_is_refused_while_none_is_idle(loaded: Loaded, bound: str) -> None:
+    with serving(bounded(loaded, **{bound: 2})) as gateway:
+        target = Target.of(gateway.url)
+        with target.connect() as stream, attacks.open_websocket(target) as voice:
+            stream.sendall(b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            wait_until(lambda: b"id: 1" in stream.recv(65_536), "the stream to begin")
+            wait_until(lambda: b"101" in voice.recv(65_536), "the WebSocket to open")
+            with target.connect() as refused:
+                assert error_of(read_to_end(refused)) == (503, "overloaded")
+            stream.close()
+            wait_until(lambda: _served(gateway), "room after a connection has ended")
+
+
+def _served(gateway: Gateway) -> bool:
+    try:
+        return gateway.http.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_body_that_stops_is_answered_408(quick: Gateway) -> None:
+    with attacks.slow_body(Target.of(quick.url)) as wire:
+        assert error_of(read_to_end(wire)) == (408, "request_timeout")
+    assert quick.client.submitted == []
+
+
+def test_body_that_drips_is_answered_408(quick: Gateway) -> None:
+    with attacks.slow_body(Target.of(quick.url)) as wire:
+        wire.settimeout(0.02)
+        said = b""
+
+        def refused() -> bool:
+            nonlocal said
+            try:
+                said += wire.recv(65_536)
+            except TimeoutError:
+                wire.send(b" ")
+            return bool(said)
+
+        wait_until(refused, "the refusal of a body that came a byte at a time")
+        assert error_of(said) == (408, "request_timeout")
+
+
+def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway) -> None:
+    """The answer comes before the body: the connection is kept for a short rest, and ends for a slow or a long one."""
+    target = Target.of(quick.url)
+    refused = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+    with target.connect() as short:
+        short.sendall(refused % 5)
+        assert b"404" in short.recv(65_536)
+        short.sendall(b"12345" + GET + b"connection: close\r\n\r\n")
+        assert read_to_end(short).startswith(b"HTTP/1.1 200")
+    with target.connect() as slow:
+        slow.sendall(refused % 5)
+        assert read_to_end(slow).count(b"HTTP/1.1") == 1
+    sent, _ = attacks.flood(target, refused % 10**10, b"a" * 1000, 64 * MIB)
+    assert sent < 64 * MIB
+
+
+def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], Gateway]) -> None:
+    target = Target.of(serve_with("secret").url)
+    with target.connect() as wire:
+        wire.sendall(HEAD + b"authorization: Bearer wrong\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n")
+        said = wire.recv(65_536)
+    assert said.startswith(b"HTTP/1.1 401") and b"100 Continue" not in said
+
+
+def test_bodies_of_all_requests_are_bounded_together(loaded: Loaded) -> None:
+    padded = json.dumps({"model": "omni", "messages": HELLO}).encode().ljust(700_000)
+    with serving(bounded(loaded, body_memory_mib=1)) as gateway:
+        with attacks.slow_body(Target.of(gateway.url), 900_000) as slow:
+            slow.sendall(b" " * 600_000)
+
+            def refused() -> httpx.Response | None:
+                answer = gateway.http.post("/v1/chat/completions", content=padded)
+                return answer if answer.status_code != 200 else None
+
+            answer = wait_until(refused, "the bodies to be too much together")
+            assert answer is not None
+            assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+            assert "web.body_memory_mib" in answer.json()["error"]["message"]
+        for _ in range(5):  # an answer may reach its client before its request has ended
+            wait_until(lambda: gateway.http.post("/v1/chat/completions", content=padded).status_code == 200, "memory to be freed")
+
+
+def test_unread_stream_is_disconnected_and_its_answer_can_be_resumed(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    quick.client.script = LONG_ANSWER
+    with caplog.at_level(logging.WARNING), attacks.unread_stream(Target.of(quick.url), SPOKEN):
+        wait_until(lambda: quick.client.streams, "the request")
+        ((request, stream),) = quick.client.streams.items()
+        wait_until(lambda: stream.unheard, "the answer to run on without its client")
+        wait_until(lambda: in_flight(quick) == 0, "nothing in flight")
+    assert stream.aborted is None
+    assert any(request in line and "web.send_timeout_s" in line for line in caplog.messages)
+    whole = quick.http.get(f"/v1/fleet/requests/{request}/stream").text
+    assert whole.rstrip().endswith("data: [DONE]")
+
+
+def test_unread_answer_that_is_whole_does_not_hold_its_connection(quick: Gateway) -> None:
+    """All of it is written, and less than uvicorn would wait for is left in the buffer."""
+    target = Target.of(quick.url)
+    quick.client.script = Script(num_samples=1_500_000)
+    raw = json.dumps({"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}).encode()
+    with target.connect(receive_buffer=4096) as wire:
+        wire.sendall(HEAD.replace(b"chat/completions", b"audio/speech") + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        wait_until(lambda: quick.client.streams, "the request")
+        wait_until(lambda: in_flight(quick) == 0, "nothing in flight")
+
+
+def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
+    with serving(bounded(loaded, send_timeout_s=0.3)) as gateway:
+        gateway.client.script = Script(num_samples=100_000)
+        raw = json.dumps({**SPOKEN, "stream": True}).encode()
+        with Target.of(gateway.url).connect(receive_buffer=4096) as wire:
+            wire.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(raw) + raw)
+            said = bytearray()
+
+            def ended() -> bool:
+                piece = wire.recv(4096)
+                said.extend(piece)
+                return not piece
+
+            wait_until(ended, "the whole answer, a little at a time", timeout_s=60)
+        assert b"data: [DONE]" in said
+        (stream,) = gateway.client.streams.values()
+        assert stream.ended and not stream.unheard
+
+
+def test_websocket_whose_client_does_not_read_is_lost(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    text = json.dumps({"type": "session.update", "session": {"type": "realtime", "instructions": "a" * 1500}}).encode()
+    frame = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
+    with caplog.at_level(logging.WARNING), attacks.open_websocket(Target.of(quick.url), receive_buffer=4096) as wire:
+        assert b"101" in wire.recv(4096)
+        assert attacks.send_unread(wire, frame, 64 * MIB) < 64 * MIB
+    assert any("a WebSocket read too little" in line for line in caplog.messages)
+    assert len(quick.client.held) == 1, "the session waits for its client"
+
+
+@pytest.mark.parametrize("num_bytes", [8_200, 10_000, 15_000, 40_000])
+def test_websocket_with_a_long_address_is_refused(target: Target, num_bytes: int) -> None:
+    assert error_of(attacks.long_websocket_address(target, num_bytes)) == (414, "url_too_long")
+
+
+@pytest.mark.parametrize(
+    "fields, status",
+    [(b"cookie: " + b"a" * 9000 + b"\r\n", 431), (b"content-length: 5\r\n", 400), (b"x: y\r\n" * 123, 101)],
+)
+def test_websocket_handshake_is_always_answered(target: Target, fields: bytes, status: int) -> None:
+    with target.connect() as wire:
+        wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + fields + b"\r\n")
+        assert wire.recv(65_536).startswith(b"HTTP/1.1 %d" % status)
+
+
+def test_websocket_asked_for_behind_an_unfinished_answer_is_refused(gateway: Gateway, target: Target) -> None:
+    """Two protocols on one connection: the answer would be mixed with frames, and never learn that its client left."""
+    gateway.client.script = Script(stall_at=3)
+    raw = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
+    with target.connect() as wire:
+        wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + b"\r\n")
+        wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
+    (stream,) = gateway.client.streams.values()
+    wait_until(lambda: stream.aborted == "the client left", "the abort")
+
+
+def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(
+    gateway: Gateway, target: Target, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway.client.script = Script(gap_s=0.02, num_samples=3_000_000)
+    raw = json.dumps({**SPOKEN, "stream": True}).encode()
+    with target.connect() as wire:
+        wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw + GET + b"\r\n")
+        wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
+    (stream,) = gateway.client.streams.values()
+    wait_until(lambda: stream.aborted == "the client left", "the abort")
+    assert not any("failed" in line for line in caplog.messages), "it is told, and does not write to a closed connection"
+
+
+def test_repeated_abuse_is_one_log_line(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    target = Target.of(quick.url)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(30):
+            with target.connect() as wire:
+                wire.sendall(b"nonsense\r\n\r\n")
+                read_to_end(wire)
+    about = [line for line in caplog.messages if "valid HTTP" in line or "Invalid HTTP" in line]
+    assert len(about) == 1 and "127.0.0.1" in about[0], about

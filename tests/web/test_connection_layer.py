@@ -1,0 +1,234 @@
+"""The bounded protocols against the installed uvicorn, and their parts: the log of abuse, descriptors, an orderly stop."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from starlette.applications import Starlette
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+
+from tests.support import REPO, cli_env, free_port, wait_until
+from tests.web import attacks
+from tests.web.attacks import HEAD, Target, attacking, read_to_end
+from tests.web.conftest import HELLO, Loaded, bounded, serving
+from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
+from tests.web.test_serve import answers, start_with
+from web import serve
+from web.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
+from web.protocol.config import BoundedConfig
+from web.protocol.connection import SendProgress, address_of
+from web.protocol.http import BoundedHttp, PipelineFlow
+from web.protocol.message import BodyPace
+from web.protocol.websocket import BoundedWebSocket
+
+MIB = 1024 * 1024
+OWN = {
+    BoundedHttp: {"check", "on_chunk_header"},
+    BoundedWebSocket: {"check", "take_over"},
+    PipelineFlow: set[str](),
+}
+"""Methods that are no override: the others are worth nothing where uvicorn does not call them."""
+READ_OF_UVICORN = {
+    HttpToolsProtocol: {
+        "pipeline", "flow", "cycle", "parser", "transport", "connections", "server_state", "headers", "loop",
+        "ws_protocol_class", "timeout_keep_alive_task",
+    },
+    RequestResponseCycle: {
+        "disconnected", "message_event", "response_started", "response_complete", "keep_alive", "waiting_for_100_continue",
+        "scope",
+    },
+    WebSocketsSansIOProtocol: {
+        "conn", "frames", "curr_msg_data_type", "close_sent", "writable", "handshake_initiated", "default_headers", "transport",
+    },
+    FlowControl: {"read_paused", "write_paused"},
+}  # fmt: skip
+"""What the bounded protocols read or set; each is made by the class itself."""
+
+
+@pytest.fixture
+def config(loaded: Loaded) -> BoundedConfig:
+    return serve.uvicorn_config(Starlette(), loaded.config)
+
+
+def test_uvicorn_uses_the_bounded_protocols(config: BoundedConfig) -> None:
+    config.load()
+    assert config.http_protocol_class is BoundedHttp and config.ws_protocol_class is BoundedWebSocket
+
+
+@pytest.mark.parametrize("ours", OWN)
+def test_each_override_is_a_method_of_the_installed_uvicorn(ours: type) -> None:
+    public = {name for name, value in vars(ours).items() if callable(value) and not name.startswith("_")}
+    assert public - OWN[ours] <= set(dir(ours.__mro__[1])), "uvicorn changed: its protocol classes must be read again"
+    assert OWN[ours].isdisjoint(dir(ours.__mro__[1]))
+
+
+@pytest.mark.parametrize("theirs", READ_OF_UVICORN)
+def test_each_attribute_is_set_by_the_installed_uvicorn(theirs: type) -> None:
+    named = set(theirs.__init__.__code__.co_names)
+    assert READ_OF_UVICORN[theirs] <= named, "uvicorn changed: its protocol classes must be read again"
+    assert callable(HttpToolsProtocol._start_asgi_task) and callable(HttpToolsProtocol._unset_keepalive_if_required)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_fragments_of_a_message_are_joined_as_they_come(config: BoundedConfig) -> None:
+    config.load()
+    protocol = BoundedWebSocket(config, ServerState(), {})
+    protocol.read_paused = True
+    protocol.handle_text(Frame(Opcode.TEXT, b"a", fin=False))
+    for piece in [b"", "ä".encode()[:1], "ä".encode()[1:], b""] * 1000:
+        protocol.handle_cont(Frame(Opcode.CONT, piece, fin=False))
+    assert len(protocol.frames) == 1, "what is not joined is memory that no bound counts"
+    protocol.handle_cont(Frame(Opcode.CONT, b"", fin=True))
+    protocol.handle_bytes(Frame(Opcode.BINARY, b"b", fin=False))
+    protocol.handle_cont(Frame(Opcode.CONT, b"c", fin=True))
+    assert protocol.queue.get_nowait() == {"type": "websocket.receive", "text": "a" + "ä" * 1000}
+    assert protocol.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"bc"}
+
+
+async def test_pings_of_a_client_that_does_not_read_are_not_answered(config: BoundedConfig) -> None:
+    """Nothing else would bound the answers that wait to be sent."""
+    config.load()
+    protocol = BoundedWebSocket(config, ServerState(), {})
+    protocol.conn.state = State.OPEN
+    protocol.pause_writing()
+    protocol.data_received(attacks.PING * 1000)  # there is no transport: an answer would raise
+    assert protocol.conn.data_to_send() == []
+
+
+@pytest.mark.parametrize(
+    "host, counted_as",
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("::ffff:10.0.0.5", "10.0.0.5"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::/64"),
+        ("2001:db8:0:1:ffff::2", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::1"),
+    ],
+)
+def test_connections_are_counted_by_address_or_ipv6_network(host: str, counted_as: str) -> None:
+    assert address_of((host, 1)) == counted_as
+    assert address_of(None) is None
+
+
+def test_send_progress_ignores_what_is_written_meanwhile() -> None:
+    progress = SendProgress()
+    assert not progress.stalled(70_000, 0, 10)
+    assert not progress.stalled(70_010, 5, 10), "a ping"
+    assert progress.stalled(70_010, 10, 10)
+    assert not progress.stalled(60_000, 15, 10) and not progress.stalled(60_000, 20, 10), "10 kB left"
+    assert not progress.stalled(59_999, 25, 10) and progress.stalled(59_998, 30, 10), "two bytes left"
+
+
+def test_body_pace_wants_something_soon_and_enough_over_time() -> None:
+    pace = BodyPace()
+    pace.begin(0)
+    pace.num_bytes += 20_000
+    assert not pace.too_slow(10, 10)
+    pace.num_bytes += 100
+    assert not pace.too_slow(15, 10)
+    assert pace.too_slow(20, 10), "100 bytes in 10 s"
+
+
+def test_abuse_log_is_one_line_a_minute_for_each_address_and_kind(caplog: pytest.LogCaptureFixture) -> None:
+    abuse = AbuseLog()
+    with caplog.at_level(logging.WARNING):
+        for second in range(int(PERIOD_S)):
+            abuse.note("slow heads", "10.0.0.1", "a slow head", second)
+            abuse.sweep(second)
+        assert len(caplog.messages) == 1
+        abuse.sweep(PERIOD_S)
+        assert "slow heads, 59 times" in caplog.messages[-1] and len(caplog.messages) == 2
+        for number in range(10_000):
+            abuse.note("slow heads", f"10.1.{number // 256}.{number % 256}", "a slow head", PERIOD_S)
+        assert len(caplog.messages) <= MAX_TRACKED + 3
+        abuse.sweep(2 * PERIOD_S)
+        abuse.sweep(3 * PERIOD_S)
+        assert any(line.startswith(OTHERS) for line in caplog.messages)
+
+
+DESCRIPTORS = """
+import logging, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (150, 400))
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from fleet.config.schema import WebConfig
+from web.protocol.descriptors import connection_bound
+print(connection_bound(WebConfig()), connection_bound(WebConfig(max_connections=10)), resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_connections_are_bounded_by_descriptors_whose_limit_is_raised() -> None:
+    ran = subprocess.run([sys.executable, "-c", DESCRIPTORS], cwd=REPO, env=cli_env(), capture_output=True, text=True, check=True)
+    bound, small, *limits = ran.stdout.split(maxsplit=2)
+    assert 200 < int(bound) < 400 - 100 and small == "10" and limits == ["(400, 400)\n"]
+    assert "LimitNOFILE" in ran.stderr and len(ran.stderr.splitlines()) == 2
+
+
+def test_stop_is_orderly_with_connections_in_every_state(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "GRACE_S", 0.2)
+    with caplog.at_level(logging.WARNING), ExitStack() as held:
+        with serving(bounded(loaded, send_timeout_s=60)) as gateway:
+            target = Target.of(gateway.url)
+            gateway.client.script = LONG_ANSWER
+            wires = [
+                *attacks.idle_sockets(target, 3), *attacks.half_open(target, 3), attacks.slow_body(target),
+                attacks.unread_stream(target, SPOKEN), attacks.open_websocket(target),
+                attacks.open_websocket(target, b"/" * 10_000),
+            ]  # fmt: skip
+            for wire in wires:
+                held.enter_context(wire)
+            wait_until(lambda: gateway.client.streams, "the request")
+        (stream,) = gateway.client.streams.values()
+    assert stream.aborted is None, "its client may go on with it at another gateway"
+    assert not any("Cancel" in line or "Exception" in line for line in caplog.messages), caplog.messages
+
+
+@pytest.fixture
+def process(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[str], Target]]:
+    port = free_port()
+    web = {"port": port, "model_name": "omni", "header_timeout_s": 1, "body_timeout_s": 1, "max_connections_per_address": 300}
+    with start_with(json.dumps({"web": web}), loaded, redis_url) as running:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}"), "the gateway to answer", timeout_s=30)
+        yield running, Target("127.0.0.1", port)
+        running.kill()
+
+
+def test_memory_of_a_gateway_under_attack_is_bounded_and_its_stop_orderly(process: tuple[subprocess.Popen[str], Target]) -> None:
+    running, target = process
+    body = json.dumps({"model": "omni", "messages": HELLO}).encode()
+    assert _asked(target, body).startswith(b"HTTP/1.1 503"), "no worker serves"
+    memory = psutil.Process(running.pid)
+    before = memory.memory_info().rss
+    floods = [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
+    at_work = [lambda attack=attack: attack(target, 32 * MIB) for attack in floods]
+    with attacking(*at_work, lambda: attacks.half_open(target, 50), lambda: attacks.long_websocket_address(target)) as made:
+        wait_until(lambda: min(made) >= 3, "each attack to be made three times", timeout_s=30)
+        assert _asked(target, body).startswith(b"HTTP/1.1 503"), "it answers all the while"
+    grown = memory.memory_info().rss - before
+    assert grown < 64 * MIB, f"{grown / MIB:.0f} MiB more"
+    with ExitStack() as held:
+        for wire in [*attacks.half_open(target, 100), *attacks.idle_sockets(target, 100)]:
+            held.enter_context(wire)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=10) == 0
+    output, _ = running.communicate()
+    assert "Traceback" not in output and "Cancel" not in output
+    assert len(output.splitlines()) < 30, output
+
+
+def _asked(target: Target, body: bytes) -> bytes:
+    with target.connect() as wire:
+        wire.sendall(HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        return read_to_end(wire)

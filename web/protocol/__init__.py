@@ -1,0 +1,7 @@
+"""What a client may do to a connection of the gateway: bounds in bytes, in time and in number, over uvicorn's own protocols.
+
+`bounds` has the numbers and `table` the open connections: which is closed to make room, and a periodic look at each.
+`connection` is one of them. `http` and `websocket` are uvicorn's protocol classes with the bounds, `message` counts what they
+read, `config` carries the table to them. `refusal` answers requests that reach no route, `abuse` logs them, `descriptors` bounds
+connections by open files. Knows no route.
+"""

@@ -1,0 +1,54 @@
+"""The bounds of every connection: those of the deployment, and constants that no client of the API comes near."""
+
+from dataclasses import dataclass
+
+from fleet.config.schema import WebConfig
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request: its first line, its header fields, and the trailer fields of its body."""
+MAX_URL_BYTES = 16 * 1024
+MAX_FIELDS = 128
+"""Header and trailer fields. Source: the bound of `websockets`, for the same request with an upgrade."""
+MAX_PIPELINED = 32
+"""Requests that wait for the answer before them on one connection."""
+MAX_FRAMING_BYTES = 16 * 1024
+"""Bytes of a chunked body that are neither content nor ordinary chunk sizes: extensions, trailers. Source: Go's net/http."""
+CHUNK_FRAMING_BYTES = 16
+"""A chunk's size and its two line ends."""
+MAX_DISCARDED_BYTES = 256 * 1024
+"""The rest of a body that is read and dropped after its answer, to keep the connection. Source: Go's net/http."""
+MIN_BYTES_PER_S = 500
+"""A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
+LINGER_S = 2.0
+"""How long what arrives after a refusal is dropped: closing before it was read would reset the connection under the answer."""
+MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
+SWEEPS_PER_TIMEOUT = 5
+"""A time-out is noticed late by a fifth of it, and by a second at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Units: seconds; numbers of connections."""
+
+    header_timeout_s: float
+    body_timeout_s: float
+    send_timeout_s: float
+    max_connections: int
+    max_connections_per_address: int
+
+    @staticmethod
+    def of(web: WebConfig, max_connections: int) -> "Bounds":
+        """`max_connections`: what the process can have, if it is less than what the deployment allows."""
+        return Bounds(
+            header_timeout_s=web.header_timeout_s,
+            body_timeout_s=web.body_timeout_s,
+            send_timeout_s=web.send_timeout_s,
+            max_connections=max_connections,
+            max_connections_per_address=web.max_connections_per_address,
+        )
+
+    @property
+    def sweep_s(self) -> float:
+        """Pause between two looks at all connections."""
+        shortest_s = min(self.header_timeout_s, self.body_timeout_s, self.send_timeout_s)
+        return min(MAX_SWEEP_S, max(MIN_SWEEP_S, shortest_s / SWEEPS_PER_TIMEOUT))

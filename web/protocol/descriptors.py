@@ -1,0 +1,49 @@
+"""How many connections this process can have: its limit of file descriptors, raised as far as it is allowed to."""
+
+import logging
+import os
+import resource
+from pathlib import Path
+
+from fleet.config.schema import WebConfig
+
+log = logging.getLogger("fleet.web")
+
+RESERVED = 128
+"""Descriptors for what the gateway opens besides connections: Redis, files that are served, sockets that are being accepted."""
+UNLIMITED = 1024 * 1024
+"""What to raise the soft limit to where the hard one is none."""
+OPEN_NOW = Path("/proc/self/fd")
+
+
+def connection_bound(web: WebConfig) -> int:
+    """Return `web.max_connections`, or fewer where descriptors do not suffice; logs which."""
+    limit = _raise_limit()
+    room = max(1, limit - RESERVED - _num_open())
+    bound = min(web.max_connections, room)
+    if bound < web.max_connections:
+        log.warning(
+            "at most %d connections are served, not web.max_connections=%d: this process may open %d files; raise its hard limit "
+            "(ulimit -Hn, LimitNOFILE= of systemd)", bound, web.max_connections, limit,
+        )  # fmt: skip
+    else:
+        log.info("at most %d connections are served (web.max_connections); this process may open %d files", bound, limit)
+    return bound
+
+
+def _raise_limit() -> int:
+    """The soft limit after raising it to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return min(wanted, UNLIMITED) if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays at %d: %s", soft, error)
+        return soft
+    return wanted
+
+
+def _num_open() -> int:
+    return len(os.listdir(OPEN_NOW)) if OPEN_NOW.is_dir() else 0

@@ -1,0 +1,115 @@
+"""Uvicorn's WebSocket protocol with bounds: unreadable handshakes, many fragments, clients that read nothing. Knows no event."""
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Frame
+
+from web.protocol import refusal
+from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES
+from web.protocol.config import BoundedConfig
+from web.protocol.connection import Connection, SendProgress
+
+
+class BoundedWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket on a connection that was counted when it was accepted."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(config, BoundedConfig), "given to uvicorn with web.protocol.config.BoundedConfig only"
+        self._table = config.table
+        self._slot: Connection
+        self._sending = SendProgress()
+        self._fragments = bytearray()
+        self._num_discarded = 0
+        self._ends_at: float | None = None
+
+    def take_over(self, slot: Connection) -> None:
+        """Serve this connection from now on."""
+        self._slot = slot
+        slot.handler = self
+        self._table.set_busy(slot)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self._slot)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.close_sent:
+            self._num_discarded += len(data)
+            if self._num_discarded > MAX_DISCARDED_BYTES:
+                self._slot.raw.abort()
+                return
+        super().data_received(data)
+        if not self.handshake_initiated and self.conn.handshake_exc is not None:
+            self._refuse_handshake()
+
+    def _refuse_handshake(self) -> None:
+        """Uvicorn waits for ever where the library could not read the request: it raises no event for it."""
+        found = refusal.BAD_HANDSHAKE
+        self._note(found.kind, f"{found.message} ({self.conn.handshake_exc})")
+        self.close_sent = True
+        self.transport.write(b"".join(self.conn.data_to_send()) or found.response(self.default_headers))
+        self.transport.close()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join fragments as they come: a list of many small ones, or of empty ones, would be larger than `ws_max_size`."""
+        if not self._fragments:
+            self._fragments += b"".join(self.frames)
+        self._fragments += event.data
+        if event.fin:
+            self.frames = [bytes(self._fragments)]
+            self._fragments.clear()
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames):
+            self._note("WebSocket texts that are not UTF-8", "a text is not UTF-8")
+            self.frames = []
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # a peer that does not read needs no answer, and must not fill the write buffer with them
+
+    def resume_writing(self) -> None:
+        self._sending.forget()
+        super().resume_writing()
+
+    def check(self, now: float) -> None:
+        """Satisfies `Handler`."""
+        if self._ends_at is not None and now >= self._ends_at:
+            self._slot.raw.abort()
+            return
+        closing = self.transport.is_closing()
+        if self.writable.is_set() and not closing:
+            self._sending.forget()
+            return
+        buffered, timeout_s = self._slot.num_buffered(self.transport), self._table.bounds.send_timeout_s
+        if self._sending.stalled(buffered, now, timeout_s):
+            message = f"the client of a WebSocket read too little for {timeout_s:g} s (web.send_timeout_s); it is disconnected"
+            self._note("WebSockets whose client does not read", message)
+            self._slot.raw.abort()
+        elif closing and not buffered and self._ends_at is None:
+            self._ends_at = now + LINGER_S
+
+    def _note(self, kind: str, message: str) -> None:
+        self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
+
+
+def _is_utf8(pieces: list[bytes]) -> bool:
+    try:
+        b"".join(pieces).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
