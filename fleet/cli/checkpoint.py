@@ -12,8 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import IO
 
+from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError
+from fleet.core.private import make_private_folder
 from fleet.graphs import get_graph
 
 AUTO, TINY = "auto", "tiny"
@@ -40,8 +42,8 @@ def _tiny(config: FleetConfig) -> Path:
     """Made under a file lock if it is not there yet, in a process of its own: it needs torch, which most callers never load."""
     if not get_graph(config.graph).tiny:
         raise ConfigError(f"checkpoint: graph {config.graph} cannot make one; give a folder with its weights", param="checkpoint")
-    home = config.data_dir.absolute() / "checkpoints"
-    home.mkdir(parents=True, exist_ok=True)
+    home = secure_data_dir(config) / "checkpoints"
+    make_private_folder(home)
     target = home / f"{config.graph}-tiny"
     with (home / f"{config.graph}-tiny.lock").open("w") as lock:
         _take(lock, target)
