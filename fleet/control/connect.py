@@ -128,8 +128,8 @@ def _how_to_find(url: str) -> str:
         return "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
     folder = os.path.realpath(Path(unquote(urlsplit(url).path)).parent)
     return (
-        f"no server runs in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the folder "
-        "where it was started, give its --set data_dir=DIR, or set REDIS_URL"
+        f"no server runs in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
+        "folder where it was started, give its --set data_dir=DIR, or set REDIS_URL"
     )
 
 
