@@ -45,7 +45,9 @@ def _tiny(config: FleetConfig) -> Path:
     home = secure_data_dir(config) / "checkpoints"
     make_private_folder(home)
     target = home / f"{config.graph}-tiny"
-    with (home / f"{config.graph}-tiny.lock").open("w") as lock:
+    lock_file = home / f"{config.graph}-tiny.lock"
+    lock_file.touch(mode=0o600)
+    with lock_file.open("w") as lock:
         _take(lock, target)
         if not target.is_dir():
             _say(f"making a tiny random {config.graph} checkpoint in {target} (once; up to a minute)")
@@ -86,7 +88,7 @@ def _make_aside(graph: str, target: Path) -> None:
     """Make it next to its place and move it there whole, so that nobody ever sees half of one."""
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     command = [sys.executable, "-m", "fleet.cli", "checkpoint", "tiny", str(aside), "--graph", graph]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, umask=0o077)
     if done.returncode != 0:
         shutil.rmtree(aside, ignore_errors=True)
         reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

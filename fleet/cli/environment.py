@@ -1,6 +1,6 @@
 """The secrets in a command's environment: every process of a fleet has only those that it uses.
 
-A worker's memory can be read by whoever breaks its transport, and what a process was started with stays in its memory, and in
+A flaw in a worker's transport may show its memory to others, and what a process was started with stays in its memory, and in
 `/proc/PID/environ`, for as long as it runs. Imports nothing heavy, since commands that have too much start again.
 """
 

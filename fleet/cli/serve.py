@@ -42,7 +42,8 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
         raise ConfigError(
             "redis.port: only `fleet up` chooses a free port; give one, or null for the Unix socket alone", param="redis.port"
         )
-    secure_data_dir(deployment.config)
+    if options.data_dir is None:
+        secure_data_dir(deployment.config)
     data_dir = deployment.config.redis_data_dir
     print(f"redis: {deployment.redis_url}, data in {data_dir}", flush=True)
     exec_server(ServerOptions(data_dir=data_dir, port=options.port))

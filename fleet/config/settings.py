@@ -66,8 +66,8 @@ def check_redis_password(url: str | None) -> None:
     if url is None or host is None or has_password(url) or _is_local(host):
         return
     raise ConfigError(
-        f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; whoever reaches that Redis controls the "
-        "fleet and reads every request. Give Redis a password and write redis://:PASSWORD@HOST:PORT, or permit it with "
+        f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; any client that reaches it controls "
+        "the fleet and reads every request. Give Redis a password and write redis://:PASSWORD@HOST:PORT, or permit it with "
         "--set security.allow_redis_without_password=true",
         param="REDIS_URL",
     )

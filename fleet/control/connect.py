@@ -74,7 +74,7 @@ def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
     )  # fmt: skip
 
 
-class _Beside(CredentialProvider):
+class _PasswordFile(CredentialProvider):
     """The password beside a socket, read for each new connection: the server that listens has written it before."""
 
     def __init__(self, folder: Path) -> None:
@@ -89,11 +89,11 @@ class _Beside(CredentialProvider):
 
 
 def _credentials(url: str) -> CredentialProvider | None:
-    """Of a socket whose address gives no password: the embedded server's, or another one in whose folder there is none."""
+    """Return what reads the password of a Unix socket whose address gives none, such as the embedded server's; else None."""
     parts = urlsplit(url)
-    if parts.scheme != "unix" or parts.username or has_password(url):
+    if parts.scheme != "unix" or parts.username or "username=" in parts.query or has_password(url):
         return None
-    return _Beside(Path(unquote(parts.path)).parent)
+    return _PasswordFile(Path(unquote(parts.path)).parent)
 
 
 def _say_once(said: str, line: str) -> str:
@@ -128,7 +128,7 @@ def _how_to_find(url: str) -> str:
         return "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
     folder = os.path.realpath(Path(unquote(urlsplit(url).path)).parent)
     return (
-        f"no server runs in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
+        f"looked for in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
         "folder where it was started, give its --set data_dir=DIR, or set REDIS_URL"
     )
 

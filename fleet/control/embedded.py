@@ -9,6 +9,7 @@ import re
 import secrets
 import stat
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -21,6 +22,7 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """`sun_path` of `sockaddr_un`, without its closing zero."""
 SHORT_PATHS = Path("/tmp")
 """Not `$TMPDIR`: it differs from session to session, and may be as long as the path to shorten."""
+DEAD_LINK_S = 3600.0
 _OWN = re.compile(rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly\.aof.*|dump\.rdb|temp-.*")
 
 
@@ -50,9 +52,18 @@ def short_path(folder: Path) -> Path:
         )
     with suppress(FileExistsError):
         link.symlink_to(folder)
+        _remove_dead_links(home)
     if os.readlink(link) != str(folder):
         raise ConfigError(f"redis.data_dir: {link} leads to another folder than {folder}; remove it", param="redis.data_dir")
     return link
+
+
+def _remove_dead_links(home: Path) -> None:
+    """Remove links whose folders are gone. A new one may lead to a folder that is still to be made."""
+    for link in home.iterdir():
+        with suppress(FileNotFoundError):
+            if not link.exists() and time.time() - link.lstat().st_mtime > DEAD_LINK_S:
+                link.unlink()
 
 
 def read_password(folder: Path) -> str | None:

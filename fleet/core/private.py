@@ -27,14 +27,14 @@ def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
     """Take the permissions of other users from a folder. Returns True if they have none now.
 
     A folder with anything whose name is not `is_own`, or with a sticky bit, is left as it is: it is a home or project folder, or
-    /tmp, which others may need. Raises: OSError if the folder cannot be read.
+    /tmp, which others may need; and so is one of another user.
     """
     mode = folder.stat().st_mode
     if not mode & OTHERS:
         return True
-    if mode & stat.S_ISVTX or not all(is_own(name) for name in os.listdir(folder)):
-        return False
     try:
+        if mode & stat.S_ISVTX or not all(is_own(name) for name in os.listdir(folder)):
+            return False
         folder.chmod(0o700)
     except PermissionError:
         return False

@@ -126,7 +126,7 @@ FORMS: dict[str, dict[str, object]] = {
 """What a record holds in place of what `submit` wrote."""
 
 
-def test_no_form_of_record_or_command_runs_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text("open('written', 'w')\ndef run(*arguments, **named): ...\n")
     queue, limits = open_queue(connection), {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     refused: dict[str, str] = {}

@@ -138,7 +138,6 @@ def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
         processes = [started, *started.children()]
         assert len(processes) == 1 + keepers
         for process in processes:
-            assert process.cmdline()[-len(words) :] == words or process is not started
             assert set(process.environ()) & set(SECRETS) == ({"HF_TOKEN"} if "worker" in command else set())
             assert process.environ().items() >= (KEPT | {"REDIS_URL": redis_url}).items()
         assert running.stop() == 0
@@ -149,11 +148,11 @@ def test_command_in_another_folder_says_where_it_looked_for_the_server(fleet: Ru
     done = run_cli("status", "--once", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     said = done.stderr.splitlines()[-1]
-    assert f"no server runs in {tmp_path}/.fleet/redis" in said
+    assert f"looked for in {tmp_path}/.fleet/redis" in said
     assert all(way in said for way in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
 
 
-def test_server_with_a_port_asks_for_a_password_that_nobody_else_sees(tmp_path: Path) -> None:
+def test_server_with_a_port_asks_for_the_password_in_its_private_file(tmp_path: Path) -> None:
     port, data = free_port(), tmp_path / ".fleet" / "redis"
     options = ["--set", f"redis.port={port}"]
 

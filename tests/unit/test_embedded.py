@@ -47,6 +47,18 @@ def test_short_path_is_the_same_each_time_and_another_for_another_folder(short_p
     assert mode(short_paths) == 0o700 and len(list(short_paths.iterdir())) == 2
 
 
+def test_short_path_of_a_folder_that_is_gone_is_removed_later(short_paths: Path, tmp_path: Path) -> None:
+    gone, new, kept = (tmp_path / (name * 120) for name in "abc")
+    kept.mkdir()
+    for folder in (gone, new, kept):
+        embedded_url(folder)
+    for link in short_paths.iterdir():
+        if os.readlink(link) != str(new):
+            os.utime(link, (1, 1), follow_symlinks=False)
+    embedded_url(tmp_path / ("d" * 120))
+    assert {os.readlink(link)[-1] for link in short_paths.iterdir()} == set("bcd")
+
+
 @pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
 def test_folder_of_short_paths_that_is_not_this_users_alone_is_refused(short_paths: Path, tmp_path: Path, how: str) -> None:
     if how == "open to others":
