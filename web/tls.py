@@ -16,6 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError
+from fleet.core.private import make_private_folder
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)
@@ -44,7 +45,8 @@ def _self_signed(folder: Path, host: str) -> TlsFiles:
     files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
     names = _names(host)
     if not (files.key.is_file() and _serves(files.cert, names)):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder.parent)
+        make_private_folder(folder)
         _make(files, names)
     return files
 

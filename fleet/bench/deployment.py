@@ -17,6 +17,7 @@ from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.config.settings import read_settings
 from fleet.core.parent_death import signalled_with_parent
+from fleet.core.private import make_private_folder
 from fleet.graphs import DEFAULT_GRAPH
 
 RESOLVED_NAME = "resolved.yaml"
@@ -98,7 +99,7 @@ def own_overrides(folder: Path) -> tuple[str, ...]:
     """What a fleet of our own has other than its configuration says: its places, and no certificate; its client is here."""
     own = {
         "web.host": "127.0.0.1", "web.port": 0, "web.tls": "null", "web.tls_cert": "null", "web.tls_key": "null",
-        "redis.port": 0, "data_dir": folder, "redis.data_dir": folder / "redis",
+        "redis.port": "null", "data_dir": folder, "redis.data_dir": folder / "redis",
     }  # fmt: skip
     return tuple(f"{key}={value}" for key, value in own.items())
 
@@ -106,7 +107,8 @@ def own_overrides(folder: Path) -> tuple[str, ...]:
 def _own_folder(data_dir: Path) -> Path:
     """A data folder for one run, which shares with all others only the checkpoints that were made once."""
     checkpoints = data_dir / CHECKPOINTS
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    make_private_folder(data_dir)
+    make_private_folder(checkpoints)
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=data_dir))
     (folder / CHECKPOINTS).symlink_to(checkpoints)
     return folder

@@ -20,8 +20,9 @@ from fleet.bench.errors import BenchError
 from fleet.bench.stats import Summary, summarise
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run, text
+from fleet.control.embedded import embedded_url
 from fleet.control.notices import ChunkNotice
-from fleet.control.server import ServerOptions, find_server, free_port, server_command
+from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
@@ -116,11 +117,11 @@ def _took_us(call: Callable[[], Reply]) -> float:
 @contextmanager
 def _server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-redis-") as folder:
-        options = ServerOptions(data_dir=Path(folder), port=free_port())
+        options = ServerOptions(data_dir=Path(folder))
         command = server_command(find_server(), options)
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            yield f"redis://{options.host}:{options.port}"
+            yield embedded_url(options.data_dir)
         finally:
             process.terminate()
             process.wait()

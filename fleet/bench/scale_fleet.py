@@ -19,7 +19,8 @@ import yaml
 from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.control.connect import connect
-from fleet.control.server import ServerOptions, find_server, free_port, server_command
+from fleet.control.embedded import embedded_url
+from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.parent_death import signalled_with_parent
 
 CONFIG_NAME, LOG_NAME = "resolved.yaml", "fleet.log"
@@ -32,8 +33,8 @@ class ScaleFleet:
     """What was started, by name; several workers of one role share its name. `ready_s`: how long it took until all were there."""
 
     def __init__(self, config: FleetConfig, folder: Path) -> None:
-        options = ServerOptions(data_dir=folder, port=free_port())
-        self.url = f"redis://{options.host}:{options.port}"
+        options = ServerOptions(data_dir=folder)
+        self.url = embedded_url(folder)
         file = folder / CONFIG_NAME
         file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         self.config = load_config(file)

@@ -118,7 +118,7 @@ class Rig:
             extras.start([CONDUCTOR])
             urls = [self.target.url, *self._more_gateways(extras)]
             watch = stack.enter_context(closing(Watch(config, len(urls))))
-            trail = stack.enter_context(closing(Trail(config.redis.port)))
+            trail = stack.enter_context(closing(Trail(config.redis_data_dir)))
             striker = Striker(watch, trail, extras)
             self.progress.steps("the fleet becoming whole", None)
             if not striker.await_whole():

@@ -33,10 +33,10 @@ def find(*words: str) -> dict[int, psutil.Process]:
     return found
 
 
-def is_connected(process: psutil.Process, port: int) -> bool:
-    """Whether it talks to what listens on `port`; not so while it still starts."""
+def is_connected(process: psutil.Process) -> bool:
+    """Return True if a process holds a Unix socket, as a conductor does to Redis alone; not so while it still starts."""
     with contextlib.suppress(psutil.Error):
-        return any(one.raddr and one.raddr.port == port for one in process.net_connections("tcp"))
+        return bool(process.net_connections("unix"))
     return False
 
 

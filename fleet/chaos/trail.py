@@ -2,11 +2,13 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from fleet.chaos.aftermath import Aftermath, Told, aftermath
 from fleet.control import keys
 from fleet.control.connect import connect, text
+from fleet.control.embedded import embedded_url
 from fleet.core.events import AnyEvent, TaskClaimed, TaskHandedOff, decode_event
 from fleet.core.ids import RequestId, StageName
 
@@ -27,8 +29,8 @@ class HandOff:
 class Trail:
     """Reads of one fleet, each a blocking call from one thread. Raises: redis's errors."""
 
-    def __init__(self, port: int) -> None:
-        self._redis = connect(f"redis://127.0.0.1:{port}")
+    def __init__(self, redis_data_dir: Path) -> None:
+        self._redis = connect(embedded_url(redis_data_dir))
 
     def close(self) -> None:
         self._redis.close()

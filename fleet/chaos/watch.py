@@ -12,6 +12,7 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient, WorkerView
 from fleet.control.connect import connect_async, text
+from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 
 NUM_CONDUCTORS = 2
@@ -56,8 +57,8 @@ class Watch:
     """Reads of one fleet, each a blocking call from one thread. Raises: RedisUnreachable."""
 
     def __init__(self, config: FleetConfig, num_gateways: int) -> None:
-        self._config, self._port, self._num_gateways = config, config.redis.port, num_gateways
-        url = f"redis://127.0.0.1:{self._port}"
+        self._config, self._num_gateways = config, num_gateways
+        url = embedded_url(config.redis_data_dir)
         self._runner = asyncio.Runner()
         self._client: FleetClient = self._runner.run(FleetClient.connect(url, config))
         self._redis = connect_async(url)
@@ -104,7 +105,7 @@ class Watch:
         if len(self.members(GATEWAY)) < self._num_gateways:
             return False
         conductors = find(CONDUCTOR)
-        at_work = {pid for pid, process in conductors.items() if is_connected(process, self._port)}
+        at_work = {pid for pid, process in conductors.items() if is_connected(process)}
         return len(at_work) >= NUM_CONDUCTORS and any(leader.pid in at_work for leader in self.members(CONDUCTOR))
 
     def _num_standing_by(self, role: str) -> int:

@@ -12,8 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import IO
 
+from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError
+from fleet.core.private import make_private_folder
 from fleet.graphs import get_graph
 
 AUTO, TINY = "auto", "tiny"
@@ -40,10 +42,12 @@ def _tiny(config: FleetConfig) -> Path:
     """Made under a file lock if it is not there yet, in a process of its own: it needs torch, which most callers never load."""
     if not get_graph(config.graph).tiny:
         raise ConfigError(f"checkpoint: graph {config.graph} cannot make one; give a folder with its weights", param="checkpoint")
-    home = config.data_dir.absolute() / "checkpoints"
-    home.mkdir(parents=True, exist_ok=True)
+    home = secure_data_dir(config) / "checkpoints"
+    make_private_folder(home)
     target = home / f"{config.graph}-tiny"
-    with (home / f"{config.graph}-tiny.lock").open("w") as lock:
+    lock_file = home / f"{config.graph}-tiny.lock"
+    lock_file.touch(mode=0o600)
+    with lock_file.open("w") as lock:
         _take(lock, target)
         if not target.is_dir():
             _say(f"making a tiny random {config.graph} checkpoint in {target} (once; up to a minute)")
@@ -84,7 +88,7 @@ def _make_aside(graph: str, target: Path) -> None:
     """Make it next to its place and move it there whole, so that nobody ever sees half of one."""
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     command = [sys.executable, "-m", "fleet.cli", "checkpoint", "tiny", str(aside), "--graph", graph]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, umask=0o077)
     if done.returncode != 0:
         shutil.rmtree(aside, ignore_errors=True)
         reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

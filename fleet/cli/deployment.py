@@ -1,12 +1,18 @@
 """Files, options and environment -> the one deployment a command works on. Connects to nothing."""
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.config import FleetConfig, load_config
-from fleet.config.settings import Settings, read_settings
+from fleet.config.settings import Settings, check_redis_password, read_settings
+from fleet.control.embedded import embedded_url
+from fleet.core.private import close_to_others, make_private_folder
 from fleet.graphs import DEFAULT_GRAPH
+
+_OWN = re.compile(r"redis|jobs|checkpoints|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log")
+"""Entries of a data folder that Fleet has made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +41,28 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
     return Deployment(
         config=config,
         settings=dataclasses.replace(settings, port=config.web.port, config_path=path),
-        redis_url=settings.redis_url or f"redis://127.0.0.1:{config.redis.port}",
+        redis_url=settings.redis_url or embedded_url(config.redis_data_dir),
     )
+
+
+def open_serving(config_file: Path | None, overrides: list[str] | None) -> Deployment:
+    """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis, naming what permits it."""
+    deployment = open_deployment(config_file, overrides)
+    if not deployment.config.security.allow_redis_without_password:
+        check_redis_password(deployment.settings.redis_url)
+    return deployment
+
+
+def secure_data_dir(config: FleetConfig) -> Path:
+    """Return the deployment's data folder, made for this user alone if it is missing.
+
+    One that is there and holds only what Fleet has made is closed to other users too; another one is left as it is, since what
+    Fleet puts into it is private by itself.
+    """
+    folder = config.data_dir.absolute()
+    make_private_folder(folder)
+    close_to_others(folder, is_own=lambda name: _OWN.fullmatch(name) is not None)
+    return folder
 
 
 def _default_file(overrides: tuple[str, ...]) -> Path | None:

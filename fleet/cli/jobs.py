@@ -1,12 +1,13 @@
 """`fleet jobs`: the worker of background jobs, and the two commands that submit jobs and list them."""
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
 
-from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.deployment import Deployment, open_deployment, open_serving, secure_data_dir
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.cli.up import reachable
@@ -45,6 +46,7 @@ def jobs(
     """
     if context.invoked_subcommand:
         return
+    deployment = open_serving(config, set_)
     if kept:
         named = ["--url", url] if url else []
         raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named])))
@@ -52,8 +54,10 @@ def jobs(
     from fleet.jobs.measured import Measured
     from fleet.jobs.worker import run_jobs
 
-    deployment = open_deployment(config, set_)
     connection = _connect(deployment, patience_s=10.0)
+    if deployment.config.data_dir.exists():
+        secure_data_dir(deployment.config)
+    os.umask(0o077)  # what a job writes is this user's
     with shipping(deployment.redis_url, Labels("jobs")):
         run_jobs(connection, Measured(config=deployment.config, url=url or _gateway_url(deployment)))
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.deployment import Deployment, open_deployment, open_serving, secure_data_dir
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.config.safety import refuse_unsafe
@@ -23,7 +23,8 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     """Run the fleet's Redis server; idle if REDIS_URL names one elsewhere.
 
     The server is the Valkey that is installed with Fleet, else redis-server or valkey-server from PATH (6.2 or newer). Its data
-    lies in `redis.data_dir`, or in `redis` under `data_dir`, as an append-only file and survives restarts.
+    lies in `redis.data_dir`, or in `redis` under `data_dir`, as an append-only file and survives restarts. Clients connect to the
+    Unix socket `redis.sock` there; with `redis.port` also to that port, with the password in the file `password` there.
 
     Example: fleet redis --set redis.port=6400
     """
@@ -39,7 +40,11 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
 
     options = deployment.config.redis
     if options.port == 0:
-        raise ConfigError("redis.port: 0 leaves the others no address; give a port, or use `fleet up`", param="redis.port")
+        raise ConfigError(
+            "redis.port: only `fleet up` chooses a free port; give one, or null for the Unix socket alone", param="redis.port"
+        )
+    if options.data_dir is None:
+        secure_data_dir(deployment.config)
     data_dir = deployment.config.redis_data_dir
     print(f"redis: {deployment.redis_url}, data in {data_dir}", flush=True)
     exec_server(ServerOptions(data_dir=data_dir, port=options.port))
@@ -50,7 +55,7 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
     Example: fleet conductor
     """
-    deployment = open_deployment(config, set_)
+    deployment = open_serving(config, set_)
     if kept:
         raise typer.Exit(_keep_fenced(["conductor", *passed_on(config, set_)], deployment))
     _await_redis(deployment)
@@ -73,7 +78,7 @@ def worker(
 
     Example: fleet worker thinker --set stages.thinker.max_batch=8
     """
-    deployment = open_deployment(config, set_)
+    deployment = open_serving(config, set_)
     serves = deployment.config.role(role)
     if kept:
         raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, serves.name))
@@ -103,7 +108,7 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, r
     Example: fleet web --set web.port=8001
     """
     set_ = with_read_only(set_, read_only)
-    deployment = open_deployment(config, set_)
+    deployment = open_serving(config, set_)
     refuse_unsafe(deployment.config, deployment.settings)
     if kept:
         raise typer.Exit(_keep_fenced(["web", *passed_on(config, set_)], deployment))

@@ -11,10 +11,12 @@ import typer
 import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, open_deployment
+from fleet.cli.deployment import Deployment, open_serving, secure_data_dir
+from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
+from fleet.core.private import write_private
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
@@ -40,16 +42,16 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     """
     from fleet.cli.manager import FleetManager
 
-    deployment = open_deployment(config, with_read_only(set_, read_only))
+    deployment = open_serving(config, with_read_only(set_, read_only))
     refuse_unsafe(deployment.config, deployment.settings)
     _check_redis(deployment)
     resolved = _resolve(deployment)
-    env = _environment(_store(resolved))
+    resolved_file = _store(resolved)
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
-    redis_url = f"redis://127.0.0.1:{resolved.redis.port}" if deployment.embedded_redis else deployment.redis_url
-    manager = FleetManager(redis_url, lambda: threading.Thread(target=_say_when_ready, args=(url,), daemon=True).start())
+    watch = threading.Thread(target=_say_when_ready, args=(url,), daemon=True)
+    manager = FleetManager(deployment.redis_url, watch.start)
     for name, arguments in _processes(deployment, resolved):
-        manager.keep(name, arguments, env)
+        manager.keep(name, arguments, _environment(arguments[0], resolved_file))
     manager.loop()
     if manager.culprit:
         print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
@@ -63,9 +65,11 @@ def _check_redis(deployment: Deployment) -> None:
 
     if deployment.embedded_redis:
         find_server()
+        secure_data_dir(deployment.config)
         # A folder that another fleet serves is refused here, before that fleet's resolved configuration would be overwritten.
         os.close(lock_data_dir(deployment.config.redis_data_dir))
-        require_free_port("127.0.0.1", deployment.config.redis.port, "redis.port")
+        if deployment.config.redis.port is not None:
+            require_free_port("127.0.0.1", deployment.config.redis.port, "redis.port")
     else:
         connect(deployment.redis_url).close()
     require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
@@ -78,9 +82,8 @@ def _resolve(deployment: Deployment) -> FleetConfig:
     config = deployment.config
     web_port, redis_port = free_ports(2)
     web = config.web.model_copy(update={"port": config.web.port or web_port})
-    redis = config.redis.model_copy(
-        update={"port": config.redis.port or redis_port, "data_dir": config.redis_data_dir}
-    )
+    port = redis_port if config.redis.port == 0 else config.redis.port
+    redis = config.redis.model_copy(update={"port": port, "data_dir": config.redis_data_dir})
     checkpoint = str(resolve_checkpoint(config))
     return config.model_copy(
         update={"web": web, "redis": redis, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
@@ -89,17 +92,19 @@ def _resolve(deployment: Deployment) -> FleetConfig:
 
 def _store(config: FleetConfig) -> Path:
     """Keep the resolved configuration in the data folder and print what in it is not a default."""
-    path = config.data_dir / RESOLVED_NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    path = secure_data_dir(config) / RESOLVED_NAME
+    write_private(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     changed = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
     print(f"fleet: configuration resolved into {path}; other than the defaults:\n{changed}", end="", flush=True)
     return path
 
 
-def _environment(config_file: Path) -> dict[str, str]:
-    """FLEET_PORT is left out: it is already in the file, where a --set may have overruled it."""
-    env = {key: value for key, value in os.environ.items() if key != "FLEET_PORT"}
+def _environment(command: str, config_file: Path) -> dict[str, str]:
+    """Return the environment of `fleet COMMAND`: of secrets only those that it uses.
+
+    FLEET_PORT is left out: it is already in the file, where a --set may have overruled it.
+    """
+    env = {key: value for key, value in without_secrets(os.environ, USES[command]).items() if key != "FLEET_PORT"}
     return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
 
 

@@ -125,7 +125,7 @@ def _needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, 
 
 
 def ports_differ(config: FleetConfig) -> Iterator[Problem]:
-    if config.redis.port == config.web.port != 0:
+    if config.redis.port is not None and config.redis.port == config.web.port != 0:
         yield Problem(("redis", "port"), f"{config.redis.port} is web.port too; give one of them another")
 
 

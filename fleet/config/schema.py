@@ -190,10 +190,14 @@ class VoiceConfig(Strict):
 
 
 class RedisConfig(Strict):
-    """The embedded server, used only where REDIS_URL is not set. `data_dir` null is `redis` under the deployment's own."""
+    """The embedded server, used only where REDIS_URL is not set. `data_dir` null is `redis` under the deployment's own.
+
+    Fleet's processes use the Unix socket in that folder. `port` None: there is no other way in; else the server also listens on
+    loopback, and asks for the password in that folder.
+    """
 
     data_dir: Folder | None = None
-    port: Port = 6399
+    port: Port | None = None
 
 
 class LeaseConfig(Strict):

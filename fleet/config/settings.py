@@ -1,10 +1,11 @@
 """The environment: where things are, and secrets; nothing else is read from it."""
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from fleet.config.values import MAX_PORT
 from fleet.core.errors import ConfigError
@@ -48,6 +49,36 @@ def _redis_url(url: str | None) -> str | None:
     if wrong:
         raise ConfigError(f"REDIS_URL: not a Redis address ({wrong}); write redis://HOST:PORT", param="REDIS_URL")
     return url
+
+
+def has_password(url: str) -> bool:
+    """Return True if a Redis address gives a password, before the host or, as redis-py reads it, after the path."""
+    parts = urlsplit(url)
+    return bool(parts.password or parse_qs(parts.query).get("password"))
+
+
+def check_redis_password(url: str | None) -> None:
+    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix socket is on none.
+
+    Raises: ConfigError naming the setting that permits it.
+    """
+    host = urlsplit(url).hostname if url else None
+    if url is None or host is None or has_password(url) or _is_local(host):
+        return
+    raise ConfigError(
+        f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; any client that reaches it controls "
+        "the fleet and reads every request. Give Redis a password and write redis://:PASSWORD@HOST:PORT, or permit it with "
+        "--set security.allow_redis_without_password=true",
+        param="REDIS_URL",
+    )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.rstrip(".") == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _wrong_with(url: str) -> str | None:

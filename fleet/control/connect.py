@@ -1,18 +1,23 @@
 """Connections to Redis: made with bounded patience, scripts loaded, and sent again when Redis forgot them. Knows no request."""
 
 import logging
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
+from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
+from fleet.config.settings import has_password
+from fleet.control.embedded import read_password
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
 from fleet.core.errors import ConfigError, RedisUnreachable
 
@@ -41,8 +46,7 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
             raise ConfigError(_refused(url, error), param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
-                fix = "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
-                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {fix}") from error
+                raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {_how_to_find(url)}") from error
             said = _say_once(said, f"waiting for redis at {_safe(url)}")
         time.sleep(0.1)
 
@@ -51,7 +55,7 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
     # No silent retry: a read of notices or a claim that is sent twice answers differently the second time.
     client = redis.Redis.from_url(
         url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, protocol=2, retry=Retry(NoBackoff(), 0),
-        single_connection_client=one_connection,
+        single_connection_client=one_connection, credential_provider=_credentials(url),
     )  # fmt: skip
     try:
         client.ping()
@@ -66,8 +70,30 @@ def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
     """A client for a call or two by who is in a hurry: nothing is sent before them, and nothing is tried twice."""
     return redis.Redis.from_url(
         url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2, retry=Retry(NoBackoff(), 0),
-        driver_info=None,
+        driver_info=None, credential_provider=_credentials(url),
     )  # fmt: skip
+
+
+class _PasswordFile(CredentialProvider):
+    """The password beside a socket, read for each new connection: the server that listens has written it before."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = read_password(self._folder)
+        return (password,) if password else cast("tuple[str]", ())
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        return self.get_credentials()
+
+
+def _credentials(url: str) -> CredentialProvider | None:
+    """Return what reads the password of a Unix socket whose address gives none, such as the embedded server's; else None."""
+    parts = urlsplit(url)
+    if parts.scheme != "unix" or parts.username or "username=" in parts.query or has_password(url):
+        return None
+    return _PasswordFile(Path(unquote(parts.path)).parent)
 
 
 def _say_once(said: str, line: str) -> str:
@@ -85,24 +111,38 @@ def connect_async(url: str) -> redis.asyncio.Redis:
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=2.0,
         protocol=2,
+        credential_provider=_credentials(url),
     )
     return redis.asyncio.Redis.from_pool(pool)
 
 
 def _safe(url: str) -> str:
-    """The address without its password."""
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://')[0]}://***@{tail}" if at else url
+    """The address without its password, wherever in it that is."""
+    parts = urlsplit(url)
+    _, at, host = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{'***@' if at else ''}{host}{parts.path}"
+
+
+def _how_to_find(url: str) -> str:
+    if urlsplit(url).scheme != "unix":
+        return "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
+    folder = os.path.realpath(Path(unquote(urlsplit(url).path)).parent)
+    return (
+        f"looked for in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
+        "folder where it was started, give its --set data_dir=DIR, or set REDIS_URL"
+    )
 
 
 def _refused(url: str, error: RedisError) -> str:
     """Redis is there and says no: which part of the address is wrong, and how it is written."""
-    given = urlsplit(url).password
-    write = "write REDIS_URL as redis://:PASSWORD@HOST:PORT, or redis://USER:PASSWORD@HOST:PORT"
+    local = urlsplit(url).scheme == "unix"
+    scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
+    write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
         return f"Redis at {_safe(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
-    if not given:
-        return f"Redis at {_safe(url)} answers, but asks for a password and REDIS_URL has none; {write}"
+    if not has_password(url):
+        beside = " and the file `password` beside its socket is missing, another user's or not the server's" if local else ""
+        return f"Redis at {_safe(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
     if "without any password" in str(error):
         return f"Redis at {_safe(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
     return f"Redis at {_safe(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.jobs import REPORT_FILES
+from fleet.core.private import make_private_folder
 
 FOLDER = "jobs"
 JOB_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -29,7 +30,7 @@ def make_folder(data_dir: Path, job_id: str) -> Path:
     """An empty folder for a job, readable by this user only. Raises: OSError, NotFound."""
     folder = folder_of(data_dir, job_id)
     remove_folder(data_dir, job_id)
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder.parent)
     folder.mkdir(mode=0o700)
     return folder
 

@@ -100,6 +100,7 @@ def delete(connection: Redis, job_id: str) -> None:
     found = _find(connection, job_id)
     if found.get_status() == JobStatus.STARTED:
         raise Conflict(f"job {job_id} runs; stop it first", param="job_id")
+    found.group_id = None  # jobs are in no group, and rq fails to delete one whose group is not there
     found.delete()
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from fleet.control.embedded import LOCK, PASSWORD, SOCKET, make_password, secure_data_dir
 from fleet.core.errors import ConfigError
 
 MIN_VERSION = (6, 2)
-LOCK_NAME = "server.lock"
 FOLDER_OF_7 = "appendonlydir"
 """Where servers from Redis 7 on keep the append-only file; older ones ignore it."""
 LOCK_PATIENCE_S = 5.0
@@ -24,10 +24,13 @@ LOCK_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where the server keeps its data and listens. The folder is served by one process at a time."""
+    """Where the server keeps its data and listens. The folder is served by one process at a time.
+
+    `data_dir` is absolute. `port` None: on the Unix socket in the folder alone.
+    """
 
     data_dir: Path
-    port: int
+    port: int | None = None
     host: str = "127.0.0.1"
 
 
@@ -69,10 +72,15 @@ def _version(binary: Path) -> tuple[int, ...]:
 
 
 def server_command(binary: Path, options: ServerOptions) -> list[str]:
-    """The command line: append-only file on, never evicting, local only. Durability is `everysec`."""
+    """Return the command line: append-only file on, never evicting, local only. Durability is `everysec`.
+
+    The socket's path is relative to `dir`, which the server enters first: a longer one would not fit.
+    """
     settings = {
         "bind": options.host,
-        "port": str(options.port),
+        "port": str(options.port or 0),
+        "unixsocket": SOCKET,
+        "unixsocketperm": "600",
         "dir": str(options.data_dir),
         "appendonly": "yes",
         "appendfsync": "everysec",
@@ -86,13 +94,50 @@ def server_command(binary: Path, options: ServerOptions) -> list[str]:
 def exec_server(options: ServerOptions) -> NoReturn:
     """Become the Redis server: signals and the exit status are then its own, and the folder's lock dies with it.
 
-    Raises: ConfigError if the folder is being served or was written by a newer server, the port is taken, or there is no binary.
+    A server with a port asks every client for the password in its folder, and so does one whose folder has a password already.
+    Raises: ConfigError if the folder is being served, was written by a newer server, can be written by others or holds no socket,
+    the port is taken, or there is no binary.
     """
-    binary = find_server()
+    binary = find_server().absolute()
     check_readable(binary, options.data_dir)
     lock_data_dir(options.data_dir)
-    require_free_port(options.host, options.port, "redis.port")
-    os.execv(binary, server_command(binary, options))
+    if options.port is not None:
+        require_free_port(options.host, options.port, "redis.port")
+    _require_socket(options.data_dir)
+    command = server_command(binary, options)
+    if options.port is not None or os.path.lexists(options.data_dir / PASSWORD):
+        # By standard input: other users can read a command line.
+        _become_stdin(f"requirepass {make_password(options.data_dir)}\n")
+        command.append("-")
+    os.umask(0o077)
+    os.execv(binary, command)
+
+
+def _require_socket(data_dir: Path) -> None:
+    """Try what the server will do, and leave nothing. Raises: ConfigError where the file system has no sockets."""
+    os.chdir(data_dir)
+    try:
+        Path(SOCKET).unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(SOCKET)
+        Path(SOCKET).unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"redis.data_dir: no Unix socket can be made in {data_dir} ({error.strerror}); choose a folder on a local disk with "
+            "--set redis.data_dir=DIR",
+            param="redis.data_dir",
+        ) from error
+
+
+def _become_stdin(content: str) -> None:
+    """Let the next program read `content`, which a pipe holds whole, and then the end."""
+    read_end, write_end = os.pipe()
+    os.write(write_end, content.encode())
+    os.close(write_end)
+    if read_end != 0:
+        os.dup2(read_end, 0)
+        os.close(read_end)
+    os.set_inheritable(0, True)
 
 
 def check_readable(binary: Path, data_dir: Path) -> None:
@@ -112,11 +157,11 @@ def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
     """Take the folder for this process and what it becomes; the descriptor that holds the lock survives `exec`.
 
     A killed server's child, rewriting the append-only file, may hold the lock a moment longer; that is waited out.
-    Raises: ConfigError if another server holds the folder.
+    Raises: ConfigError if another server holds the folder, or other users may write into it.
     """
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        secure_data_dir(data_dir)
+        lock = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"redis.data_dir: {data_dir} cannot be written: {error.strerror}", param="redis.data_dir") from error
     deadline = time.monotonic() + patience_s

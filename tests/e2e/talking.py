@@ -22,7 +22,7 @@ from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.probe import Pcm
 
-OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+OPTIONS = ("--set", "web.port=0")
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 LONG = "count to twenty"
 """Answered with eleven seconds of speech."""

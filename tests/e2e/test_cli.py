@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fleet.cli.checkpoint import write_tiny
 from fleet.cli.main import app
+from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, free_port, server_command
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, cli_env, redis_answers, run_cli, start_cli, wait_until
@@ -37,12 +38,12 @@ def taken_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def redis_options(folder: Path, port: int) -> list[str]:
-    return ["--set", f"redis.data_dir={folder}", "--set", f"redis.port={port}"]
+def redis_options(folder: Path, port: int | None = None) -> list[str]:
+    return ["--set", f"redis.data_dir={folder}", *([] if port is None else ["--set", f"redis.port={port}"])]
 
 
-def ping(port: int) -> bool:
-    return redis_answers(f"redis://127.0.0.1:{port}")
+def ping(folder: Path) -> bool:
+    return redis_answers(embedded_url(folder))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -65,7 +66,7 @@ def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
         ("config --set web.prot=1", "web.prot: unknown key"),
         ("config --set graph=other", "unknown graph 'other'"),
         ("worker nobody", "role: this deployment has no role 'nobody'; it has "),
-        ("redis --set redis.port=0", "redis.port: 0 leaves the others no address"),
+        ("redis --set redis.port=0", "redis.port: only `fleet up` chooses a free port"),
         ("checkpoint tiny .", "is not an empty folder"),
         ("checkpoint tiny new --graph other", "unknown graph 'other'"),
         ("up --set checkpoint=absent", "checkpoint: no folder "),
@@ -79,7 +80,7 @@ def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path
     (tmp_path / "unweighted").mkdir()
     (tmp_path / "unweighted" / "config.json").write_text("{}")
     ports = {"FLEET_PORT": str(free_port())}
-    free = redis_options(tmp_path / "r", free_port()) if command.startswith("up") else []
+    free = redis_options(tmp_path / "r") if command.startswith("up") else []
     done = run_cli(*command.split(), *free, cwd=tmp_path, env=ports)
     assert done.returncode == 1
     assert done.stderr.startswith("fleet: ") and message in done.stderr
@@ -146,41 +147,41 @@ def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
 
 
 def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> None:
-    port = free_port()
-    with start_cli("redis", *redis_options(Path("data"), port), cwd=tmp_path) as server:
-        server.wait_for(f"redis://127.0.0.1:{port}, data in {tmp_path / 'data'}")
-        wait_until(lambda: ping(port), "Redis to answer")
-        with redis.Redis(port=port, decode_responses=True) as client:
+    data = tmp_path / "data"
+    with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path) as server:
+        server.wait_for(f"unix://{data}/redis.sock, data in {data}")
+        wait_until(lambda: ping(data), "Redis to answer")
+        with redis.Redis.from_url(embedded_url(data), decode_responses=True) as client:
             settings = {name: client.config_get(name)[name] for name in DURABLE}
             client.set("kept", "yes")
         assert server.stop() == 0
     assert settings == DURABLE
-    with start_cli("redis", *redis_options(Path("data"), port), cwd=tmp_path):
-        wait_until(lambda: ping(port), "Redis to answer again")
-        with redis.Redis(port=port, decode_responses=True) as client:
+    with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path):
+        wait_until(lambda: ping(data), "Redis to answer again")
+        with redis.Redis.from_url(embedded_url(data), decode_responses=True) as client:
             assert client.get("kept") == "yes"
 
 
 def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> None:
     """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
-    data, port = tmp_path / "data", free_port()
+    data = tmp_path / "data"
     data.mkdir()
     file = data / "appendonly.aof"
     file.write_bytes(b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$3\r\nyes\r\n")
-    with start_cli("redis", *redis_options(data, port), cwd=tmp_path):
-        wait_until(lambda: ping(port), "Redis to answer")
-        with redis.Redis(port=port, decode_responses=True) as client:
+    with start_cli("redis", *redis_options(data), cwd=tmp_path):
+        wait_until(lambda: ping(data), "Redis to answer")
+        with redis.Redis.from_url(embedded_url(data), decode_responses=True) as client:
             assert client.get("kept") == "yes"
 
 
 def test_one_folder_is_served_once(tmp_path: Path) -> None:
-    port = free_port()
-    with start_cli("redis", *redis_options(tmp_path / "data", port), cwd=tmp_path) as server:
-        wait_until(lambda: ping(port), "Redis to answer")
-        second = run_cli("redis", *redis_options(tmp_path / "data", free_port()), cwd=tmp_path)
+    data = tmp_path / "data"
+    with start_cli("redis", *redis_options(data), cwd=tmp_path) as server:
+        wait_until(lambda: ping(data), "Redis to answer")
+        second = run_cli("redis", *redis_options(data, free_port()), cwd=tmp_path)
         assert second.returncode == 1
         assert f"{tmp_path / 'data'} is already served by process {server.process.pid}" in second.stderr
-        assert ping(port), "the first server must not notice"
+        assert ping(data), "the first server must not notice"
 
 
 def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
@@ -188,7 +189,7 @@ def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
         done = run_cli(*arguments, *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
         assert done.returncode == 1
         assert f"{key}: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
-    done = run_cli("up", *redis_options(tmp_path / "data", free_port()), "--set", f"web.port={taken_port}", cwd=tmp_path)
+    done = run_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={taken_port}", cwd=tmp_path)
     assert done.returncode == 1
     assert f"web.port: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
 
@@ -202,13 +203,13 @@ def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None
 
 
 def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path) -> None:
-    port = free_port()
-    with start_cli("redis", "--keep", *redis_options(tmp_path / "data", port), cwd=tmp_path) as kept:
-        wait_until(lambda: ping(port), "Redis to answer")
+    data = tmp_path / "data"
+    with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
+        wait_until(lambda: ping(data), "Redis to answer")
         killed = only_child(kept)
         killed.kill()
         kept.wait_for("redis was killed by SIGKILL; starting it again")
-        wait_until(lambda: ping(port), "Redis to answer again")
+        wait_until(lambda: ping(data), "Redis to answer again")
         second = only_child(kept)
         assert second.pid != killed.pid
         assert kept.stop() == 0
@@ -216,9 +217,9 @@ def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path)
 
 
 def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
-    port = free_port()
-    with start_cli("redis", "--keep", *redis_options(tmp_path / "data", port), cwd=tmp_path) as kept:
-        wait_until(lambda: ping(port), "Redis to answer")
+    data = tmp_path / "data"
+    with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
+        wait_until(lambda: ping(data), "Redis to answer")
         server = only_child(kept)
         kept.stop(signal.SIGKILL)
         wait_until(lambda: not server.is_running(), "the server to be gone")

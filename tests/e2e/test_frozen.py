@@ -13,6 +13,7 @@ from fleet.config import FleetConfig, load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run, text
+from fleet.control.embedded import embedded_url
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
@@ -24,7 +25,7 @@ STAGE = GRAPH.stages[1].name
 OUT = GRAPH.edges_from(STAGE)[0]
 START_S, PATIENCE_S = 90.0, 60.0
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0", "lease.worker_s=1",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=1",
     f"stages.{STAGE}.replicas=2", *in_step(GRAPH),
 )  # fmt: skip
 NUM_TOKENS = 40
@@ -56,7 +57,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     with start_cli("up", *(word for setting in SETTINGS for word in ("--set", setting)), cwd=tmp_path) as running:
         running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
         config = load_config(tmp_path / ".fleet" / "resolved.yaml")
-        url = f"redis://127.0.0.1:{config.redis.port}"
+        url = embedded_url(config.redis_data_dir)
         fleet = Fleet(running=running, config=config, url=url, control=connect(url))
         wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in fleet.workers()) == 2, "both replicas", START_S)
         yield fleet

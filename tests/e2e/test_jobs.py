@@ -1,5 +1,6 @@
 """Background jobs through a real worker process: submitted, run, failed, interrupted, listed."""
 
+import datetime
 import json
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from redis import Redis
-from rq import Callback
+from rq import Callback, Worker
+from rq.command import send_command
+from rq.job import Dependency
 
 from fleet.control.job_files import read_file
 from fleet.control.jobs import FUNCTIONS, delete, job, jobs, open_queue, stop, submit
@@ -95,6 +98,64 @@ def test_records_that_no_submit_wrote_are_refused_and_not_run(connection: Redis,
             assert view(connection, record.id).error.startswith("refused, and not run: "), view(connection, record.id)
         assert worker.stop() == 0
     assert not target.exists() and not (tmp_path / ".fleet").exists()
+
+
+PLANTED, PICKLED = "planted.run", b"cplanted\nrun\n."
+"""A function whose import leaves a file behind, and a pickle that imports it."""
+BENCH, HOP = FUNCTIONS["bench"], {"measure": "hop"}
+FORMS: dict[str, dict[str, object]] = {
+    "a function": {"data": [PLANTED, None, [], {}]},
+    "a function of a library": {"data": ["subprocess.getoutput", None, ["touch written"], {}]},
+    "a function of the operating system": {"data": ["os.system", None, ["touch written"], {}]},
+    "a function of another function's module": {"data": ["fleet.jobs.bench.subprocess.getoutput", None, ["touch written"], {}]},
+    "a builtin": {"data": ["exec", None, ["open('written', 'w')"], {}]},
+    "a method of a class": {"data": ["pathlib.Path.touch", None, ["written"], {}]},
+    "a method of an instance": {"data": ["format", "{0}", ["x"], {}]},
+    "a kind with named arguments": {"data": [BENCH, None, [HOP], {"more": 1}]},
+    "a kind with an instance": {"data": [BENCH, {"run": 1}, [HOP], {}]},
+    "a function that is no text": {"data": [[BENCH], None, [HOP], {}]},
+    "pickled data": {"data": PICKLED},
+    "a pickled meta and result": {"data": [PLANTED, None, [], {}], "meta": PICKLED, "result": PICKLED},
+    "a call after success": {"success_callback_name": PLANTED},
+    "a call after failure": {"failure_callback_name": PLANTED},
+    "a call after a stop": {"stopped_callback_name": PLANTED},
+    "retries": {"data": [PLANTED, None, [], {}], "retries_left": 3, "number_of_retries": 3},
+    "repeats": {"data": [PLANTED, None, [], {}], "repeats_left": 3, "repeat_intervals": [0]},
+    "a group": {"data": [PLANTED, None, [], {}], "group_id": "planted"},
+}
+"""What a record holds in place of what `submit` wrote."""
+
+
+def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text("open('written', 'w')\ndef run(*arguments, **named): ...\n")
+    queue, limits = open_queue(connection), {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
+    refused: dict[str, str] = {}
+    for form, fields in FORMS.items():
+        record = queue.enqueue(BENCH, HOP, **limits)
+        for name, value in fields.items():
+            connection.hset(record.key, name, value if isinstance(value, bytes | str) else json.dumps(value))
+        refused[form] = record.id
+    after = queue.enqueue(PLANTED, depends_on=Dependency(refused["a function"], allow_failure=True), **limits)
+    refused["a job that waited for another"] = after.id
+    abandoned = queue.enqueue(BENCH, HOP, on_failure=Callback(PLANTED), **limits)
+    queue.remove(abandoned.id)
+    connection.zadd(queue.started_job_registry.key, {f"{abandoned.id}:1": 1})
+    later = queue.enqueue_in(datetime.timedelta(0), PLANTED, **limits)
+    with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+        for form, id in refused.items():
+            wait_until(lambda id=id: view(connection, id).state == "failed", f"{form} to fail", timeout_s=30)
+            assert view(connection, id).error.startswith("refused, and not run: "), (form, view(connection, id))
+        wait_until(lambda: view(connection, abandoned.id).state == "failed", "the abandoned job to be given up")
+        (name,) = [one.name for one in Worker.all(connection=connection)]
+        for command in (PLANTED, "import", "stop-job", "kill-horse"):
+            assert send_command(connection, name, command, function=PLANTED, job_id=PLANTED) is None
+        last = submit(connection, "bench", {"measure": "hop", "hops": 20})
+        wait_until(lambda: view(connection, last.id).state == "finished", "the worker to go on", timeout_s=60)
+        assert worker.stop() == 0
+    assert view(connection, later.id).state == "scheduled"
+    for id in (*refused.values(), later.id):
+        delete(connection, id)
+    assert not (tmp_path / "written").exists(), "nothing was imported or called"
 
 
 def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis, redis_url: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
 from tests.support import run_cli, start_cli
 
-OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+OPTIONS = ("--set", "web.port=0")
 QUESTIONS = ("what day comes after monday", "what is your name", "what is the opposite of hot", "what is the capital of france")
 UNDERSTOOD = 0.5
 """Of the words; the teacher's own speech has about 0.85, speech played backwards nearly none."""

@@ -10,17 +10,17 @@ import httpx
 import psutil
 import pytest
 import redis
-import yaml
 from openai import AsyncOpenAI
 
 from fleet.control import keys
+from fleet.control.embedded import embedded_url
 from fleet.core.ids import RoleName
 from tests.support import REPO, Running, await_until, start_cli
 
 ROLES = ("thinker.decode", "talker")
 NUM_REQUESTS = 4
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0",
     "stages.talker.sampling.max_tokens=5",
 )  # fmt: skip
 OPTIONS = ["--config", str(REPO / "configs" / "thinker_pd.yaml"), *(word for one in SETTINGS for word in ("--set", one))]
@@ -89,7 +89,7 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Run
         resolved.write_text(good)
         voice, *chats = await asyncio.gather(*turns)
     assert (voice, chats) == ("max_output_tokens", ["length"] * NUM_REQUESTS)
-    with redis.Redis(port=yaml.safe_load(good)["redis"]["port"], decode_responses=True) as control:
+    with redis.Redis.from_url(embedded_url(tmp_path / ".fleet" / "redis"), decode_responses=True) as control:
         for role in ROLES:
             fields = cast("dict[str, str]", control.hgetall(keys.availability(RoleName(role))))
             assert set(fields) == {"workers", "took_us"}, "the start is over, and how long it took is known"

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import redis
 import soundfile
-import yaml
 from numpy.typing import NDArray
 from openai import OpenAI
 
 from fleet.control import keys
+from fleet.control.embedded import embedded_url
 from tests.oracle.cases import speech_like
 from tests.support import Running, start_cli, wait_until
 
 SETTINGS = (
-    "checkpoint=tiny", "device=cpu", "redis.port=0", "web.port=0", "transfer.kind=nixl",
+    "checkpoint=tiny", "device=cpu", "web.port=0", "transfer.kind=nixl",
     "web.max_leading_silence_ms=null",  # samples are counted and compared
 )  # fmt: skip
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
@@ -48,8 +48,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("fleet")
     with start_cli("up", *OPTIONS, cwd=folder) as running:
         url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=120)[1]
-        resolved = yaml.safe_load((folder / ".fleet" / "resolved.yaml").read_text())
-        redis_url = f"redis://127.0.0.1:{resolved['redis']['port']}"
+        redis_url = embedded_url(folder / ".fleet" / "redis")
         model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
         yield Fleet(url=url, redis_url=redis_url, model=model, running=running)
 

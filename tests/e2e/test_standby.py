@@ -14,6 +14,7 @@ from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, text
+from fleet.control.embedded import embedded_url
 from fleet.core.ids import EdgeName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.harness import answer, assert_same, fake_spec_of, heard, in_step
@@ -23,7 +24,7 @@ GRAPH = GRAPHS[DEFAULT_GRAPH]
 STAGE = GRAPH.stages[1].name
 START_S, PATIENCE_S = 90.0, 60.0
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0", "lease.worker_s=3600",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=3600",
     f"stages.{STAGE}.standby=1", *in_step(GRAPH),
 )  # fmt: skip
 NUM_TOKENS = 40
@@ -49,7 +50,7 @@ def shown(folder: Path) -> tuple[set[str], set[str]]:
 async def test_a_standby_takes_a_killed_workers_place_and_the_restarted_one_stands_by(fleet: Running, tmp_path: Path) -> None:
     (first,), (second,) = shown(tmp_path)
     config = load_config(tmp_path / ".fleet" / "resolved.yaml")
-    url = f"redis://127.0.0.1:{config.redis.port}"
+    url = embedded_url(config.redis_data_dir)
     client, control = await FleetClient.connect(url, config), connect(url)
     await client.start()
     owners: list[str] = []

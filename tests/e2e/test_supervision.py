@@ -11,11 +11,11 @@ from typing import cast
 import psutil
 import pytest
 import redis
-import yaml
 
 from fleet.cli.supervise import fence_process
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, pairs, run, text
+from fleet.control.embedded import embedded_url
 from fleet.control.telemetry.logs import line_of
 from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
@@ -24,7 +24,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
-SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0", "lease.worker_s=3600")
+SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=3600")
 """A lease that no test sees the end of: what goes on before then goes on because a death was seen."""
 START_S = 90.0
 
@@ -38,8 +38,7 @@ def fleet(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def control(fleet: Running, tmp_path: Path) -> Iterator[redis.Redis]:
-    config = yaml.safe_load((tmp_path / ".fleet" / "resolved.yaml").read_text())
-    with redis.Redis(port=config["redis"]["port"], decode_responses=True) as client:
+    with redis.Redis.from_url(embedded_url(tmp_path / ".fleet" / "redis"), decode_responses=True) as client:
         yield client
 
 

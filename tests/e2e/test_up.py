@@ -9,12 +9,12 @@ import psutil
 import pytest
 import yaml
 
-from fleet.control.server import free_port
+from fleet.control.embedded import embedded_url
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
 
 ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
-SETTINGS = ("checkpoint=tiny", "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0")
+SETTINGS = ("checkpoint=tiny", "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 """No model and no NIXL: neither is what these tests are about, and both are slow to load."""
 START_S = 90.0
@@ -70,9 +70,8 @@ def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) 
 
 def test_a_folder_that_is_served_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     data = tmp_path / "served"
-    port = free_port()
-    with start_cli("redis", "--set", f"redis.data_dir={data}", "--set", f"redis.port={port}", cwd=tmp_path) as holder:
-        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{port}"), "the first server to hold the folder")
+    with start_cli("redis", "--set", f"redis.data_dir={data}", cwd=tmp_path) as holder:
+        wait_until(lambda: redis_answers(embedded_url(data)), "the first server to hold the folder")
         checkpoint = _weightless(tmp_path / "checkpoint")
         done = run_cli("up", *OPTIONS, "--set", f"redis.data_dir={data}", "--set", f"checkpoint={checkpoint}", cwd=tmp_path)
     assert done.returncode == 1

@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 from tests.support import start_cli, wait_until
 from tests.web.realtime.spoken import RATE_HZ, blocks, silence, speech
 
-OPTIONS = ("--set", "redis.port=0", "--set", "web.port=0")
+OPTIONS = ("--set", "web.port=0")
 BLOCK_MS = 20
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 

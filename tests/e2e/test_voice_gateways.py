@@ -26,7 +26,7 @@ START_S = 90.0
 FRAMES, STEP_MS = 75, 40
 """Six seconds of sound, made in three."""
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "redis.port=0", "web.port=0", "web.max_leading_silence_ms=null",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "web.max_leading_silence_ms=null",
     *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in GRAPH.stages if stage.default_sampling),
     *(f"stages.{s.name}.sampling.max_tokens={24 if s.main else FRAMES}" for s in GRAPH.stages if s.default_sampling),
 )  # fmt: skip

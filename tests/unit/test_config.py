@@ -184,7 +184,8 @@ def test_the_file_is_the_options_then_the_environments_then_the_graphs_own(
 
 def test_redis_is_the_embedded_one_unless_the_environment_names_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert open_deployment(None, ["redis.port=6500"]).redis_url == "redis://127.0.0.1:6500"
+    for port in ([], ["redis.port=6500"]):
+        assert open_deployment(None, port).redis_url == f"unix://{tmp_path}/.fleet/redis/redis.sock"
     monkeypatch.setenv("REDIS_URL", "redis://:secret@elsewhere:6379/0")
     deployment = open_deployment(None, None)
     assert deployment.redis_url == "redis://:secret@elsewhere:6379/0"

@@ -171,7 +171,8 @@ TOGETHER = (
         "did you mean left_context?"),
     bad("a setting of the fake engine", "stages: {talker: {extra: {step_ms: 80}}}",
         "stages.talker.extra.step_ms: the builder of talker reads no settings with engine torch; leave it out"),
-    bad("one port for two", "web: {port: 6399}", "redis.port: 6399 is web.port too; give one of them another"),
+    bad("one port for two", "web: {port: 6399}\nredis: {port: 6399}",
+        "redis.port: 6399 is web.port too; give one of them another"),
     bad("leases against each other", "lease: {unclaimed_s: 5, no_worker_s: 4}",
         "lease.no_worker_s: 4 is shorter than lease.unclaimed_s, which is 5: a request would fail before its task was offered "
         "again; raise it, or lower lease.unclaimed_s"),
@@ -308,7 +309,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
     ],
 )
 def test_a_broken_override_is_refused_in_one_line_that_names_it(override: str, message: str) -> None:
-    Path("x.yaml").write_text("retention_s: 60\n")
+    Path("x.yaml").write_text("retention_s: 60\nredis: {port: 6399}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(Path("x.yaml"), (override,))
     assert caught.value.message == message

@@ -1,0 +1,123 @@
+"""How the embedded Redis is reached: the Unix socket in its data folder, and the password beside it where there is one.
+
+Clients find both by the data folder alone, so every command of a deployment finds its server. Starts no server.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from fleet.core.errors import ConfigError
+from fleet.core.private import OTHERS, OTHERS_WRITE, close_to_others, make_private_folder, write_private
+
+SOCKET, PASSWORD, LOCK = "redis.sock", "password", "server.lock"
+MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+"""`sun_path` of `sockaddr_un`, without its closing zero."""
+SHORT_PATHS = Path("/tmp")
+"""Not `$TMPDIR`: it differs from session to session, and may be as long as the path to shorten."""
+DEAD_LINK_S = 3600.0
+_OWN = re.compile(rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly\.aof.*|dump\.rdb|temp-.*")
+
+
+def embedded_url(data_dir: Path) -> str:
+    """Return the address of the server of this data folder; it holds no password. Raises: ConfigError of `short_path`."""
+    folder = data_dir.absolute()
+    if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES:
+        folder = short_path(folder)
+    return f"unix://{quote(str(folder / SOCKET))}"
+
+
+def short_path(folder: Path) -> Path:
+    """Return a short path that leads to `folder`: a symbolic link in a folder of this user, named after the path.
+
+    Raises: ConfigError if that folder or link is not this user's own.
+    """
+    home = SHORT_PATHS / f"fleet-{os.geteuid()}"
+    link = home / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    with suppress(FileExistsError):
+        home.mkdir(mode=0o700)
+    found = home.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS:
+        raise ConfigError(
+            f"redis.data_dir: the path of {folder} is too long for a Unix socket, and {home}, where a short one is kept, is not "
+            "a folder of this user alone; remove it, or choose a shorter path with --set redis.data_dir=DIR",
+            param="redis.data_dir",
+        )
+    with suppress(FileExistsError):
+        link.symlink_to(folder)
+        _remove_dead_links(home)
+    if os.readlink(link) != str(folder):
+        raise ConfigError(f"redis.data_dir: {link} leads to another folder than {folder}; remove it", param="redis.data_dir")
+    return link
+
+
+def _remove_dead_links(home: Path) -> None:
+    """Remove links whose folders are gone. A new one may lead to a folder that is still to be made."""
+    for link in home.iterdir():
+        with suppress(FileNotFoundError):
+            if not link.exists() and time.time() - link.lstat().st_mtime > DEAD_LINK_S:
+                link.unlink()
+
+
+def read_password(folder: Path) -> str | None:
+    """Return the password of the server whose socket lies in `folder`, or None where it asks for none.
+
+    Only a regular file of this user (root: of any user) counts: the folder may be another user's.
+    """
+    try:
+        with open(os.open(folder / PASSWORD, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or os.geteuid() not in (0, found.st_uid):
+                return None
+            return file.read(1024).decode("ascii", "replace").strip() or None
+    except OSError:
+        return None
+
+
+def make_password(data_dir: Path) -> str:
+    """Return the server's password, generated the first time. Raises: ConfigError if its file is not this user's own."""
+    if not os.path.lexists(data_dir / PASSWORD):
+        write_private(data_dir / PASSWORD, secrets.token_urlsafe(32) + "\n")
+    password = read_password(data_dir)
+    if password is None:
+        raise ConfigError(
+            f"redis.data_dir: {data_dir / PASSWORD} is not a file of this user with a password in it; remove it, and start again",
+            param="redis.data_dir",
+        )
+    return password
+
+
+def secure_data_dir(data_dir: Path) -> None:
+    """Make the server's folder if it is missing, and take the permissions of other users from it and from the server's files.
+
+    Raises: OSError; ConfigError if others may still write into the folder, and so put another server in this one's place.
+    """
+    make_private_folder(data_dir)
+    if not close_to_others(data_dir, is_own=lambda name: _OWN.fullmatch(name) is not None):
+        found = data_dir.stat()
+        if found.st_mode & OTHERS_WRITE:
+            raise ConfigError(
+                f"redis.data_dir: other users may write into {data_dir}; choose a folder of this user with --set "
+                f"redis.data_dir=DIR, or `chmod go-w {data_dir}`",
+                param="redis.data_dir",
+            )
+    for name in filter(_OWN.fullmatch, os.listdir(data_dir)):
+        with suppress(FileNotFoundError):  # a server that runs there removes files of its own
+            _close(data_dir / name)
+
+
+def _close(path: Path) -> None:
+    found = path.lstat().st_mode
+    if stat.S_ISDIR(found):
+        path.chmod(0o700)
+        for inner in path.iterdir():
+            _close(inner)
+    elif found & OTHERS and not stat.S_ISLNK(found):
+        path.chmod(0o600)

@@ -1,0 +1,41 @@
+"""Files and folders that only their owner can use. Knows no deployment."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+OTHERS, OTHERS_WRITE = 0o077, 0o022
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make the folder if it is missing, for this user alone; missing parents are made as usual. Raises: OSError."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_private(path: Path, content: str) -> None:
+    """Replace the file by one that only this user can read; no reader sees half of it. Raises: OSError."""
+    spare = path.with_name(f"{path.name}.{os.getpid()}")
+    spare.unlink(missing_ok=True)
+    with open(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(content)
+    spare.replace(path)
+
+
+def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
+    """Take the permissions of other users from a folder. Returns True if they have none now.
+
+    A folder with anything whose name is not `is_own`, or with a sticky bit, is left as it is: it is a home or project folder, or
+    /tmp, which others may need; and so is one of another user.
+    """
+    mode = folder.stat().st_mode
+    if not mode & OTHERS:
+        return True
+    try:
+        if mode & stat.S_ISVTX or not all(is_own(name) for name in os.listdir(folder)):
+            return False
+        folder.chmod(0o700)
+    except PermissionError:
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""What a fleet shows to other users and other processes of its machine: no Redis, no file, and no secret it does not use."""
+
+import os
+import pwd
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import yaml
+
+from fleet.control.embedded import embedded_url, read_password
+from fleet.control.server import free_port
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
+
+ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
+SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
+OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
+SECRETS = {
+    "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
+    "DATABASE_URL": "postgres://user:word-of-a-database@db/x",
+}  # fmt: skip
+KEPT = {"HF_HOME": "/tmp/no-hub", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://proxy:3128"}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder that every user may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="fleet-private-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def fleet(folder: Path) -> Iterator[Running]:
+    """`fleet up` as it is by default, in a data folder that an older version left open to others."""
+    redis_folder = folder / ".fleet" / "redis"
+    redis_folder.mkdir(parents=True)
+    (redis_folder / "server.lock").write_text("")
+    os.chmod(redis_folder / "server.lock", 0o644)
+    (folder / ".fleet" / "resolved.yaml").write_text("")
+    for path in (folder / ".fleet", redis_folder):
+        path.chmod(0o755)
+    with start_cli("up", *OPTIONS, cwd=folder, env=SECRETS | KEPT) as running:
+        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=90)
+        yield running
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """This process with the rights of `nobody`, where it may give up its own; else as it is, for what modes can show."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody, groups = pwd.getpwnam("nobody"), os.getgroups()
+    os.setgroups([])
+    os.setegid(nobody.pw_gid)
+    os.seteuid(nobody.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def commands_of(fleet: Running) -> dict[str, psutil.Process]:
+    """The fleet's commands, without those that only keep them running: `redis`, `conductor`, `web`, `worker ROLE`, `jobs`."""
+    found: dict[str, psutil.Process] = {}
+    for process in psutil.Process(fleet.process.pid).children(recursive=True):
+        line = process.cmdline()
+        if "-server" in line[0]:
+            found["redis"] = process
+        elif "up" not in line and "fleet.cli" in line:
+            found[" ".join(line[line.index("fleet.cli") + 1 :])] = process
+    return found
+
+
+def test_listeners_of_a_fleet_are_its_gateway_on_loopback_alone(fleet: Running) -> None:
+    url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    found = [one for process in family for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [url]
+
+
+def test_data_folder_and_all_in_it_are_closed_to_others(fleet: Running, folder: Path) -> None:
+    assert fleet.process.poll() is None
+    found = [folder / ".fleet", *(folder / ".fleet").rglob("*")]
+    assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {path.name for path in found}
+    modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in found}
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
+
+
+def test_another_user_is_refused_by_the_socket_itself(fleet: Running, folder: Path) -> None:
+    """Even where both folders above it were opened."""
+    data, path = folder / ".fleet", folder / ".fleet" / "redis" / "redis.sock"
+    assert fleet.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
+    with another_user(), socket.socket(socket.AF_UNIX) as client:
+        refused = client.connect_ex(str(path))
+    assert refused != 0 or os.geteuid() != 0, "by its folder"
+    for opened in (data, path.parent):
+        opened.chmod(0o755)
+    with another_user(), socket.socket(socket.AF_UNIX) as client:
+        refused = client.connect_ex(str(path))
+    for opened in (data, path.parent):
+        opened.chmod(0o700)
+    assert refused != 0 or os.geteuid() != 0, "by its own mode"
+    assert redis_answers(embedded_url(path.parent)), "its owner is let in"
+
+
+def test_processes_have_only_the_secrets_they_use(fleet: Running) -> None:
+    commands = commands_of(fleet)
+    assert set(commands) >= {"redis", "conductor", "web", "jobs", f"worker {ROLE}"}
+    environments = {name: process.environ() for name, process in commands.items()}
+    held = {name: set(env) & set(SECRETS) for name, env in environments.items()}
+    uses_the_key = {"web", "jobs"}
+    assert held == {name: {"FLEET_API_KEY"} if name in uses_the_key else set() for name in commands}
+    del environments["redis"]  # the server writes its title over them
+    assert all(env.items() >= KEPT.items() and env["PATH"] for env in environments.values())
+
+
+@pytest.mark.parametrize(("command", "keepers"), [("conductor", 0), (f"worker {ROLE}", 0), (f"worker {ROLE}", 1)])
+def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
+    redis_url: str, tmp_path: Path, command: str, keepers: int
+) -> None:
+    env = {"REDIS_URL": redis_url, **SECRETS, **KEPT}
+    words = [*command.split(), *(["--keep"] if keepers else []), *OPTIONS]
+    with start_cli(*words, cwd=tmp_path, env=env) as running:
+        running.wait_for("is ready|is up", timeout_s=60)
+        started = psutil.Process(running.process.pid)
+        processes = [started, *started.children()]
+        assert len(processes) == 1 + keepers
+        for process in processes:
+            assert set(process.environ()) & set(SECRETS) == ({"HF_TOKEN"} if "worker" in command else set())
+            assert process.environ().items() >= (KEPT | {"REDIS_URL": redis_url}).items()
+        assert running.stop() == 0
+
+
+def test_command_in_another_folder_says_where_it_looked_for_the_server(fleet: Running, tmp_path: Path) -> None:
+    assert fleet.process.poll() is None
+    done = run_cli("status", "--once", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert f"looked for in {tmp_path}/.fleet/redis" in said
+    assert all(way in said for way in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
+
+
+def test_server_with_a_port_asks_for_the_password_in_its_private_file(tmp_path: Path) -> None:
+    port, data = free_port(), tmp_path / ".fleet" / "redis"
+    options = ["--set", f"redis.port={port}"]
+
+    def ask() -> str | None:
+        with start_cli("redis", *options, cwd=tmp_path) as server:
+            with redis.Redis(port=port) as stranger:
+                wait_until(lambda: is_refused(stranger), "a client without the password to be refused")
+            password = read_password(data)
+            assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
+            line = psutil.Process(server.process.pid).cmdline()
+            assert f"127.0.0.1:{port}" in " ".join(line) and password not in " ".join(line)
+            assert run_cli("status", "--once", cwd=tmp_path).returncode == 0, "a command without --set finds server and password"
+            assert server.stop() == 0 and password not in server.output()
+        assert stat.S_IMODE((data / "password").stat().st_mode) == 0o600
+        return password
+
+    assert ask() == ask(), "it is made once"
+
+
+def is_refused(client: redis.Redis) -> bool:
+    """Return True once the server answers NOAUTH."""
+    try:
+        client.ping()
+    except redis.AuthenticationError:
+        return True
+    except redis.ConnectionError:
+        return False
+    raise AssertionError("the server let a client in that gave no password")
+
+
+def test_server_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    """Of a path with all that an address must quote; through the port, too."""
+    deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
+    deep.mkdir(parents=True)
+    options = ["--set", f"redis.port={free_port()}"]
+    with start_cli("redis", *options, cwd=deep) as server:
+        wait_until(lambda: (deep / ".fleet" / "redis" / "redis.sock").exists(), "the server to listen")
+        for _ in range(2):
+            assert run_cli("status", "--once", cwd=deep).returncode == 0
+        assert server.stop() == 0
+
+
+def test_fleet_with_a_port_stores_no_password(tmp_path: Path) -> None:
+    with start_cli("up", *OPTIONS, "--set", "redis.port=0", cwd=tmp_path) as running:
+        running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=90)
+        resolved = (tmp_path / ".fleet" / "resolved.yaml").read_text()
+        password, port = read_password(tmp_path / ".fleet" / "redis"), yaml.safe_load(resolved)["redis"]["port"]
+        assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
+        assert not redis_answers(f"redis://127.0.0.1:{port}")
+        lines = [" ".join(process.cmdline()) for process in psutil.Process(running.process.pid).children(recursive=True)]
+        assert running.stop(timeout_s=30) == 0
+    assert not [text for text in (resolved, running.output(), *lines) if password in text]
+    assert sys.executable in " ".join(lines)
