@@ -40,6 +40,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     from fleet.cli.manager import FleetManager
 
     deployment = open_deployment(config, with_read_only(set_, read_only))
+    _check_peers(deployment.config)
     _check_redis(deployment)
     resolved = _resolve(deployment)
     env = _environment(_store(resolved))
@@ -52,6 +53,13 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     if manager.culprit:
         print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
         raise typer.Exit(1)
+
+
+def _check_peers(config: FleetConfig) -> None:
+    """Raises: ConfigError now, as each worker would."""
+    from fleet.worker.peers import read_peer_access
+
+    read_peer_access(config)
 
 
 def _check_redis(deployment: Deployment) -> None:
@@ -80,9 +88,10 @@ def _resolve(deployment: Deployment) -> FleetConfig:
         update={"port": config.redis.port or redis_port, "data_dir": config.redis_data_dir}
     )
     checkpoint = str(resolve_checkpoint(config))
-    return config.model_copy(
-        update={"web": web, "redis": redis, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
-    )
+    secret = config.security.fleet_secret
+    security = config.security.model_copy(update={"fleet_secret": secret.absolute() if secret else None})
+    sections = {"web": web, "redis": redis, "security": security}
+    return config.model_copy(update={**sections, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint})
 
 
 def _store(config: FleetConfig) -> Path:

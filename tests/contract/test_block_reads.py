@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 LENGTH_BYTES = 8 * MIB
 BLOCK_BYTES = 4096
 DEADLINE_S, SHORT_S = 10.0, 0.3
-TCP_ALONE = {"UCX_TLS": "tcp"}
+SEGMENT_ALONE = {"UCX_TLS": "posix"}
 PAINT = 0xA5
 
 
@@ -56,8 +56,8 @@ def peer() -> Iterator[PeerProcess]:
 
 
 @pytest.fixture
-def tcp_peer() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE) as process:
+def segment_peer() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=SEGMENT_ALONE) as process:
         yield process
 
 
@@ -123,17 +123,17 @@ def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reade
     wait_until(settled, "the read to land")
 
 
-def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, reader: Reader) -> None:
-    tcp_peer.lend(5, LENGTH_BYTES)
-    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
-    tcp_peer.freeze()
-    late = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
+def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(segment_peer: PeerProcess, reader: Reader) -> None:
+    segment_peer.lend(5, LENGTH_BYTES)
+    finish(reader.read(segment_peer, reader.whole(segment_peer)))
+    segment_peer.freeze()
+    late = reader.read(segment_peer, reader.whole(segment_peer), SHORT_S)
     with pytest.raises(TransferError, match="deadline"):
         finish(late)
     reader.transfer.reap()
     assert not late.settled
-    assert reader.transfer.owing() == [tcp_peer.worker]
-    tcp_peer.thaw()
+    assert reader.transfer.owing() == [segment_peer.worker]
+    segment_peer.thaw()
 
     def settled() -> bool:
         reader.transfer.reap()
@@ -143,20 +143,20 @@ def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_pee
     assert not reader.transfer.owing()
 
 
-def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, reader: Reader) -> None:
-    tcp_peer.lend(6, LENGTH_BYTES)
-    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
-    tcp_peer.freeze()
-    read = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
-    reader.transfer.forget_peer(tcp_peer.worker)
+def test_nothing_lands_after_a_frozen_lender_was_forgotten(segment_peer: PeerProcess, reader: Reader) -> None:
+    segment_peer.lend(6, LENGTH_BYTES)
+    finish(reader.read(segment_peer, reader.whole(segment_peer)))
+    segment_peer.freeze()
+    read = reader.read(segment_peer, reader.whole(segment_peer), SHORT_S)
+    reader.transfer.forget_peer(segment_peer.worker)
     assert read.settled
     with pytest.raises(TransferError, match="gone"):
         read.poll()
     reader.paint()
-    tcp_peer.thaw()
+    segment_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
-    tcp_peer.send(Command(op="used"))
-    wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
+    segment_peer.send(Command(op="used"))
+    wait_until(lambda: segment_peer.ended() or segment_peer.answered(), "the peer to run on")
     assert bytes(reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
 
 

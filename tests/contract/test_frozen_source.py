@@ -1,6 +1,7 @@
-"""A source frozen in mid-read over TCP: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
+"""A source frozen in mid-read: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
 
-Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
+Without the kernel's copy between processes a read takes both of them, so a frozen source leaves part of the bytes on the way: over
+TCP, and through shared memory.
 """
 
 import time
@@ -16,6 +17,7 @@ from fleet.core.pages import Span
 from fleet.transfer.link import NixlBlockRead, NixlPull
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import reach_of
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -28,7 +30,8 @@ NUM_PLACES = LENGTH_BYTES // STEP_BYTES + 1
 DEADLINE_S = 30.0
 SHORT_S = 1.0
 MOST_TRIES = 20
-TCP_ALONE = {"UCX_TLS": "tcp"}
+LINES = {"tcp": "lo", "posix": ""}
+"""UCX transport -> the interface of both ends."""
 PAINT, SEED, SMALL_BYTES = 0xA5, 7, 4096
 WANTED = pattern(SEED, LENGTH_BYTES)
 
@@ -36,8 +39,9 @@ WANTED = pattern(SEED, LENGTH_BYTES)
 class Reader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
-    def __init__(self) -> None:
-        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES)
+    def __init__(self, interface: str) -> None:
+        reach = reach_of(interface or None, allow_public=False)
+        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, reach)
         self.blocks = HostMemory(LENGTH_BYTES)
         self.transfer.register(self.blocks.region)
 
@@ -69,9 +73,14 @@ class Destination:
         wait_until(same_again, "the bytes on the way to land")
 
 
+@pytest.fixture(scope="module", params=LINES)
+def line(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
+def reader(line: str) -> Iterator[Reader]:
+    reader = Reader(LINES[line])
     yield reader
     reader.transfer.arena.check()
     assert reader.transfer.used_slots() == 0, "a test left slots behind"
@@ -79,15 +88,15 @@ def reader() -> Iterator[Reader]:
 
 
 @pytest.fixture
-def source() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+def source(line: str) -> Iterator[PeerProcess]:
+    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env={"UCX_TLS": line}, interface=LINES[line]) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
+def elsewhere(line: str) -> Iterator[tuple[PeerProcess, TensorRef]]:
     """Another that has the same bytes, and is never frozen."""
-    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env={"UCX_TLS": line}, interface=LINES[line]) as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
 

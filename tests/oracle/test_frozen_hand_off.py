@@ -1,4 +1,4 @@
-"""A source frozen while its blocks are pulled over TCP: they are computed again, and the answers are the same to the byte."""
+"""A source frozen while its blocks are pulled through shared memory: they are computed again, and the answers are the same to the byte."""
 
 import asyncio
 import logging
@@ -77,7 +77,7 @@ async def test_a_source_frozen_during_the_pull_costs_time_only(
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
         expected = await ask_all(fleet, tiny_checkpoint)
     sets = [word for way in (*ways, *SPLIT, "transfer.kind=nixl", f"checkpoint={tiny_checkpoint}") for word in ("--set", way)]
-    env = {"REDIS_URL": redis_url, "UCX_TLS": "tcp"}
+    env = {"REDIS_URL": redis_url, "UCX_TLS": "posix"}
     with (
         thread_fleet(redis_url, *ways, *SPLIT, checkpoint=tiny_checkpoint, transfer="nixl", without=SOURCE) as fleet,
         start_cli("worker", SOURCE, *sets, cwd=tmp_path, env=env) as child,
