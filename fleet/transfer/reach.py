@@ -1,16 +1,19 @@
 """From where a worker's memory may be read: this host only, by shared memory, or the hosts of a network. Checks the interface.
 
 UCX has no authentication: a peer that can connect to an agent can read and write the memory of its process. So the agent of a
-local-only worker opens no network socket at all: its peers open its shared memory through `/proc`, which the kernel permits to
-processes of the same user alone. Knows no NIXL.
+local-only worker opens no network socket: its peers open its shared memory through `/proc`, which the kernel permits to processes
+of the same user alone. It listens, on the loopback interface, only where the kernel permits no copies between processes. Knows no
+NIXL.
 """
 
+import ctypes
 import ipaddress
 import logging
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -21,18 +24,17 @@ log = logging.getLogger(__name__)
 
 SETTING = "transfer.interface"
 RDMA_DEVICES = Path("/sys/class/infiniband")
-LOCAL_TRANSPORTS = ("posix", "cma")
-"""Messages through a shared segment, and the kernel's copy between processes of one user. Where that copy is not permitted (Yama,
-a container without ptrace) UCX leaves `cma` out, and data goes through the segment. Those of `sysv` would be open to the group.
+YAMA_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+CAP_SYS_PTRACE = 19
+LOCAL_TRANSPORTS = "posix,cma"
+"""Messages through a shared segment, and the kernel's copy between processes of one user, by which tensors go. Not `sysv`: its
+segments are open to the group. Not `posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
+entry that is never complete, and closing the agent then never ends (after 3 of 100 reads that were broken off, with UCX 1.23).
 """
-LOCAL_DEFAULTS = {
-    # Of /dev/shm, which has 64 MiB in a container, an agent takes 0.6 MB so, not 4.3; no slower (measured with UCX 1.23).
-    "UCX_POSIX_FIFO_SIZE": "64",
-    "UCX_POSIX_RX_BUFS_GROW": "65",
-    # The death of a peer is noticed after this where `cma` is left out; the default of 20 s is beyond every deadline.
-    "UCX_KEEPALIVE_INTERVAL": "1s",
-}
-NETWORK_TRANSPORTS = "^sysv"
+SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
+"""Of /dev/shm, which has 64 MiB in a container, an agent takes 0.6 MB so, not 4.3 MB."""
+LOOPBACK = "127.0.0.0/8"
+NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _GIVEN = dict(os.environ)
@@ -49,30 +51,27 @@ class Reach:
 
     @property
     def place(self) -> str:
-        """A local-only worker reads only from workers of the same place; a networked one has none."""
+        """A local-only worker reads only from workers of the same place; one that others can reach has none."""
         if self.devices:
             return ""
-        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("ipc", "pid") if Path(f"/proc/self/ns/{kind}").is_symlink()]
-        return " ".join([socket.gethostname(), str(os.getuid()), *spaces])
+        spaces = [os.readlink(path) for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid") if os.path.islink(path)]
+        return " ".join([socket.gethostname(), str(os.getuid()), *spaces, self.settings({})["UCX_TLS"]])
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the UCX settings to put into the environment, of which `given` is the one that the process was started with.
-
-        The configuration decides what may connect; `given` may only narrow it further, or choose among transports of the network.
-        """
-        transports = given.get("UCX_TLS", "")
+        """Return UCX's settings. The configuration decides what may connect; `given`, an environment, by which transports."""
         if self.devices:
             return {
                 "UCX_NET_DEVICES": ",".join(self.devices),
-                "UCX_TLS": transports or NETWORK_TRANSPORTS,
+                "UCX_TLS": given.get("UCX_TLS", NETWORK_TRANSPORTS),
                 "UCX_POSIX_ERROR_HANDLING": given.get("UCX_POSIX_ERROR_HANDLING", "n"),
             }
-        narrower = transports and set(transports.split(",")) <= {*LOCAL_TRANSPORTS, "self"}
+        if not copies_between_processes():
+            return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": "tcp"}
         return {
-            **{name: given.get(name, value) for name, value in LOCAL_DEFAULTS.items()},
-            "UCX_NET_DEVICES": "all",  # of LOCAL_TRANSPORTS: none
-            "UCX_TLS": transports if narrower else ",".join(LOCAL_TRANSPORTS),
-            # Else UCX does not use shared memory where the death of a peer must be an error.
+            **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
+            "UCX_NET_DEVICES": "all",  # LOCAL_TRANSPORTS use none
+            "UCX_TLS": LOCAL_TRANSPORTS,
+            # Else UCX takes no shared memory for endpoints that report the death of a peer.
             "UCX_POSIX_ERROR_HANDLING": "y",
         }
 
@@ -85,18 +84,41 @@ class Reach:
         self._log_in_force(settings)
 
     def _log_in_force(self, settings: Mapping[str, str]) -> None:
-        """Log once what is in force where the environment asks for something, or a network device listens."""
+        """Log once what is in force where network sockets are open, or the environment asks for something."""
         given = {name: _GIVEN[name] for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN}
-        overruled = [f"{name}={value}" for name, value in given.items() if settings.get(name) != value]
-        shown = f"UCX_TLS={settings['UCX_TLS']}" + (f" UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}" if self.devices else "")
-        where = "workers of other hosts may connect" if self.devices else f"workers of this host only, for {SETTING} is not set"
-        line = f"transfers: {shown} ({where})" + (f"; {' '.join(overruled)} of the environment is not used" if overruled else "")
-        if (given or self.devices) and line not in _logged:
+        unused = [f"{name}={value}" for name, value in given.items() if settings[name] != value]
+        uses_tcp = settings["UCX_TLS"] == "tcp"
+        parts = [f"transfers: UCX_TLS={settings['UCX_TLS']} UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"]
+        if not self.devices:
+            parts.append(f"workers of this host only, since {SETTING} is null")
+            if uses_tcp:
+                parts.append("any user of this host can connect, since the kernel permits no copies between processes (ptrace)")
+        if unused:
+            parts.append(f"not used of the environment: {' '.join(unused)}; set {SETTING} instead")
+        line = "; ".join(parts)
+        if line not in _logged and (given or self.devices or uses_tcp):
             _logged.add(line)
-            log.log(logging.WARNING if overruled else logging.INFO, "%s", line)
+            log.log(logging.WARNING if unused or not self.devices else logging.INFO, "%s", line)
 
 
 LOCAL = Reach()
+
+
+@cache
+def copies_between_processes() -> bool:
+    """Return True if UCX will find `cma` usable: the conditions that it checks itself."""
+    source, into = ctypes.c_uint64(1), ctypes.c_uint64(0)
+    spans = [(ctypes.c_uint64 * 2)(ctypes.addressof(value), 8) for value in (into, source)]
+    copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if copy is None or copy(os.getpid(), *(part for span in spans for part in (span, ctypes.c_ulong(1))), ctypes.c_ulong(0)) != 8:
+        return False
+    scope = YAMA_SCOPE.read_text().strip() if YAMA_SCOPE.is_file() else "0"
+    return scope in ("0", "1") or (scope == "2" and bool(_capabilities() >> CAP_SYS_PTRACE & 1))
+
+
+def _capabilities() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from fleet.transfer.base import BlockRead
 from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.memory import HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -18,15 +19,15 @@ MIB = 1024 * 1024
 LENGTH_BYTES = 8 * MIB
 BLOCK_BYTES = 4096
 DEADLINE_S, SHORT_S = 10.0, 0.3
-SEGMENT_ALONE = {"UCX_TLS": "posix"}
+TCP_ALONE = {"UCX_TLS": "tcp"}
 PAINT = 0xA5
 
 
 class Reader:
     """A transfer with memory of its own to read blocks into."""
 
-    def __init__(self) -> None:
-        self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB)
+    def __init__(self, reach: Reach = LOCAL) -> None:
+        self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB, reach)
         self.memory = HostMemory(LENGTH_BYTES)
         assert self.transfer.register(self.memory.region)
         self.paint()
@@ -49,6 +50,13 @@ def reader() -> Iterator[Reader]:
     reader.transfer.close()
 
 
+@pytest.fixture
+def tcp_reader() -> Iterator[Reader]:
+    reader = Reader(Reach(("lo",)))
+    yield reader
+    reader.transfer.close()
+
+
 @pytest.fixture(scope="module")
 def peer() -> Iterator[PeerProcess]:
     with peer_process("nixl", "lender@peer:31", LENGTH_BYTES) as process:
@@ -56,8 +64,8 @@ def peer() -> Iterator[PeerProcess]:
 
 
 @pytest.fixture
-def segment_peer() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=SEGMENT_ALONE) as process:
+def tcp_peer() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
@@ -123,41 +131,41 @@ def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reade
     wait_until(settled, "the read to land")
 
 
-def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(segment_peer: PeerProcess, reader: Reader) -> None:
-    segment_peer.lend(5, LENGTH_BYTES)
-    finish(reader.read(segment_peer, reader.whole(segment_peer)))
-    segment_peer.freeze()
-    late = reader.read(segment_peer, reader.whole(segment_peer), SHORT_S)
+def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
+    tcp_peer.lend(5, LENGTH_BYTES)
+    finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
+    tcp_peer.freeze()
+    late = tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer), SHORT_S)
     with pytest.raises(TransferError, match="deadline"):
         finish(late)
-    reader.transfer.reap()
+    tcp_reader.transfer.reap()
     assert not late.settled
-    assert reader.transfer.owing() == [segment_peer.worker]
-    segment_peer.thaw()
+    assert tcp_reader.transfer.owing() == [tcp_peer.worker]
+    tcp_peer.thaw()
 
     def settled() -> bool:
-        reader.transfer.reap()
+        tcp_reader.transfer.reap()
         return late.settled
 
     wait_until(settled, "the late read to land")
-    assert not reader.transfer.owing()
+    assert not tcp_reader.transfer.owing()
 
 
-def test_nothing_lands_after_a_frozen_lender_was_forgotten(segment_peer: PeerProcess, reader: Reader) -> None:
-    segment_peer.lend(6, LENGTH_BYTES)
-    finish(reader.read(segment_peer, reader.whole(segment_peer)))
-    segment_peer.freeze()
-    read = reader.read(segment_peer, reader.whole(segment_peer), SHORT_S)
-    reader.transfer.forget_peer(segment_peer.worker)
+def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
+    tcp_peer.lend(6, LENGTH_BYTES)
+    finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
+    tcp_peer.freeze()
+    read = tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer), SHORT_S)
+    tcp_reader.transfer.forget_peer(tcp_peer.worker)
     assert read.settled
     with pytest.raises(TransferError, match="gone"):
         read.poll()
-    reader.paint()
-    segment_peer.thaw()
+    tcp_reader.paint()
+    tcp_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
-    segment_peer.send(Command(op="used"))
-    wait_until(lambda: segment_peer.ended() or segment_peer.answered(), "the peer to run on")
-    assert bytes(reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
+    tcp_peer.send(Command(op="used"))
+    wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
+    assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
 
 
 def test_a_dead_lender_is_an_error_within_the_deadline(reader: Reader) -> None:

@@ -1,7 +1,6 @@
-"""A source frozen in mid-read: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
+"""A source frozen in mid-read over TCP: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
 
-Without the kernel's copy between processes a read takes both of them, so a frozen source leaves part of the bytes on the way: over
-TCP, and through shared memory.
+Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
 """
 
 import time
@@ -17,7 +16,7 @@ from fleet.core.pages import Span
 from fleet.transfer.link import NixlBlockRead, NixlPull
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
-from fleet.transfer.reach import reach_of
+from fleet.transfer.reach import Reach
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -30,8 +29,7 @@ NUM_PLACES = LENGTH_BYTES // STEP_BYTES + 1
 DEADLINE_S = 30.0
 SHORT_S = 1.0
 MOST_TRIES = 20
-LINES = {"tcp": "lo", "posix": ""}
-"""UCX transport -> the interface of both ends."""
+TCP_ALONE = {"UCX_TLS": "tcp"}
 PAINT, SEED, SMALL_BYTES = 0xA5, 7, 4096
 WANTED = pattern(SEED, LENGTH_BYTES)
 
@@ -39,9 +37,8 @@ WANTED = pattern(SEED, LENGTH_BYTES)
 class Reader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
-    def __init__(self, interface: str) -> None:
-        reach = reach_of(interface or None, allow_public=False)
-        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, reach)
+    def __init__(self) -> None:
+        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, Reach(("lo",)))
         self.blocks = HostMemory(LENGTH_BYTES)
         self.transfer.register(self.blocks.region)
 
@@ -73,14 +70,9 @@ class Destination:
         wait_until(same_again, "the bytes on the way to land")
 
 
-@pytest.fixture(scope="module", params=LINES)
-def line(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
-def reader(line: str) -> Iterator[Reader]:
-    reader = Reader(LINES[line])
+def reader() -> Iterator[Reader]:
+    reader = Reader()
     yield reader
     reader.transfer.arena.check()
     assert reader.transfer.used_slots() == 0, "a test left slots behind"
@@ -88,15 +80,15 @@ def reader(line: str) -> Iterator[Reader]:
 
 
 @pytest.fixture
-def source(line: str) -> Iterator[PeerProcess]:
-    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env={"UCX_TLS": line}, interface=LINES[line]) as process:
+def source() -> Iterator[PeerProcess]:
+    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def elsewhere(line: str) -> Iterator[tuple[PeerProcess, TensorRef]]:
+def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
     """Another that has the same bytes, and is never frozen."""
-    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env={"UCX_TLS": line}, interface=LINES[line]) as process:
+    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
 
