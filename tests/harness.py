@@ -27,6 +27,7 @@ from fleet.worker.hand_off import share_pool
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.peers import read_peer_access
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
@@ -56,13 +57,15 @@ class ThreadFleet:
         worker = new_worker_id(role, "test", len(self.loops))
         client = connect(self.url, one_connection=True)
         self.clients.append(client)
-        transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES)
+        access = read_peer_access(self.config)
+        transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach)
         if config.stage(serves.stage).split is not None:
             share_pool(built.engine, transfer)
-        fields = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch), "transfer": transfer.metadata()}
-        call = scripts.register(worker, role, LEASE_US, fields, replicas=serves.replicas, standby=serves.standby)
+        fields: dict[str, str | bytes] = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch)}
+        record = access.record(worker, role, fields, transfer)
+        call = scripts.register(worker, role, LEASE_US, record, replicas=serves.replicas, standby=serves.standby)
         answer = text(run(client, call))
-        loop = WorkerLoop(config, worker, RoleName(role), built, Link(client, worker, RoleName(role)), transfer)
+        loop = WorkerLoop(config, worker, RoleName(role), built, Link(client, worker, RoleName(role), access.secret), transfer)
         loop.standing_by = answer == "standby"
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))

@@ -80,6 +80,9 @@ def worker(
     """
     deployment = open_serving(config, set_)
     serves = deployment.config.role(role)
+    from fleet.worker.peers import read_peer_access
+
+    read_peer_access(deployment.config)  # before anything is loaded
     if kept:
         raise typer.Exit(_keep_fenced(["worker", role, *passed_on(config, set_)], deployment, serves.name))
     _await_redis(deployment)

@@ -44,6 +44,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
 
     deployment = open_serving(config, with_read_only(set_, read_only))
     refuse_unsafe(deployment.config, deployment.settings)
+    _check_peers(deployment.config)
     _check_redis(deployment)
     resolved = _resolve(deployment)
     resolved_file = _store(resolved)
@@ -56,6 +57,13 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     if manager.culprit:
         print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
         raise typer.Exit(1)
+
+
+def _check_peers(config: FleetConfig) -> None:
+    """Raises: ConfigError now, as each worker would."""
+    from fleet.worker.peers import read_peer_access
+
+    read_peer_access(config)
 
 
 def _check_redis(deployment: Deployment) -> None:
@@ -85,9 +93,10 @@ def _resolve(deployment: Deployment) -> FleetConfig:
     port = redis_port if config.redis.port == 0 else config.redis.port
     redis = config.redis.model_copy(update={"port": port, "data_dir": config.redis_data_dir})
     checkpoint = str(resolve_checkpoint(config))
-    return config.model_copy(
-        update={"web": web, "redis": redis, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
-    )
+    secret = config.security.fleet_secret
+    security = config.security.model_copy(update={"fleet_secret": secret.absolute() if secret else None})
+    sections = {"web": web, "redis": redis, "security": security}
+    return config.model_copy(update={**sections, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint})
 
 
 def _store(config: FleetConfig) -> Path:

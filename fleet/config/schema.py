@@ -220,8 +220,8 @@ class LeaseConfig(Strict):
 class TransferConfig(Strict):
     """`auto` is NIXL where it is installed, else inline through Redis with a warning.
 
-    `interface`: where workers of other hosts may read from this one: an interface's name, an address or a network of this host.
-    None: workers of this host only.
+    `interface`: where workers of other hosts may read from this one: an interface, an RDMA device, an address or a network of
+    this host, or several with commas between. None: only workers of this host and user. See `fleet/transfer/reach.py`.
     """
 
     kind: Literal["auto", "nixl", "redis"] = "auto"

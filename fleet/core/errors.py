@@ -104,7 +104,7 @@ class Overloaded(FleetError):
 
 
 class VersionSkew(ConfigError):
-    """A worker is not of the version or checkpoint of the workers there are, or cannot read its other half's pages."""
+    """A worker does not fit the registered ones: version, checkpoint, tensors it can read, or secret."""
 
 
 class NoWorker(FleetError):

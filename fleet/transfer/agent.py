@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from fleet.core.errors import TransferError
 from fleet.core.pages import Memory, Span
+from fleet.transfer.reach import LOCAL, Reach
 
 BACKEND = "UCX"
 HOST_DEVICE = 0
@@ -78,7 +79,8 @@ class Agent:
     Raises: TransferError from every method when NIXL fails.
     """
 
-    def __init__(self, name: str, regions: Sequence[Memory]) -> None:
+    def __init__(self, name: str, regions: Sequence[Memory], reach: Reach = LOCAL) -> None:
+        reach.enforce()
         self._bindings = load_bindings()
         self._errors = tuple(
             value

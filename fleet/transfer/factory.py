@@ -7,11 +7,14 @@ from fleet.core.ids import WorkerId
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import LOCAL, Reach
 
 log = logging.getLogger(__name__)
 
 
-def open_transfer(kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> Transfer:
+def open_transfer(
+    kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
+) -> Transfer:
     """Open the worker's transfer: `nixl`, `redis` (inline in chunk headers), or `auto`: NIXL where it starts, else inline.
 
     Raises: ConfigError for another kind, or `nixl` where it does not start.
@@ -21,7 +24,7 @@ def open_transfer(kind: str, agent: WorkerId, arena_bytes: int, request_cap_byte
     if kind not in ("auto", "nixl"):
         raise ConfigError(f"transfer.kind is {kind!r}; use auto, nixl or redis", param="transfer.kind")
     try:
-        return NixlTransfer(agent, arena_bytes, request_cap_bytes)
+        return NixlTransfer(agent, arena_bytes, request_cap_bytes, reach)
     except (ImportError, TransferError) as error:
         if kind == "nixl":
             raise ConfigError(

@@ -16,6 +16,7 @@ from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import Agent
 from fleet.transfer.arena import Arena, Slot
 from fleet.transfer.memory import HostMemory, stored_bytes
+from fleet.transfer.reach import LOCAL, Reach
 
 
 class Read:
@@ -104,8 +105,9 @@ class Link:
     """
 
     def __init__(
-        self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = ()
-    ) -> None:
+        self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = (),
+        reach: Reach = LOCAL,
+    ) -> None:  # fmt: skip
         """`more`: other memory that blocks are read into.
 
         Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
@@ -114,7 +116,7 @@ class Link:
         self.closed = False
         self.reads: set[Read] = set()
         self.memory, self.arena = memory, arena
-        self._agent = Agent(name, [memory.region, *more])
+        self._agent = Agent(name, [memory.region, *more], reach)
         named = self._agent.add_peer(peer_metadata)
         if named != peer:
             self._agent.close()

@@ -15,6 +15,7 @@ from fleet.transfer.agent import BACKEND, HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
 from fleet.transfer.link import Link, NixlBlockRead, NixlPull
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
+from fleet.transfer.reach import LOCAL, Reach
 
 
 class NixlTransfer:
@@ -24,11 +25,11 @@ class NixlTransfer:
     Raises: ImportError where NIXL is missing, TransferError where it does not start.
     """
 
-    def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
-        self.agent = agent
+    def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL) -> None:
+        self.agent, self.reach = agent, reach
         self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
         self.memory = HostMemory(arena_bytes)
-        self._server = Agent(agent, [self.memory.region])
+        self._server = Agent(agent, [self.memory.region], reach)
         self._metadata = self._server.metadata()
         self._more: list[Memory] = []
         self._links: dict[WorkerId, Link] = {}
@@ -124,6 +125,6 @@ class NixlTransfer:
         link = self._links.get(peer)
         if link is None or link.closed:
             link = self._links[peer] = Link(
-                f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more
+                f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more, self.reach
             )
         return link

@@ -3,6 +3,7 @@
 Grants and notices come by one blocking read, since the inbox and the role's stream share a group name.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -14,8 +15,12 @@ from fleet.control.connect import Reply, exchange, pairs, text
 from fleet.control.notices import ChunkNotice, GrantNotice, Notice, parse_notice
 from fleet.control.scripts import Arg, Call
 from fleet.core.clock import now_us
+from fleet.core.errors import TransferError
+from fleet.core.fleet_secret import FleetSecret
 from fleet.core.hops import HopCounts
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+
+log = logging.getLogger(__name__)
 
 MAX_NOTICES = 512
 
@@ -44,9 +49,14 @@ class Mail:
 
 
 class Link:
-    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: how old chunks were on arrival here."""
+    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: how old chunks were on arrival here.
 
-    def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName) -> None:
+    `secret`: what a peer's record must be signed with; None where records are not signed.
+    """
+
+    def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName, secret: FleetSecret | None = None) -> None:
+        self._secret = secret
+        self._refused: set[WorkerId] = set()
         self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
         self._worker = worker
         self._read_up_to: str | None = None
@@ -115,9 +125,25 @@ class Link:
             pipe.hget(keys.task(request, stage), "owner")
         return [text(owner) for owner in cast("list[bytes | None]", pipe.execute())]
 
+    def is_registered(self, worker: WorkerId) -> bool:
+        return bool(self._client.exists(keys.worker(worker)))
+
     def peer_metadata(self, worker: WorkerId) -> bytes | None:
-        """What a peer's transfer needs to be pulled from; None if the peer is gone."""
-        return cast("bytes | None", self._client.hget(keys.worker(worker), "transfer"))
+        """Return what a peer's transfer needs to be read from; None if the peer is gone.
+
+        Raises: TransferError if the peer's record is not signed with the fleet's secret.
+        """
+        record = pairs(self._client.hgetall(keys.worker(worker)))
+        if record and self._secret is not None and not self._secret.verifies(worker, record):
+            why = (
+                f"worker {worker} is not read from: its record in Redis is not signed with security.fleet_secret; "
+                "either another process changed the record, or the worker has another secret"
+            )
+            if worker not in self._refused:
+                self._refused.add(worker)
+                log.warning("%s", why)
+            raise TransferError(why)
+        return record.get("transfer")
 
 
 def _grant(entry: str, fields: dict[str, bytes]) -> Grant:

@@ -290,7 +290,7 @@ class WorkerLoop:
     def _forget_the_gone(self) -> None:
         """A frozen worker may owe us a read for ever; once it has lost its right, what it would write into is free again."""
         for peer in self.transfer.owing():
-            if self.link.peer_metadata(peer) is None:
+            if not self.link.is_registered(peer):
                 self.transfer.forget_peer(peer)
 
     def _take_vitals(self) -> None:

@@ -31,6 +31,7 @@ from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
 from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
+from fleet.worker.peers import PeerAccess, read_peer_access
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +108,16 @@ class WorkerProcess:
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
         device: str = "", dtype: str = "", labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
+        access: PeerAccess | None = None,
     ) -> None:  # fmt: skip
-        """`fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none.
+        """`access`: from where peers may read, and the fleet's secret; None: read from the configuration.
+
+        `fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none.
         `when_joined` is called by each incarnation once it is registered.
         """
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
+        self.access = access or read_peer_access(config)
         self.gauge = Gauge(device)
         self.labels = labels or Labels("worker")
         self.when_joined = when_joined
@@ -154,14 +159,15 @@ class WorkerProcess:
 
         settings = self.config.transfer
         transfer = open_transfer(
-            settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024
+            settings.kind, worker, settings.arena_mib * 1024 * 1024, settings.request_cap_mib * 1024 * 1024, self.access.reach
         )
         try:
             if self.config.stage(self.config.role(self.role).stage).split is not None:
                 share_pool(self.built.engine, transfer)
             stands_by = self._register(client, worker, transfer)
             self.when_joined()
-            loop = WorkerLoop(self.config, worker, self.role, self.built, Link(client, worker, self.role), transfer)
+            link = Link(client, worker, self.role, self.access.secret)
+            loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer)
             loop.standing_by = stands_by
             self.loop = loop
             if in_force is not None:
@@ -208,17 +214,17 @@ class WorkerProcess:
             "package": version("fleet-serving"),
             "checkpoint": self.fingerprint,
             "device": self.device,
-            "transfer": transfer.metadata(),
             "backend": transfer.backend,
             "registered_bytes": str(transfer.registered_bytes),
             **self._must_agree(serves.stage),
         }
         lease_us = int(self.config.lease.worker_s * 1e6)
-        call = scripts.register(worker, self.role, lease_us, fields, replicas=serves.replicas, standby=serves.standby)
+        record = self.access.record(worker, self.role, fields, transfer)
+        call = scripts.register(worker, self.role, lease_us, record, replicas=serves.replicas, standby=serves.standby)
         answer = run(client, call)
         if isinstance(answer, list):
-            why = text(cast("list[bytes]", answer)[1])
-            raise VersionSkew(f"worker {self.role} is refused: {why}; {SKEW_FIX}")
+            kind, why = (text(part) for part in cast("list[bytes]", answer))
+            raise VersionSkew(f"worker {self.role} is refused: {why}" + (f"; {SKEW_FIX}" if kind == "skew" else ""))
         return text(answer) == "standby"
 
     def _must_agree(self, stage: StageName) -> dict[str, str]:
@@ -252,6 +258,7 @@ def run_worker(
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
     serves = config.role(role)
     config = config.narrowed(serves)
+    access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
     built = build_stage(config, serves.stage, folder)
     fake = config.engine == "fake"
@@ -260,7 +267,7 @@ def run_worker(
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)
     process = WorkerProcess(
         config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels,
-        when_joined=when_joined,
+        when_joined=when_joined, access=access,
     )  # fmt: skip
 
     def stop(_signum: int, _frame: object) -> None:

@@ -11,6 +11,7 @@ from fleet.transfer.base import BlockRead
 from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.memory import HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -25,8 +26,8 @@ PAINT = 0xA5
 class Reader:
     """A transfer with memory of its own to read blocks into."""
 
-    def __init__(self) -> None:
-        self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB)
+    def __init__(self, reach: Reach = LOCAL) -> None:
+        self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB, reach)
         self.memory = HostMemory(LENGTH_BYTES)
         assert self.transfer.register(self.memory.region)
         self.paint()
@@ -49,6 +50,13 @@ def reader() -> Iterator[Reader]:
     reader.transfer.close()
 
 
+@pytest.fixture
+def tcp_reader() -> Iterator[Reader]:
+    reader = Reader(Reach(("lo",)))
+    yield reader
+    reader.transfer.close()
+
+
 @pytest.fixture(scope="module")
 def peer() -> Iterator[PeerProcess]:
     with peer_process("nixl", "lender@peer:31", LENGTH_BYTES) as process:
@@ -57,7 +65,7 @@ def peer() -> Iterator[PeerProcess]:
 
 @pytest.fixture
 def tcp_peer() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE) as process:
+    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
@@ -123,41 +131,41 @@ def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reade
     wait_until(settled, "the read to land")
 
 
-def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, reader: Reader) -> None:
+def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
     tcp_peer.lend(5, LENGTH_BYTES)
-    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
+    finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
-    late = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
+    late = tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer), SHORT_S)
     with pytest.raises(TransferError, match="deadline"):
         finish(late)
-    reader.transfer.reap()
+    tcp_reader.transfer.reap()
     assert not late.settled
-    assert reader.transfer.owing() == [tcp_peer.worker]
+    assert tcp_reader.transfer.owing() == [tcp_peer.worker]
     tcp_peer.thaw()
 
     def settled() -> bool:
-        reader.transfer.reap()
+        tcp_reader.transfer.reap()
         return late.settled
 
     wait_until(settled, "the late read to land")
-    assert not reader.transfer.owing()
+    assert not tcp_reader.transfer.owing()
 
 
-def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, reader: Reader) -> None:
+def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
     tcp_peer.lend(6, LENGTH_BYTES)
-    finish(reader.read(tcp_peer, reader.whole(tcp_peer)))
+    finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
-    read = reader.read(tcp_peer, reader.whole(tcp_peer), SHORT_S)
-    reader.transfer.forget_peer(tcp_peer.worker)
+    read = tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer), SHORT_S)
+    tcp_reader.transfer.forget_peer(tcp_peer.worker)
     assert read.settled
     with pytest.raises(TransferError, match="gone"):
         read.poll()
-    reader.paint()
+    tcp_reader.paint()
     tcp_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
     tcp_peer.send(Command(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
-    assert bytes(reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
+    assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
 
 
 def test_a_dead_lender_is_an_error_within_the_deadline(reader: Reader) -> None:

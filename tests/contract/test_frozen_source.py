@@ -16,6 +16,7 @@ from fleet.core.pages import Span
 from fleet.transfer.link import NixlBlockRead, NixlPull
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import Reach
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -37,7 +38,7 @@ class Reader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
     def __init__(self) -> None:
-        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES)
+        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, Reach(("lo",)))
         self.blocks = HostMemory(LENGTH_BYTES)
         self.transfer.register(self.blocks.region)
 
@@ -80,14 +81,14 @@ def reader() -> Iterator[Reader]:
 
 @pytest.fixture
 def source() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
     """Another that has the same bytes, and is never frozen."""
-    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE) as process:
+    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
 

@@ -17,6 +17,7 @@ from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.measure import measure_reads
 from fleet.transfer.memory import HEADER
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
@@ -84,7 +85,16 @@ def reader(peer: PeerProcess) -> Iterator[Transfer]:
 
 @pytest.fixture
 def nixl_reader() -> Iterator[NixlTransfer]:
-    transfer = NixlTransfer(WorkerId("reader@here:4"), ARENA_BYTES, ARENA_BYTES // 2)
+    yield from open_reader(LOCAL)
+
+
+@pytest.fixture
+def tcp_reader() -> Iterator[NixlTransfer]:
+    yield from open_reader(Reach(("lo",)))
+
+
+def open_reader(reach: Reach) -> Iterator[NixlTransfer]:
+    transfer = NixlTransfer(WorkerId("reader@here:4"), ARENA_BYTES, ARENA_BYTES // 2, reach)
     yield transfer
     transfer.arena.check()
     assert transfer.used_slots() == 0, "a test left slots behind"
@@ -94,7 +104,7 @@ def nixl_reader() -> Iterator[NixlTransfer]:
 @pytest.fixture(scope="module")
 def tcp_peer() -> Iterator[PeerProcess]:
     """A peer reached over TCP alone, where a read takes both processes: a frozen peer can hold it up half-way."""
-    with peer_process("nixl", "tcp@peer:5", ARENA_BYTES, env=TCP_ALONE) as process:
+    with peer_process("nixl", "tcp@peer:5", ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
@@ -238,13 +248,13 @@ def test_a_worker_can_pull_from_itself(nixl_reader: NixlTransfer) -> None:
 
 
 def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
-    tcp_peer: PeerProcess, nixl_reader: NixlTransfer
+    tcp_peer: PeerProcess, tcp_reader: NixlTransfer
 ) -> None:
     length_bytes = 8 * MIB
     refused = 0
     for seed in range(12):
         ref = ref_of(tcp_peer.publish("r", seed, length_bytes))
-        pull = nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+        pull = tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
         tcp_peer.send(Command(op="republish", request=RequestId("r"), seed=seed, length_bytes=length_bytes, rounds=2))
         try:
             assert finish(pull) == pattern(seed, length_bytes)
@@ -252,70 +262,70 @@ def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
             refused += 1
         wait_until(tcp_peer.answered, "the peer to have reused the slot")
         with pytest.raises(TransferError, match="freed or reused"):
-            finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S))
+            finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S))
         tcp_peer.release("r")
     print(f"{refused} of 12 reads met the reuse half-way and were refused")
 
 
-def test_a_frozen_peer_costs_a_deadline_and_never_a_wrong_byte(tcp_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_a_frozen_peer_costs_a_deadline_and_never_a_wrong_byte(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
     length_bytes = 8 * MIB
     ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
-    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+    assert finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
 
-    in_mid_read = nixl_reader.pull(ref, tcp_peer.metadata, SHORT_S)
+    in_mid_read = tcp_reader.pull(ref, tcp_peer.metadata, SHORT_S)
     tcp_peer.freeze()
     try:
         assert finish(in_mid_read) == pattern(7, length_bytes)
     except TransferError as error:
         assert "deadline" in error.message
 
-    late = nixl_reader.pull(ref, tcp_peer.metadata, SHORT_S)
+    late = tcp_reader.pull(ref, tcp_peer.metadata, SHORT_S)
     with pytest.raises(TransferError, match="deadline"):
         finish(late)
-    quarantined = nixl_reader.arena.quarantined_slots
+    quarantined = tcp_reader.arena.quarantined_slots
     assert quarantined >= 1
-    assert nixl_reader.used_slots() == quarantined
+    assert tcp_reader.used_slots() == quarantined
 
     tcp_peer.thaw()
-    wait_until(lambda: nixl_reader.used_slots() == 0, "the late reads to land and be reaped")
-    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+    wait_until(lambda: tcp_reader.used_slots() == 0, "the late reads to land and be reaped")
+    assert finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
     tcp_peer.release("r")
 
 
-def test_nothing_lands_after_a_frozen_peer_was_forgotten(nixl_reader: NixlTransfer) -> None:
-    with peer_process("nixl", "fenced@peer:13", ARENA_BYTES, env=TCP_ALONE) as peer:
-        check_that_nothing_lands_late(peer, nixl_reader)
+def test_nothing_lands_after_a_frozen_peer_was_forgotten(tcp_reader: NixlTransfer) -> None:
+    with peer_process("nixl", "fenced@peer:13", ARENA_BYTES, env=TCP_ALONE, interface="lo") as peer:
+        check_that_nothing_lands_late(peer, tcp_reader)
 
 
-def check_that_nothing_lands_late(tcp_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
     length_bytes = 8 * MIB
     ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
-    assert finish(nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
+    assert finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
     tcp_peer.freeze()
-    given_up = nixl_reader.pull(ref, tcp_peer.metadata, 0.0)
+    given_up = tcp_reader.pull(ref, tcp_peer.metadata, 0.0)
     with pytest.raises(TransferError, match="deadline"):
         finish(given_up)
-    wanted = nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+    wanted = tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
     assert wanted.poll() is None
-    assert nixl_reader.arena.quarantined_slots == 1
+    assert tcp_reader.arena.quarantined_slots == 1
 
-    nixl_reader.forget_peer(tcp_peer.worker)
-    assert nixl_reader.used_slots() == 0
+    tcp_reader.forget_peer(tcp_peer.worker)
+    assert tcp_reader.used_slots() == 0
     with pytest.raises(TransferError, match="gone"):
         wanted.poll()
     with pytest.raises(TransferError, match="gone"):
-        nixl_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
+        tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
 
     canary = pattern(1, 11 * MIB)
-    canaries = [nixl_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
+    canaries = [tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
     tcp_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
     tcp_peer.send(Command(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     for number, tensor in enumerate(canaries):
-        start = ref_of(tensor).address - nixl_reader.memory.address + HEADER.size
-        assert bytes(nixl_reader.memory.view[start : start + len(canary)]) == canary
-        nixl_reader.release(RequestId(f"mine-{number}"))
+        start = ref_of(tensor).address - tcp_reader.memory.address + HEADER.size
+        assert bytes(tcp_reader.memory.view[start : start + len(canary)]) == canary
+        tcp_reader.release(RequestId(f"mine-{number}"))
 
 
 def test_a_dead_peer_is_an_error_within_the_deadline(nixl_reader: NixlTransfer) -> None:

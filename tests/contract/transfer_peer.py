@@ -24,6 +24,7 @@ from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import reach_of
 from tests.support import REPO, cli_env
 
 START_S = 60.0
@@ -100,6 +101,10 @@ class PeerProcess:
             return False
         return True
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def freeze(self) -> None:
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -119,10 +124,13 @@ class PeerProcess:
 
 
 @contextmanager
-def peer_process(kind: str, worker: str, arena_bytes: int, env: Mapping[str, str] | None = None) -> Iterator[PeerProcess]:
-    """A peer whose request cap is half its arena; killed at the end."""
+def peer_process(
+    kind: str, worker: str, arena_bytes: int, env: Mapping[str, str] | None = None, interface: str = ""
+) -> Iterator[PeerProcess]:
+    """A peer whose request cap is half its arena; killed at the end. `interface`: as `transfer.interface`, "" for null."""
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "tests.contract.transfer_peer", str(theirs.fileno()), kind, worker, str(arena_bytes)]
+    options = [str(theirs.fileno()), kind, worker, str(arena_bytes), interface]
+    command = [sys.executable, "-m", "tests.contract.transfer_peer", *options]
     process = subprocess.Popen(
         command, cwd=REPO, env=cli_env(env), pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -157,8 +165,8 @@ def obey(transfer: Transfer, memory: HostMemory, command: Command) -> Answer:
     return Answer(tensor=tensor, used_slots=transfer.used_slots())
 
 
-def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int) -> None:
-    transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2)
+def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int, interface: str) -> None:
+    transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2, reach_of(interface or None, allow_public=False))
     memory = HostMemory(arena_bytes)
     lends = transfer.register(memory.region)
     answer = Answer(metadata=transfer.metadata(), lent=memory.region if lends else None)
@@ -173,4 +181,4 @@ def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int)
 
 if __name__ == "__main__":
     with Connection(int(sys.argv[1])) as parent:
-        serve(parent, sys.argv[2], WorkerId(sys.argv[3]), int(sys.argv[4]))
+        serve(parent, sys.argv[2], WorkerId(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

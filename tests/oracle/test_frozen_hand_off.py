@@ -27,6 +27,7 @@ ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant"
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")
 """2 MiB of keys and values a request, however short its prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
+OVER_TCP = ("transfer.kind=nixl", "transfer.interface=lo")
 IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_s=2.0")
 KINDS = ("text", "audio", "three turns", "other voice", "speech outlasts text")
 ASKED = [case for case in CASES if case.name in KINDS]
@@ -76,10 +77,10 @@ async def test_a_source_frozen_during_the_pull_costs_time_only(
     ways = (*ONE_FLEET, *LARGE_PAGES, *IMPATIENT)
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
         expected = await ask_all(fleet, tiny_checkpoint)
-    sets = [word for way in (*ways, *SPLIT, "transfer.kind=nixl", f"checkpoint={tiny_checkpoint}") for word in ("--set", way)]
+    sets = [word for way in (*ways, *SPLIT, *OVER_TCP, f"checkpoint={tiny_checkpoint}") for word in ("--set", way)]
     env = {"REDIS_URL": redis_url, "UCX_TLS": "tcp"}
     with (
-        thread_fleet(redis_url, *ways, *SPLIT, checkpoint=tiny_checkpoint, transfer="nixl", without=SOURCE) as fleet,
+        thread_fleet(redis_url, *ways, *SPLIT, *OVER_TCP, checkpoint=tiny_checkpoint, transfer="nixl", without=SOURCE) as fleet,
         start_cli("worker", SOURCE, *sets, cwd=tmp_path, env=env) as child,
     ):
         child.wait_for("is ready", timeout_s=START_S)

@@ -1,0 +1,80 @@
+"""The secret that the workers of a fleet share, and the MAC made with it of what a worker registers. It is never sent or logged.
+
+Redis is no proof of who wrote a record: without a MAC, a process that can write to Redis can have workers read the memory of
+another one than their peer's.
+"""
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleet.core.errors import ConfigError
+from fleet.core.ids import WorkerId
+
+SETTING = "security.fleet_secret"
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 1024 * 1024
+KEY_ID, MAC = "key_id", "mac"
+SIGNED = (
+    "role", "stage", "transfer", "reach", "place", "protocol", "package", "checkpoint", "dtype", "page_size_tokens", KEY_ID,
+)  # fmt: skip
+"""Fields of a worker's record that its peers act on; none changes while it is registered."""
+Record = Mapping[str, str | bytes]
+
+
+class FleetSecret:
+    """A key from which others are derived, one for each purpose."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._mac_key = _derived(secret, b"fleet: MAC of a worker's record, 1")
+        self.key_id = _derived(secret, b"fleet: id of the secret, 1").hex()[:16]
+
+    def signed(self, worker: WorkerId, record: Record) -> dict[str, str | bytes]:
+        """Return the record of a worker with the id of this secret and a MAC."""
+        named = {**record, KEY_ID: self.key_id}
+        return {**named, MAC: self._mac(worker, named)}
+
+    def verifies(self, worker: WorkerId, record: Record) -> bool:
+        """Return True if the record was signed with this secret, for this worker, and its `SIGNED` fields are unchanged."""
+        return hmac.compare_digest(_bytes(record.get(MAC, "")), self._mac(worker, record).encode())
+
+    def _mac(self, worker: WorkerId, record: Record) -> str:
+        # Each part with its length in front: no two records have the same bytes.
+        parts = [_bytes(worker), *(_bytes(record.get(name, "")) for name in SIGNED)]
+        message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.new(self._mac_key, message, hashlib.sha256).hexdigest()
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return hmac.new(secret, purpose, hashlib.sha256).digest()
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def read_fleet_secret(path: Path) -> FleetSecret:
+    """Read `security.fleet_secret`. Raises: ConfigError if it cannot be read, if others can read it, or if it is too short."""
+    try:
+        # Not blocking: a pipe of that name would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            is_of = os.fstat(file.fileno())
+            if not stat.S_ISREG(is_of.st_mode):
+                raise ConfigError(f"{SETTING}: {path} is not a file; name one that holds the secret", param=SETTING)
+            if is_of.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ConfigError(
+                    f"{SETTING}: {path} is open to other users (mode {stat.S_IMODE(is_of.st_mode):04o}); run: chmod 600 {path}",
+                    param=SETTING,
+                )
+            secret = file.read(MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING) from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"{SETTING}: {path} holds {len(secret)} bytes, and at least {MIN_SECRET_BYTES} are needed; "
+            f"run: openssl rand -hex 32 > {path}", param=SETTING,
+        )  # fmt: skip
+    return FleetSecret(secret)

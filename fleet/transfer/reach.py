@@ -1,0 +1,187 @@
+"""From where a worker's memory may be read: this host only, by shared memory, or the hosts of a network. Checks the interface.
+
+UCX has no authentication: a peer that can connect to an agent can read and write the memory of its process. So the agent of a
+local-only worker opens no network socket: its peers open its shared memory through `/proc`, which the kernel permits to processes
+of the same user alone. It listens, on the loopback interface, only where the kernel permits no copies between processes. Knows no
+NIXL.
+"""
+
+import ctypes
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from fleet.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+SETTING = "transfer.interface"
+RDMA_DEVICES = Path("/sys/class/infiniband")
+YAMA_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+CAP_SYS_PTRACE = 19
+LOCAL_TRANSPORTS = "posix,cma"
+"""Messages through a shared segment, and the kernel's copy between processes of one user, by which tensors go. Not `sysv`: its
+segments are open to the group. Not `posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
+entry that is never complete, and closing the agent then never ends (after 3 of 100 reads that were broken off, with UCX 1.23).
+"""
+SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
+"""Of /dev/shm, which has 64 MiB in a container, an agent takes 0.6 MB so, not 4.3 MB."""
+LOOPBACK = "127.0.0.0/8"
+NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_GIVEN = dict(os.environ)
+"""The environment that the process was started with: `enforce` changes the current one."""
+_logged: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """`devices`: the network devices that peers connect to, as UCX names them; none: peers are processes of this host and user.
+    """
+
+    devices: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """A local-only worker reads only from workers of the same place; one that others can reach has none."""
+        if self.devices:
+            return ""
+        spaces = [os.readlink(path) for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid") if os.path.islink(path)]
+        return " ".join([socket.gethostname(), str(os.getuid()), *spaces, self.settings({})["UCX_TLS"]])
+
+    def settings(self, given: Mapping[str, str]) -> dict[str, str]:
+        """Return UCX's settings. The configuration decides what may connect; `given`, an environment, by which transports."""
+        if self.devices:
+            return {
+                "UCX_NET_DEVICES": ",".join(self.devices),
+                "UCX_TLS": given.get("UCX_TLS", NETWORK_TRANSPORTS),
+                "UCX_POSIX_ERROR_HANDLING": given.get("UCX_POSIX_ERROR_HANDLING", "n"),
+            }
+        if not copies_between_processes():
+            return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": "tcp"}
+        return {
+            **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
+            "UCX_NET_DEVICES": "all",  # LOCAL_TRANSPORTS use none
+            "UCX_TLS": LOCAL_TRANSPORTS,
+            # Else UCX takes no shared memory for endpoints that report the death of a peer.
+            "UCX_POSIX_ERROR_HANDLING": "y",
+        }
+
+    def enforce(self) -> None:
+        """Put the settings into this process's environment, which UCX reads when an agent is created."""
+        settings = self.settings(_GIVEN)
+        for name, value in settings.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        self._log_in_force(settings)
+
+    def _log_in_force(self, settings: Mapping[str, str]) -> None:
+        """Log once what is in force where network sockets are open, or the environment asks for something."""
+        given = {name: _GIVEN[name] for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN}
+        unused = [f"{name}={value}" for name, value in given.items() if settings[name] != value]
+        uses_tcp = settings["UCX_TLS"] == "tcp"
+        parts = [f"transfers: UCX_TLS={settings['UCX_TLS']} UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"]
+        if not self.devices:
+            parts.append(f"workers of this host only, since {SETTING} is null")
+            if uses_tcp:
+                parts.append("any user of this host can connect, since the kernel permits no copies between processes (ptrace)")
+        if unused:
+            parts.append(f"not used of the environment: {' '.join(unused)}; set {SETTING} instead")
+        line = "; ".join(parts)
+        if line not in _logged and (given or self.devices or uses_tcp):
+            _logged.add(line)
+            log.log(logging.WARNING if unused or not self.devices else logging.INFO, "%s", line)
+
+
+LOCAL = Reach()
+
+
+@cache
+def copies_between_processes() -> bool:
+    """Return True if UCX will find `cma` usable: the conditions that it checks itself."""
+    source, into = ctypes.c_uint64(1), ctypes.c_uint64(0)
+    spans = [(ctypes.c_uint64 * 2)(ctypes.addressof(value), 8) for value in (into, source)]
+    copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if copy is None or copy(os.getpid(), *(part for span in spans for part in (span, ctypes.c_ulong(1))), ctypes.c_ulong(0)) != 8:
+        return False
+    scope = YAMA_SCOPE.read_text().strip() if YAMA_SCOPE.is_file() else "0"
+    return scope in ("0", "1") or (scope == "2" and bool(_capabilities() >> CAP_SYS_PTRACE & 1))
+
+
+def _capabilities() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostDevices:
+    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device; none of InfiniBand."""
+
+    addresses: Mapping[str, tuple[IpAddress, ...]]
+    rdma: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def read(cls) -> "HostDevices":
+        addresses: dict[str, tuple[IpAddress, ...]] = {}
+        for label, found in psutil.net_if_addrs().items():
+            # A further IPv4 address has a label such as eth0:1; its interface is eth0.
+            name = label.partition(":")[0]
+            for one in found:
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    address = ipaddress.ip_address(one.address.partition("%")[0])
+                    addresses[name] = (*addresses.get(name, ()), address)
+        devices = sorted(RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
+        rdma = {device.name: tuple(sorted(net.name for net in (device / "device" / "net").glob("*"))) for device in devices}
+        return cls(addresses=addresses, rdma=rdma)
+
+    def matching(self, wanted: str) -> dict[str, tuple[IpAddress, ...]]:
+        """Return the UCX devices that match an interface, RDMA device, address or network, with their addresses."""
+        if wanted in self.addresses:
+            return {wanted: self.addresses[wanted]}
+        device, _, port = wanted.partition(":")
+        if device in self.rdma:
+            of_interfaces = [self.addresses.get(name, ()) for name in self.rdma[device]]
+            return {f"{device}:{port or 1}": tuple(address for addresses in of_interfaces for address in addresses)}
+        try:
+            network = ipaddress.ip_network(wanted, strict=False)
+        except ValueError:
+            return {}
+        return {name: found for name, found in self.addresses.items() if any(address in network for address in found)}
+
+    def __str__(self) -> str:
+        named = [f"{name} ({', '.join(map(str, found))})" for name, found in sorted(self.addresses.items())]
+        return ", ".join([*named, *(f"{device} (RDMA)" for device in self.rdma)]) or "none"
+
+
+def reach_of(interface: str | None, *, allow_public: bool, host: HostDevices | None = None) -> Reach:
+    """Resolve `transfer.interface`, one or several with commas between them, on this host.
+
+    Raises: ConfigError where it matches nothing here, or an interface with a public address and `allow_public` is not set.
+    """
+    if interface is None:
+        return LOCAL
+    host = host or HostDevices.read()
+    devices: dict[str, tuple[IpAddress, ...]] = {}
+    for wanted in (part.strip() for part in interface.split(",")):
+        matching = host.matching(wanted)
+        if not matching:
+            raise ConfigError(
+                f"{SETTING}: nothing on this host matches {wanted!r}; give the name, an address or a network of one of: {host}; "
+                "or null for workers of this host only", param=SETTING,
+            )  # fmt: skip
+        devices |= matching
+    public = [f"{address} of {name}" for name, found in devices.items() for address in found if address.is_global]
+    if public and not allow_public:
+        raise ConfigError(
+            f"{SETTING}: {interface} has a public address ({', '.join(public)}), and transfers have no authentication; "
+            "name a private interface, or set security.allow_public_transfer: true behind a firewall", param=SETTING,
+        )  # fmt: skip
+    return Reach(tuple(devices))

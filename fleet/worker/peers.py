@@ -1,0 +1,35 @@
+"""What a worker and its peers demand of each other before one reads the other's memory: the same reach, the same secret."""
+
+from dataclasses import dataclass
+
+from fleet.config import FleetConfig
+from fleet.core.fleet_secret import FleetSecret, Record, read_fleet_secret
+from fleet.core.ids import WorkerId
+from fleet.transfer.base import Transfer
+from fleet.transfer.reach import LOCAL, Reach, reach_of
+
+LOCAL_REACH, NETWORK_REACH = "host", "network"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """`reach`: from where peers may read. `secret`: None where records are not signed."""
+
+    reach: Reach = LOCAL
+    secret: FleetSecret | None = None
+
+    def record(self, worker: WorkerId, role: str, fields: Record, transfer: Transfer) -> dict[str, str | bytes]:
+        """Return what a worker registers: `fields`, how its transfer is reached, and a MAC of it where there is a secret."""
+        metadata = transfer.metadata()
+        record: dict[str, str | bytes] = {**fields, "role": role, "transfer": metadata}
+        if metadata:
+            record |= {"reach": NETWORK_REACH if self.reach.devices else LOCAL_REACH, "place": self.reach.place}
+        return self.secret.signed(worker, record) if self.secret else record
+
+
+def read_peer_access(config: FleetConfig) -> PeerAccess:
+    """Check what the configuration says of peers. Raises: ConfigError naming `transfer.interface` or `security.fleet_secret`."""
+    transfer, security = config.transfer, config.security
+    uses_network = transfer.kind != "redis"
+    reach = reach_of(transfer.interface, allow_public=security.allow_public_transfer) if uses_network else LOCAL
+    return PeerAccess(reach, read_fleet_secret(security.fleet_secret) if security.fleet_secret is not None else None)

@@ -1,0 +1,94 @@
+"""Who can reach a worker's memory: by default processes of its own host and user, else those of the interface that is named."""
+
+import ipaddress
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fleet.core.errors import TransferError
+from fleet.core.ids import WorkerId
+from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.reach import LOCAL, Reach
+from tests.contract.transfer_peer import PeerProcess, pattern, peer_process
+from tests.support import REPO, cli_env, wait_until
+
+MIB = 1024 * 1024
+NOBODY = 65534
+STRANGERS = [("tcp", os.getuid())] + ([("shared memory", NOBODY), ("tcp", NOBODY)] if os.getuid() == 0 else [])
+"""Only root can become another user. A process of the same user can read any process of that user, with or without UCX."""
+SHARED_BYTES = MIB
+"""Shared memory of one agent, of the 64 MiB that a container has."""
+
+
+@pytest.fixture(scope="module")
+def local_peer() -> Iterator[PeerProcess]:
+    # An environment that asks for more than the configuration permits.
+    with peer_process("nixl", "local@peer:41", MIB, env={"UCX_TLS": "tcp,cma", "UCX_NET_DEVICES": "all"}) as process:
+        yield process
+
+
+def listening(peer: PeerProcess) -> set[str]:
+    """Addresses of the peer's network sockets that others can send to."""
+    sockets = psutil.Process(peer.pid).net_connections(kind="inet")
+    return {one.laddr.ip for one in sockets if one.laddr and not one.raddr}
+
+
+def segments(peer: PeerProcess) -> list[os.stat_result]:
+    """Files of shared memory that the peer has open."""
+    opened = Path(f"/proc/{peer.pid}/fd").iterdir()
+    return [link.stat() for link in opened if os.readlink(link).startswith("/dev/shm/")]
+
+
+def read(peer: PeerProcess, reach: Reach) -> bytes:
+    reader = NixlTransfer(WorkerId("reader@here:40"), MIB, MIB, reach)
+    try:
+        ref = peer.publish("r", 1, 1000).ref
+        assert ref is not None
+        data = wait_until(reader.pull(ref, peer.metadata, 10.0).poll, "the read to end")
+        assert data is not None
+        return data
+    finally:
+        reader.close()
+        peer.release("r")
+
+
+def test_worker_without_interface_has_no_network_socket_and_is_read_from(local_peer: PeerProcess) -> None:
+    assert read(local_peer, LOCAL) == pattern(1, 1000)
+    assert listening(local_peer) == set()
+
+
+def test_shared_memory_of_worker_is_its_users_alone_and_small(local_peer: PeerProcess) -> None:
+    found = segments(local_peer)
+    assert found
+    assert {(stat.S_IMODE(file.st_mode), file.st_uid) for file in found} == {(0o600, os.getuid())}
+    assert sum(file.st_size for file in found) < SHARED_BYTES
+    assert not list(Path("/dev/shm").glob("*ucx*")), "nothing is left for another process to open, or behind a killed one"
+
+
+@pytest.mark.parametrize(("over", "user"), STRANGERS)
+def test_stranger_with_the_metadata_of_a_worker_reads_nothing(local_peer: PeerProcess, over: str, user: int) -> None:
+    ref = local_peer.publish("r", 2, 64).ref
+    assert ref is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.transfer_stranger", local_peer.metadata.hex(), str(ref.address), str(user), over],
+        cwd=REPO, env=cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {}), capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    local_peer.release("r")
+    assert done.stdout.startswith("refused: "), done.stdout
+    assert read(local_peer, LOCAL) == pattern(1, 1000), "its own peers still read"
+
+
+def test_worker_on_the_loopback_network_listens_there_only_and_is_read_from() -> None:
+    with peer_process("nixl", "looped@peer:42", MIB, env={"UCX_TLS": "tcp"}, interface="127.0.0.0/8") as peer:
+        assert read(peer, Reach(("lo",))) == pattern(1, 1000)
+        addresses = listening(peer)
+        assert addresses and all(ipaddress.ip_address(address).is_loopback for address in addresses)
+        with pytest.raises(TransferError):
+            read(peer, LOCAL)

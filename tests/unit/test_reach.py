@@ -1,0 +1,75 @@
+"""`transfer.interface` on hosts of several kinds, and what it makes of UCX's settings."""
+
+import ipaddress
+
+import pytest
+
+from fleet.core.errors import ConfigError
+from fleet.transfer import reach
+from fleet.transfer.reach import LOCAL, HostDevices, Reach, reach_of
+
+
+def addresses(*texts: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, ...]:
+    return tuple(ipaddress.ip_address(text) for text in texts)
+
+
+HOST = HostDevices(
+    addresses={
+        "lo": addresses("127.0.0.1", "::1"),
+        "eth0": addresses("10.0.3.7", "fe80::1"),
+        "eth1": addresses("10.1.0.9", "fd00::9"),
+        "wan0": addresses("8.8.4.4"),
+        "wan1": addresses("192.168.7.1", "2a00:1450:4001::1"),
+    },
+    rdma={"mlx5_0": (), "mlx5_1": ("eth1",), "mlx5_2": ("wan0",)},
+)  # fmt: skip
+
+
+def devices(interface: str, *, allow_public: bool = False) -> tuple[str, ...]:
+    return reach_of(interface, allow_public=allow_public, host=HOST).devices
+
+
+@pytest.mark.parametrize(
+    ("interface", "expected"),
+    [
+        ("eth0", ("eth0",)), ("10.0.3.7", ("eth0",)), ("10.0.0.0/16", ("eth0",)), ("10.0.3.9/16", ("eth0",)),
+        ("10.0.0.0/8", ("eth0", "eth1")), ("fd00::/8", ("eth1",)), ("127.0.0.0/8", ("lo",)), ("eth0, eth1", ("eth0", "eth1")),
+        ("mlx5_0:1", ("mlx5_0:1",)), ("mlx5_1", ("mlx5_1:1",)), ("mlx5_0:2,eth0", ("mlx5_0:2", "eth0")),
+    ],
+)  # fmt: skip
+def test_interface_is_given_by_name_address_or_network(interface: str, expected: tuple[str, ...]) -> None:
+    assert devices(interface) == expected
+
+
+@pytest.mark.parametrize("interface", ["eth9", "10.2.0.0/16", "10.0.3.8", "0.0.0", "mlx5_9:1", "eth0,nonsense", "host.example"])
+def test_interface_that_is_not_here_is_refused_with_those_that_are(interface: str) -> None:
+    with pytest.raises(ConfigError, match=r"transfer\.interface: .* matches .*eth0 \(10\.0\.3\.7, fe80::1\), .*mlx5") as refused:
+        devices(interface)
+    assert refused.value.param == "transfer.interface"
+
+
+@pytest.mark.parametrize("interface", ["wan0", "wan1", "192.168.7.1", "0.0.0.0/0", "mlx5_2:1"])
+def test_interface_with_a_public_address_is_refused_unless_permitted(interface: str) -> None:
+    with pytest.raises(ConfigError, match=r"transfer\.interface: .*public address .*security\.allow_public_transfer: true"):
+        devices(interface)
+    assert devices(interface, allow_public=True)
+
+
+def test_worker_without_interface_uses_no_network_whatever_the_environment_asks_for() -> None:
+    settings = LOCAL.settings({"UCX_TLS": "tcp", "UCX_NET_DEVICES": "eth0", "UCX_POSIX_ERROR_HANDLING": "n"})
+    assert settings["UCX_TLS"] == "posix,cma"
+    assert (settings["UCX_POSIX_ERROR_HANDLING"], settings["UCX_NET_DEVICES"]) == ("y", "all")
+
+
+def test_worker_where_copies_between_processes_are_not_permitted_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = LOCAL.place
+    monkeypatch.setattr(reach, "copies_between_processes", lambda: False)
+    assert LOCAL.settings({"UCX_NET_DEVICES": "all"}) == {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+    assert LOCAL.place != copied, "the two kinds cannot read each other"
+
+
+def test_worker_with_interface_uses_no_other_and_leaves_the_transport_to_the_environment() -> None:
+    networked = Reach(("mlx5_0:1", "eth0"))
+    assert networked.settings({})["UCX_TLS"] == "^sysv"
+    settings = networked.settings({"UCX_TLS": "rc,cuda_copy", "UCX_NET_DEVICES": "all"})
+    assert (settings["UCX_TLS"], settings["UCX_NET_DEVICES"]) == ("rc,cuda_copy", "mlx5_0:1,eth0")
