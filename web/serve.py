@@ -61,6 +61,7 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             parting.cancel()
+            self._app.state.close()
 
 
 def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:

@@ -1,0 +1,90 @@
+"""What a gateway and its decoder processes say to each other: jobs, replies, and the limits of a job. Starts no process."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import IO
+
+import msgspec
+
+MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
+"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
+MEMORY_BYTES = 256 * 1024 * 1024
+"""What decoders may take beside the file and its samples."""
+FILE_COPIES, SAMPLE_COPIES = 4, 3
+"""How often a file, as base64 and as bytes, and its samples are in memory at one time."""
+OUT_OF_MEMORY = 3
+"""The exit status of a process that ended over a job for want of memory."""
+NO_BASE64 = "?"
+"""Sent in place of a text that is refused in any case, and that might not even be Unicode."""
+_LENGTH = struct.Struct("<Q")
+
+
+class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's input."""
+
+    where: str
+    text: str = ""
+    raw: bytes = b""
+
+
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The audio files of one request. Units: `max_audio_s` seconds over all of them."""
+
+    files: list[AudioFile]
+    rate_hz: int
+    max_audio_s: float
+
+    @staticmethod
+    def of(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> "DecodeJob":
+        """`parts`: each file after the name of its field."""
+        files = [
+            AudioFile(where=where, text=data if data.isascii() else NO_BASE64)
+            if isinstance(data, str)
+            else AudioFile(where=where, raw=data)
+            for where, data in parts
+        ]
+        return DecodeJob(files=files, rate_hz=rate_hz, max_audio_s=max_audio_s)
+
+    @property
+    def parts(self) -> list[tuple[str, str | bytes]]:
+        return [(file.where, file.text or file.raw) for file in self.files]
+
+    @property
+    def cpu_s(self) -> int:
+        """CPU time after which decoding is ended, in whole seconds, as the kernel counts it."""
+        return math.ceil(MIN_CPU_S + CPU_PER_AUDIO_S * self.max_audio_s)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory beyond which an allocation fails."""
+        files = sum(len(file.text) + len(file.raw) for file in self.files)
+        samples = int(self.max_audio_s * self.rate_hz) * 4
+        return MEMORY_BYTES + FILE_COPIES * files + SAMPLE_COPIES * samples
+
+
+class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Float32 samples of each file, or the error that one of them was refused with, as `FleetError` carries it."""
+
+    clips: list[bytes] = []
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+
+
+def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
+    """Raises: OSError if the other end is gone."""
+    body = msgspec.msgpack.encode(message)
+    pipe.write(_LENGTH.pack(len(body)))
+    pipe.write(body)
+    pipe.flush()
+
+
+def read_message(pipe: IO[bytes]) -> bytes | None:
+    """Return the next message, or None if the other end is gone."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = pipe.read(length)
+    return body if len(body) == length else None
