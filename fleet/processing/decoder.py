@@ -4,6 +4,7 @@ What a crafted file does to a codec's library ends here: a crash, or a limit tha
 it ends when its input does.
 """
 
+import math
 import os
 import resource
 import signal
@@ -33,8 +34,14 @@ def main() -> None:
     while (message := read_message(jobs)) is not None:
         job = msgspec.msgpack.decode(message, type=DecodeJob)
         del message
-        _limit(job, used_bytes)
-        write_message(replies, _reply(job))
+        _limit(resource.RLIMIT_CPU, _cpu_s() + job.cpu_s)
+        _limit(resource.RLIMIT_AS, used_bytes + job.memory_bytes if used_bytes is not None else None)
+        try:
+            write_message(replies, _reply(job))
+        except MemoryError:
+            raise SystemExit(OUT_OF_MEMORY) from None
+        # the next job may be larger, and is limited once it is read
+        _limit(resource.RLIMIT_AS, None)
 
 
 def _reply(job: DecodeJob) -> DecodeReply:
@@ -42,21 +49,21 @@ def _reply(job: DecodeJob) -> DecodeReply:
         clips = decode_parts(job.parts, rate_hz=job.rate_hz, max_audio_s=job.max_audio_s)
     except BadInput as error:
         return DecodeReply(code=error.code, message=error.message, param=error.param)
-    except MemoryError:
-        raise SystemExit(OUT_OF_MEMORY) from None
     return DecodeReply(clips=[clip.tobytes() for clip in clips])
 
 
-def _limit(job: DecodeJob, used_bytes: int | None) -> None:
-    """Limit what the process may use from now on. Beyond its CPU time the kernel ends it with SIGXCPU."""
+def _limit(kind: int, value: int | None) -> None:
+    """Limit what the process may use from now on; None: as before. Beyond its CPU time the kernel ends it with SIGXCPU."""
+    _, most = resource.getrlimit(kind)
+    if value is None or (most != resource.RLIM_INFINITY and value > most):
+        value = most
+    resource.setrlimit(kind, (value, most))
+
+
+def _cpu_s() -> int:
+    """Return the CPU time spent until now, rounded up."""
     spent = resource.getrusage(resource.RUSAGE_SELF)
-    cpu_s = int(spent.ru_utime + spent.ru_stime) + 1 + job.cpu_s
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s if most == resource.RLIM_INFINITY else min(cpu_s, most), most))
-    if used_bytes is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        memory = used_bytes + job.memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
+    return math.ceil(spent.ru_utime + spent.ru_stime)
 
 
 def _address_space() -> int | None:

@@ -19,12 +19,13 @@ from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, rea
 
 log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-P", "-m", "fleet.processing.decoder")
 MAX_PROCESSES = 2
 WALL_S_PER_CPU_S = 10
 """A busy machine may take so much longer; a process that is stopped is not waited for."""
 END_S = 5.0
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 """What a decoder process has of the gateway's variables: no secret."""
 
 
@@ -71,6 +72,7 @@ class DecoderPool:
 
     def _take(self) -> "_Decoder":
         with self._lock:
+            self._idle = [decoder for decoder in self._idle if decoder.is_alive]
             decoder = self._idle.pop() if self._idle else _Decoder()
             self._busy.add(decoder)
             return decoder
@@ -137,20 +139,20 @@ class _Decoder:
     """One decoder process."""
 
     def __init__(self) -> None:
-        kept = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name)) is not None}
+        kept = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
         # one thread: each would reserve memory of its own
         env = {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-P", "-m", "fleet.processing.decoder"]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         except OSError as error:
             raise FleetError(f"no process could be started to decode audio: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self._replies = self._process.stdin, self._process.stdout
+        self._killed = self._overdue = False
 
     @property
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._killed and self._process.poll() is None
 
     def ask(self, job: DecodeJob) -> DecodeReply | None:
         """Return the reply; None if the process ended over the job, or was ended because it took too long."""
@@ -161,22 +163,28 @@ class _Decoder:
         ready = select.poll()
         ready.register(self._replies, select.POLLIN)
         if not ready.poll(WALL_S_PER_CPU_S * job.cpu_s * 1000):
+            self._overdue = True
             self.kill()
         message = read_message(self._replies)
         return msgspec.msgpack.decode(message, type=DecodeReply) if message is not None else None
 
     def kill(self) -> None:
+        self._killed = True
         self._process.kill()
 
     def end(self) -> int:
-        """Wait for the end of a process that has nothing to do, or that has ended; return its exit status."""
+        """Wait for the end of a process that has nothing to do, or that has ended; return its exit status.
+
+        One that was killed for want of an answer counts as one that took too much CPU time.
+        """
         try:
             self._jobs.close()
         except OSError:
             log.debug("a decoder process ended before it had read its job")
         self._replies.close()
         try:
-            return self._process.wait(END_S)
+            status = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return self._process.wait()
+            status = self._process.wait()
+        return -signal.SIGXCPU if self._overdue else status

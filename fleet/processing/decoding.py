@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import IO
 
 import msgspec
+import numpy as np
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
 """Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
@@ -34,33 +35,28 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     files: list[AudioFile]
     rate_hz: int
     max_audio_s: float
+    cpu_s: int
+    """CPU time after which decoding is ended, in whole seconds, as the kernel counts it."""
+    memory_bytes: int
+    """Memory beyond which an allocation fails."""
 
     @staticmethod
     def of(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> "DecodeJob":
         """`parts`: each file after the name of its field."""
-        files = [
-            AudioFile(where=where, text=data if data.isascii() else NO_BASE64)
-            if isinstance(data, str)
-            else AudioFile(where=where, raw=data)
-            for where, data in parts
-        ]
-        return DecodeJob(files=files, rate_hz=rate_hz, max_audio_s=max_audio_s)
+        files = [_file(where, data) for where, data in parts]
+        size = sum(len(file.text) + len(file.raw) for file in files)
+        samples = int(max_audio_s * rate_hz) * np.dtype(np.float32).itemsize
+        return DecodeJob(
+            files=files,
+            rate_hz=rate_hz,
+            max_audio_s=max_audio_s,
+            cpu_s=math.ceil(MIN_CPU_S + CPU_PER_AUDIO_S * max_audio_s),
+            memory_bytes=MEMORY_BYTES + FILE_COPIES * size + SAMPLE_COPIES * samples,
+        )
 
     @property
     def parts(self) -> list[tuple[str, str | bytes]]:
         return [(file.where, file.text or file.raw) for file in self.files]
-
-    @property
-    def cpu_s(self) -> int:
-        """CPU time after which decoding is ended, in whole seconds, as the kernel counts it."""
-        return math.ceil(MIN_CPU_S + CPU_PER_AUDIO_S * self.max_audio_s)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Memory beyond which an allocation fails."""
-        files = sum(len(file.text) + len(file.raw) for file in self.files)
-        samples = int(self.max_audio_s * self.rate_hz) * 4
-        return MEMORY_BYTES + FILE_COPIES * files + SAMPLE_COPIES * samples
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +66,12 @@ class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     message: str = ""
     param: str | None = None
+
+
+def _file(where: str, data: str | bytes) -> AudioFile:
+    if isinstance(data, bytes):
+        return AudioFile(where=where, raw=data)
+    return AudioFile(where=where, text=data if data.isascii() else NO_BASE64)
 
 
 def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
