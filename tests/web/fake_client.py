@@ -184,6 +184,7 @@ class FakeClient:
     ended: set[str] = field(default_factory=set[str])
     secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     num_asked: int = 0
+    num_checked: int = 0
 
     def __post_init__(self) -> None:
         self.tell(self.telemetry)
@@ -233,6 +234,7 @@ class FakeClient:
 
     async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
         self._reach()
+        self.num_checked += 1
         if self.script.admission is not None:
             raise self.script.admission
         return self.script.places
