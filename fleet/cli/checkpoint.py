@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from fleet.config import FleetConfig
-from fleet.core.errors import ConfigError
+from fleet.core.errors import ConfigError, NoSafeWeights
 from fleet.graphs import get_graph
 
 AUTO, TINY = "auto", "tiny"
@@ -113,5 +113,5 @@ def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"checkpoint: {folder} has no weights (*.safetensors)", param="checkpoint")
+        raise NoSafeWeights.of(folder, "*.safetensors")
     return folder

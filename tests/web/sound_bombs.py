@@ -67,9 +67,16 @@ def wav(rate_hz: int, num_channels: int, bits: int, samples: bytes, *, data_len:
     align = num_channels * bits // 8
     fmt = struct.pack("<HHIIHH", 1, num_channels, rate_hz, min(rate_hz * align, 2**32 - 1), align & 0xFFFF, bits)
     size = len(samples) if data_len is None else data_len
-    return b"RIFF" + struct.pack("<I", 36 + len(samples)) + b"WAVEfmt " + struct.pack("<I", 16) + fmt + b"data" + struct.pack(
-        "<I", size
-    ) + samples
+    return (
+        b"RIFF"
+        + struct.pack("<I", 36 + len(samples))
+        + b"WAVEfmt "
+        + struct.pack("<I", 16)
+        + fmt
+        + b"data"
+        + struct.pack("<I", size)
+        + samples
+    )
 
 
 def flac_that_declares(num_samples: int, seconds: float) -> bytes:
