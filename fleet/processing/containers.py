@@ -15,6 +15,7 @@ import numpy as np
 from av import error as errors
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
 from av.container import InputContainer
 from av.stream import Stream
 
@@ -24,6 +25,7 @@ from fleet.processing.base import Samples
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 192_000
 MAX_CHANNELS = 8
 MAX_TRACKS = 64
+MAX_PLANES = 7
 CODECS = (
     "opus", "vorbis", "aac", "alac", "mp3float", "flac", "amrnb", "amrwb",
     "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le",
@@ -146,6 +148,7 @@ def read_blocks(raw: bytes, demuxer: str, max_s: float, where: str) -> Iterator[
     if demuxer == "mp4" and _num_mp4_samples(raw) > len(raw):
         raise NotReadable("counts more samples than it has bytes")
     rate_hz = num_samples = 0
+    packing = _Packing()
     try:
         with av.open(io.BytesIO(raw), "r", format=demuxer, options=_OPTIONS, metadata_errors="ignore") as container:
             for frame in _frames(container, max_s, where):
@@ -155,11 +158,31 @@ def read_blocks(raw: bytes, demuxer: str, max_s: float, where: str) -> Iterator[
                     raise BadInput(f"{where}: the sample rate changes within the clip; send one clip per rate", param=where)
                 num_samples += frame.samples
                 check_length(num_samples, rate_hz, max_s, where)
-                yield rate_hz, _mono(frame)
+                for readable in packing.frames(frame):
+                    yield rate_hz, _mono(readable)
     except errors.FFmpegError as error:
         raise NotReadable(str(error)) from error
     if not rate_hz:
         raise NotReadable("no frame could be decoded")
+
+
+class _Packing:
+    """Puts the channels of a frame beside each other where there are so many that PyAV reads beyond the last one.
+
+    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first `MAX_PLANES` are followed by).
+    """
+
+    def __init__(self) -> None:
+        self._resampler = AudioResampler()
+        self._made_for = ""
+
+    def frames(self, frame: AudioFrame) -> list[AudioFrame]:
+        if not frame.format.is_planar or frame.layout.nb_channels <= MAX_PLANES:
+            return [frame]
+        if self._made_for != frame.layout.name:
+            self._made_for = frame.layout.name
+            self._resampler = AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+        return self._resampler.resample(frame)
 
 
 def _frames(container: InputContainer, max_s: float, where: str) -> Iterator[AudioFrame]:

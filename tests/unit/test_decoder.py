@@ -17,7 +17,7 @@ from fleet.processing.base import Samples
 from fleet.processing.decoder_pool import MAX_PROCESSES, DecoderPool
 from fleet.processing.decoding import DecodeJob
 from tests.support import wait_until
-from tests.web.sound_bombs import all_bombs, big_pictures, flac_that_declares, silence, wav
+from tests.web.sound_bombs import all_bombs, big_pictures, flac_that_declares, silence, surround, wav
 from tests.web.stuck_decoder import stuck_decoders
 
 RATE_HZ = 16_000
@@ -95,6 +95,21 @@ async def test_file_is_read_after_a_decoder_crashed(pool: DecoderPool) -> None:
 async def test_hour_of_flac_that_declares_a_second_is_read_no_further(pool: DecoderPool) -> None:
     (clip,) = await pool.decode(job(flac_that_declares(4_000, 3_600)))
     assert len(clip) == RATE_HZ
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"), [("webm", "libopus"), ("mp4", "aac"), ("adts", "aac"), ("matroska", "pcm_s16le"), ("ogg", "flac")]
+)
+@pytest.mark.parametrize("layout", ["5.1", "7.1"])
+async def test_surround_sound_is_read(pool: DecoderPool, container: str, codec: str, layout: str) -> None:
+    (clip,) = await pool.decode(job(surround(container, codec, layout)))
+    assert abs(len(clip) - RATE_HZ) < 0.1 * RATE_HZ and 0.2 < float(np.abs(clip).max()) < 0.4
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("matroska", "pcm_s16le")])
+async def test_more_channels_in_any_container_are_refused(pool: DecoderPool, container: str, codec: str) -> None:
+    message = await refusal(pool, job(surround(container, codec, "hexadecagonal")))
+    assert message == "file: 16 channels of audio; use at most 8"
 
 
 async def test_big_pictures_beside_the_sound_are_not_decoded(pool: DecoderPool) -> None:

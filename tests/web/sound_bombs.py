@@ -3,10 +3,13 @@
 import io
 import struct
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import av
 import numpy as np
 import soundfile
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
 
 HOUR_S = 3_600
 _OPUS_PACKET_SAMPLES = 5_760
@@ -51,6 +54,23 @@ def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES)
         whole = head + b"".join(packets)
         out.append(whole[:22] + struct.pack("<I", _ogg_checksum(whole)) + whole[26:])
     return b"".join(out)
+
+
+def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> bytes:
+    """A second of a tone on every channel of the layout, as PyAV writes it."""
+    sink = io.BytesIO()
+    with av.open(sink, "w", format=container) as file:
+        stream = cast(AudioStream, file.add_stream(codec, rate=rate_hz))
+        context = stream.codec_context
+        context.layout = layout
+        context.open()
+        tone = (0.3 * np.sin(2_764 * np.arange(rate_hz) / rate_hz)).astype(np.float32)
+        whole = av.AudioFrame.from_ndarray(np.repeat(tone, context.layout.nb_channels)[None], format="flt", layout=layout)
+        whole.sample_rate, whole.pts = rate_hz, 0
+        cut = AudioResampler(context.format.name, layout, rate_hz, context.frame_size or rate_hz // 10)
+        for frame in [*cut.resample(whole), *cut.resample(None), None]:
+            file.mux(stream.encode(frame))
+    return sink.getvalue()
 
 
 def codebooks(num_books: int = 256, bits: int = 22) -> bytes:
