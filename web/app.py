@@ -53,6 +53,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     )
     app.state.closing = gateway.closing
     app.state.part = gateway.part
+    app.state.close = gateway.close
     return app
 
 

@@ -22,6 +22,7 @@ from web.heard import HeardNotes
 from web.kept import kept_body
 from web.metrics import Metrics
 from web.ports import ClientStream, FleetPort
+from web.preparing import AudioPreparation
 from web.sampling import request_seed, resolve_sampling, stage_defaults
 from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
 
@@ -75,6 +76,7 @@ class Gateway:
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end, and answers cut short are left to another gateway."""
+        self._audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
 
@@ -85,6 +87,10 @@ class Gateway:
     def part(self) -> None:
         """End whatever still runs here; see `FleetPort.part`."""
         self.client.part()
+
+    def close(self) -> None:
+        """End what the gateway started, after its last request."""
+        self._audio.close()
 
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming `where`."""
@@ -118,7 +124,7 @@ class Gateway:
             where=asked.where,
             voice_where=asked.voice_where,
         )
-        spec, blob = await asyncio.to_thread(self.frontend.prepare, chat)
+        spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
         spec = msgspec.structs.replace(
             spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=kept_body(body),
             model=self.model, kind=kind or ("speech" if spoken else "text"),

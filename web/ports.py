@@ -299,6 +299,10 @@ class FleetPort(Protocol):
         """Raises: Overloaded, NoWorker."""
         ...
 
+    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+        """How many more requests `submit` would admit now, this one included. Raises: as `submit`."""
+        ...
+
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take a request over from the gateway that held it; None if it is not known."""
         ...

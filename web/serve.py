@@ -77,6 +77,7 @@ class Server(uvicorn.Server):
             parting.cancel()
             aborting.cancel()
             self._table.stop()
+            self._app.state.close()
 
 
 def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:

@@ -14,7 +14,7 @@ from typing import IO
 
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
-from fleet.core.errors import ConfigError
+from fleet.core.errors import ConfigError, NoSafeWeights
 from fleet.core.private import make_private_folder
 from fleet.graphs import get_graph
 
@@ -117,5 +117,5 @@ def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"checkpoint: {folder} has no weights (*.safetensors)", param="checkpoint")
+        raise NoSafeWeights.of(folder, "*.safetensors")
     return folder

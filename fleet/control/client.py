@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self, TypeVar, cast
 
@@ -15,14 +13,15 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts, voice
+from fleet.control.admission import RefusalLog, refusal_of
 from fleet.control.connect import connect_async, pairs, run_async, text
 from fleet.control.logins import LoginStore
 from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, parse_notice
 from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.views import RequestView, RoleView, WorkerView, read_request, read_roles, read_workers
-from fleet.core.errors import FleetError, GatewayStopping, NoWorker, Overloaded, RedisUnreachable, UnknownWireVersion
-from fleet.core.ids import Epoch, RequestId, WorkerId, new_worker_id
+from fleet.core.errors import FleetError, GatewayStopping, NoWorker, RedisUnreachable, UnknownWireVersion
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, WorkerId, new_worker_id
 from fleet.core.request import RequestSpec, decode_request
 from fleet.core.telemetry import SERIES_STEP_S
 
@@ -33,9 +32,6 @@ T = TypeVar("T")
 INBOX_BLOCK_MS = 500
 INBOX_COUNT = 512
 SLOW_POLL_S = 1.0
-REFUSAL_PAUSE_S = 10.0
-MAX_RETRY_AFTER_S = 60
-"""OpenAI's older SDKs do not follow a longer one."""
 
 
 class FleetClient:
@@ -53,7 +49,7 @@ class FleetClient:
         self._unheard: dict[RequestId, asyncio.Task[None]] = {}
         self._stopping = False
         self._run_id = ""
-        self._refusals_unlogged_until = 0.0
+        self._refusals = RefusalLog()
         self._strays: set[RequestId] = set()
         self._joining = asyncio.Lock()
         self._rejoins: set[asyncio.Task[None]] = set()
@@ -181,12 +177,19 @@ class FleetClient:
             blob,
             bound=self.config.limits.max_requests,
             stages=stages,
-            roles=[role.name for role in self.config.roles() if role.stage in stages] if checked else (),
-            grace_us=int(self.config.lease.no_worker_s * 1e6),
+            roles=self._roles_of(spec.outputs) if checked else (),
+            grace_us=self._grace_us(),
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
             brief=[edge for edge in spec.outputs if graph.media[edge] != "text"],
         )
+
+    def _roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
+        stages = self.config.graph_declaration().stages_for(outputs)
+        return [role.name for role in self.config.roles() if role.stage in stages]
+
+    def _grace_us(self) -> int:
+        return int(self.config.lease.no_worker_s * 1e6)
 
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
@@ -257,27 +260,43 @@ class FleetClient:
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
 
-        def admission(me: WorkerId) -> scripts.Call:
-            return self._submission(spec, blob, me, checked=True)
-
         stream = ClientStream(spec, blob, self.config, self._redis, self._keep)
         self._hold(stream)
         stream.on_lost = lambda: self._send_again(stream)
         try:
-            gateway, answer = await self._as_listed(admission, unless="stale")
-            if text(answer[0]) == "no_worker" and await self._assume_served():
-                gateway, answer = await self._as_listed(admission, unless="stale")
-            if text(answer[0]) != "ok":
-                raise self._refusal([text(part) for part in answer])
+            gateway, answer = await self._admitted(spec.id, lambda me: self._submission(spec, blob, me, checked=True))
         except FleetError as error:
             self._streams.pop(spec.id, None)
             if isinstance(error, RedisUnreachable):
                 self._disown(spec.id)
-            elif isinstance(error, NoWorker):
-                self._log_refusal(spec.id, error)
             raise
         stream.held_by(gateway, Epoch(int(text(answer[1]))))
         return stream
+
+    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+        """Return how many more requests `submit` would admit now, for a request that is still to be prepared.
+
+        Raises: as `submit`.
+        """
+        bound, roles = self.config.limits.max_requests, self._roles_of(outputs)
+
+        def admission(me: WorkerId) -> scripts.Call:
+            return scripts.admission(request, bound=bound, gateway=me, roles=roles, grace_us=self._grace_us())
+
+        _, answer = await self._admitted(request, admission)
+        return int(text(answer[1]))
+
+    async def _admitted(self, request: RequestId, call: Callable[[WorkerId], scripts.Call]) -> tuple[WorkerId, list[object]]:
+        """Return the name that asked, and the answer of the script. Raises: NoWorker, Overloaded, RedisUnreachable."""
+        gateway, answer = await self._as_listed(call, unless="stale")
+        if text(answer[0]) == "no_worker" and await self._assume_served():
+            gateway, answer = await self._as_listed(call, unless="stale")
+        if text(answer[0]) != "ok":
+            error = refusal_of([text(part) for part in answer], self.config.limits.max_requests)
+            if isinstance(error, NoWorker):
+                self._refusals.note(request, error)
+            raise error
+        return gateway, answer
 
     async def _send_unheard(self, spec: RequestSpec, blob: bytes | None) -> None:
         """Submit a request whose answer nobody waits for: it is taken here, until somebody does (`resume`).
@@ -385,26 +404,6 @@ class FleetClient:
         """Return the run id of the Redis process, and for how many seconds it has run."""
         info = cast("dict[str, str | int]", await self._redis.info("server"))
         return str(info["run_id"]), int(info["uptime_in_seconds"])
-
-    def _log_refusal(self, request: RequestId, error: NoWorker) -> None:
-        """Log a refusal, unless one was logged in the last seconds: a flood of requests must not fill the log."""
-        if time.monotonic() < self._refusals_unlogged_until:
-            return
-        self._refusals_unlogged_until = time.monotonic() + REFUSAL_PAUSE_S
-        words = "request %s is refused: %s; more such refusals at this gateway within %.0f s are not logged"
-        log.warning(words, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})
-
-    def _refusal(self, answer: list[str]) -> FleetError:
-        match answer:
-            case ["no_worker", retry_us, *roles]:
-                retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
-                message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}` or resume one"
-                return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
-            case ["full", *_]:
-                bound = self.config.limits.max_requests
-                return Overloaded(f"{bound} requests are running or waiting already; try again shortly")
-            case _:
-                return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
     async def _ask(self, call: Awaitable[T]) -> T:
         try:

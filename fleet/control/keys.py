@@ -176,7 +176,7 @@ TABLE: tuple[Row, ...] = (
     Row(pattern="events", redis_type="stream", life="forever", owner="all scripts", meaning="facts, trimmed"),
     Row(pattern="dead", redis_type="stream", life="forever", owner="end_request", meaning="dead letters: what kills workers"),
     Row(pattern="refused", redis_type="hash", life="retention", owner="register", meaning="worker -> when, and why refused"),
-    Row(pattern="refusing", redis_type="string", life="retention", owner="submit",
+    Row(pattern="refusing", redis_type="string", life="retention", owner="submit, admission",
         meaning="the request whose refusal for the queue bound was logged in the last seconds"),
     Row(pattern="conductor:last", redis_type="string", life="forever", owner="lead",
         meaning="who led last, until it gives the lead up or is seen to die"),

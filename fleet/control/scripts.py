@@ -46,7 +46,7 @@ SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
     "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
     "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve", "rest",
-    "announce_start", "end_start", "assume_served", "availability",
+    "announce_start", "end_start", "assume_served", "availability", "admission",
 )  # fmt: skip
 
 
@@ -130,6 +130,11 @@ def submit(
          gateway, encode_event(submitted), spec.session, spec.kind or kind_of(spec), spec.model, ",".join(brief),
          ",".join(roles), grace_us),
     )  # fmt: skip
+
+
+def admission(request: RequestId, *, bound: int, gateway: WorkerId, roles: Sequence[RoleName], grace_us: int) -> Call:
+    """Ask what `submit` would answer, and how many more requests would be admitted."""
+    return Call("admission", (bound, request, gateway, ",".join(roles), grace_us))
 
 
 def grant(

@@ -95,6 +95,16 @@ class ConfigError(FleetError):
     code = "bad_config"
 
 
+class NoSafeWeights(ConfigError):
+    """A checkpoint has no weights as safetensors. Those of other files are pickles, and reading a pickle can run code."""
+
+    @staticmethod
+    def of(folder: object, wanted: str) -> "NoSafeWeights":
+        pickled = "pickled weights (pytorch_model.bin and the like) are not read, since that can run code"
+        fix = "fetch or convert them as safetensors"
+        return NoSafeWeights(f"checkpoint: {folder} has no weights ({wanted}); {pickled}: {fix}", param="checkpoint")
+
+
 class Overloaded(FleetError):
     """The queue bound is reached."""
 

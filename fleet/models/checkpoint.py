@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fleet.core.errors import ConfigError
+from fleet.core.errors import ConfigError, NoSafeWeights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -91,4 +91,4 @@ def _file_of_each_weight(folder: Path) -> dict[str, Path]:
     if single.exists():
         with naming(single), safe_open(single, "pt") as file:
             return dict.fromkeys(file.keys(), single)
-    raise ConfigError(f"checkpoint {folder}: holds no weights ({SINGLE} or {INDEX})", param="checkpoint")
+    raise NoSafeWeights.of(folder, f"{SINGLE} or {INDEX}")

@@ -94,7 +94,7 @@ def part_of(folder: Path, part: str) -> dict[str, Tensor]:
     if not (folder / "model.safetensors").is_file():
         raise ConfigError(f"{folder} holds no model.safetensors; name a folder that `fleet pocket train` wrote", param="start")
     transformers: Any = import_module("transformers")  # its reading of the folder: the stored names are older than the model's
-    model = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     return {
         begins + name.removeprefix(placed): value.contiguous()
         for begins, placed in PLACES[part].items()

@@ -1,28 +1,78 @@
-"""Audio prompts: a file to float32 mono samples at the model's rate. Knows no model and no request."""
+"""Audio prompts: a file to float32 mono samples at the model's rate. Knows no model and no request.
+
+Each file is bounded in format, channels, rate and duration before it is decoded, and in duration while it is. The time and memory
+that a codec's library takes cannot be bounded here: the process that decodes is, see `decoder.py`.
+"""
 
 import base64
 import binascii
 import io
 import re
+import struct
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import soundfile
 import soxr
-from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing.containers import NotReadable, check_rate, complete_wav, demuxer_of, read_mono, without_tags
+from fleet.processing.base import Samples
+from fleet.processing.containers import (
+    NotReadable,
+    check_format,
+    check_length,
+    complete_wav,
+    read_blocks,
+    reader_of,
+    without_tags,
+)
 
 MIN_CLIP_MS = 50
 """Shorter clips hold fewer samples than the first analysis window reflects."""
+MAX_PARTS = 256
+"""Audio parts of one request."""
+MAX_PLAIN_BYTES = 8 * 1024 * 1024
+"""Files of one request that the gateway itself reads: two minutes of PCM16 at 16 kHz, as base64, take 5 MiB."""
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
+_FORMATS = {"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"}
+_CODECS = {
+    "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610",
+    "PCM_S8", "VORBIS", "OPUS", "MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III",
+}  # fmt: skip
+"""libsndfile's names of containers and codecs; it opens more than these."""
 _BLOCK_FRAMES = 1 << 16
+_UNKNOWN_LEN = 1 << 62
+"""libsndfile counts about so many frames where a file does not say how many it has."""
 _DATA_URL = re.compile(r"\s*data:", re.IGNORECASE)
 _BASE64_MARK = re.compile(r";\s*base64,", re.IGNORECASE)
+_WHITESPACE = b" \t\n\r\v\f"
+_PLAIN_WAV = struct.Struct("<4sI8sIHHIIHH4sI")
+_PLAIN_WAV_BASE64 = 64
+"""Characters of base64 that hold a plain WAV header, and no byte that is cut in two."""
+_MAX_MEDIA_TYPE = 128
 
-Samples = NDArray[np.float32]
+
+def decode_parts(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> list[Samples]:
+    """Decode the audio files of one request, each given after the name of its field; see `decode_clip`.
+
+    Units: `max_audio_s` seconds over all of them. Raises: BadInput, InputTooLarge naming the field.
+    """
+    if len(parts) > MAX_PARTS:
+        where = parts[MAX_PARTS][0]
+        raise InputTooLarge(f"{where}: the request has {len(parts)} audio parts; use at most {MAX_PARTS}", param=where)
+    left_s = max_audio_s
+    clips: list[Samples] = []
+    for where, data in parts:
+        try:
+            clip = decode_clip(data, rate_hz=rate_hz, max_s=left_s, where=where)
+        except InputTooLarge as error:
+            message = f"{where}: the request's audio is longer than {max_audio_s:g} s (limits.max_audio_s)"
+            raise InputTooLarge(message, param=where) from error
+        left_s -= len(clip) / rate_hz
+        clips.append(clip)
+    return clips
 
 
 def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) -> Samples:
@@ -35,19 +85,60 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) ->
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
         raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
-    raw = without_tags(raw)
-    demuxer = demuxer_of(raw)
+    clip: _Clip | None = None
     try:
-        if demuxer is None:
-            mono, source_hz = _read_file(raw, max_s, where)
-        else:
-            mono, source_hz = read_mono(raw, demuxer, max_s, where)
+        for source_hz, mono in _blocks(without_tags(raw), max_s, where):
+            clip = clip or _Clip(source_hz, rate_hz, where)
+            clip.add(mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
         raise BadInput(f"{where}: not audio that can be read ({READABLE} expected)", param=where) from error
-    _check_samples(mono, source_hz, where)
-    if source_hz != rate_hz:
-        mono = soxr.resample(mono, source_hz, rate_hz)
-    return np.ascontiguousarray(mono, dtype=np.float32)
+    return (clip or _Clip(rate_hz, rate_hz, where)).finish()
+
+
+def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
+    """Return True unless all files are small WAV files of PCM16, which take little time, or too many to be decoded at all."""
+    if len(parts) > MAX_PARTS:
+        return False
+    return sum(len(data) for _, data in parts) > MAX_PLAIN_BYTES or not all(_is_plain_wav(data) for _, data in parts)
+
+
+def _is_plain_wav(data: str | bytes) -> bool:
+    if isinstance(data, bytes):
+        return _plain_header(data) is not None
+    # of a data URL with several commas the header is not found, which costs time only
+    start = data.find(",", 0, _MAX_MEDIA_TYPE) + 1 if _DATA_URL.match(data[:_MAX_MEDIA_TYPE]) else 0
+    try:
+        return _plain_header(base64.b64decode(data[start : start + _PLAIN_WAV_BASE64])) is not None
+    except ValueError:
+        return False
+
+
+class _Clip:
+    """Samples on their way to the model's rate, a block at a time: memory holds the result and one block of the source."""
+
+    def __init__(self, source_hz: int, rate_hz: int, where: str) -> None:
+        self._source_hz, self._where = source_hz, where
+        self._resampler = soxr.ResampleStream(source_hz, rate_hz, 1, "float32") if source_hz != rate_hz else None
+        self._num_source = 0
+        self._blocks: list[Samples] = []
+
+    def add(self, mono: Samples) -> None:
+        """Raises: BadInput for samples that no recording has."""
+        self._num_source += len(mono)
+        if not np.isfinite(mono).all():
+            message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
+            raise BadInput(message, param=self._where)
+        if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
+            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
+        self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
+
+    def finish(self) -> Samples:
+        """Raises: BadInput if the clip is too short."""
+        if self._num_source * 1000 < MIN_CLIP_MS * self._source_hz:
+            raise BadInput(f"{self._where}: the audio is shorter than {MIN_CLIP_MS} ms", param=self._where)
+        if self._resampler is not None:
+            self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        return np.concatenate(self._blocks, dtype=np.float32)
 
 
 def _from_base64(data: str, where: str) -> bytes:
@@ -55,39 +146,55 @@ def _from_base64(data: str, where: str) -> bytes:
         # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`
         mark = _BASE64_MARK.search(data)
         data = data[mark.end() :] if mark is not None else data.partition(",")[2]
-    # MIME encoders break lines every 76 characters.
-    compact = "".join(data.split())
     try:
-        return base64.b64decode(compact.encode("ascii"), validate=True)
+        # MIME encoders break lines every 76 characters.
+        return base64.b64decode(data.encode("ascii").translate(None, _WHITESPACE), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
 
 
-def _read_file(raw: bytes, max_s: float, where: str) -> tuple[Samples, int]:
+def _blocks(raw: bytes, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
+    """Yield the rate and the mono samples of a file, a block at a time, as far as they are permitted."""
+    if (plain := _plain_header(raw)) is not None:
+        yield from _plain_blocks(raw, *plain, max_s, where)
+    elif (reader := reader_of(raw)) == "libsndfile":
+        yield from _file_blocks(raw, max_s, where)
+    else:
+        yield from read_blocks(raw, reader, max_s, where)
+
+
+def _plain_header(start: bytes) -> tuple[int, int] | None:
+    """Return rate and channels of the commonest of all WAV files: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
+
+    None for all others, and where the header leaves out the number of samples.
+    """
+    if len(start) < _PLAIN_WAV.size:
+        return None
+    riff, _, wave, fmt_len, tag, channels, rate_hz, _, align, bits, data, data_len = _PLAIN_WAV.unpack_from(start)
+    is_plain = (riff, wave, fmt_len, tag, bits, data) == (b"RIFF", b"WAVEfmt ", 16, 1, 16, b"data")
+    return (rate_hz, channels) if is_plain and channels in (1, 2) and align == 2 * channels and data_len else None
+
+
+def _plain_blocks(raw: bytes, rate_hz: int, channels: int, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
+    check_format(rate_hz, channels, where)
+    data_len = min(int.from_bytes(raw[_PLAIN_WAV.size - 4 : _PLAIN_WAV.size], "little"), len(raw) - _PLAIN_WAV.size)
+    num_frames = data_len // (2 * channels)
+    check_length(num_frames, rate_hz, max_s, where)
+    frames = np.frombuffer(raw, "<i2", num_frames * channels, _PLAIN_WAV.size).reshape(-1, channels)
+    for start in range(0, num_frames, _BLOCK_FRAMES):
+        block = frames[start : start + _BLOCK_FRAMES].astype(np.float32) / np.float32(32_768)
+        yield rate_hz, block.mean(axis=1, dtype=np.float32)
+
+
+def _file_blocks(raw: bytes, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
     with soundfile.SoundFile(io.BytesIO(complete_wav(raw))) as file:
-        check_rate(file.samplerate, where)
-        return _read_mono(file, max_s, where), int(file.samplerate)
-
-
-def _read_mono(file: soundfile.SoundFile, max_s: float, where: str) -> Samples:
-    max_frames = int(max_s * file.samplerate)
-    blocks: list[Samples] = []
-    num_frames = 0
-    while True:
-        block = file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)
-        num_frames += len(block)
-        if num_frames > max_frames:
-            raise InputTooLarge(f"{where}: the audio is longer than {max_s:g} s", param=where)
-        if len(block) == 0:
-            return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
-        # averaged per block, since a file may claim many channels
-        blocks.append(block.mean(axis=1, dtype=np.float32))
-
-
-def _check_samples(mono: Samples, source_hz: int, where: str) -> None:
-    if len(mono) * 1000 < MIN_CLIP_MS * source_hz:
-        raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
-    if not np.isfinite(mono).all():
-        raise BadInput(f"{where}: the audio holds samples that are not numbers (NaN or infinity)", param=where)
-    if float(np.abs(mono).max()) > MAX_PEAK:
-        raise BadInput(f"{where}: the audio's samples are absurdly large; scale them to -1..1", param=where)
+        if file.format not in _FORMATS or file.subtype not in _CODECS:
+            raise NotReadable(f"is {file.format} with {file.subtype}")
+        check_format(file.samplerate, file.channels, where)
+        if file.frames < _UNKNOWN_LEN:
+            check_length(file.frames, file.samplerate, max_s, where)
+        num_frames = 0
+        while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+            num_frames += len(block)
+            check_length(num_frames, file.samplerate, max_s, where)
+            yield file.samplerate, block.mean(axis=1, dtype=np.float32)

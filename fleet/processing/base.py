@@ -1,15 +1,20 @@
 """The contract between the gateway and a model's prompt processing. Knows no HTTP and no model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fleet.config.schema import Limits
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
+
+Samples = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +27,12 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """An audio file: its bytes, or base64 as it came. `where` names the field of the user's input, for error messages."""
+    """An audio file: its bytes, or base64 as it came; or its samples, mono at the frontend's `audio_rate_hz`, once it is decoded.
 
-    data: str | bytes
+    `where` names the field of the user's input, for error messages.
+    """
+
+    data: str | bytes | Samples
     where: str
 
 
@@ -59,6 +67,26 @@ class ChatRequest:
     where: str = "messages"
     voice_where: str = "audio.voice"
 
+    @property
+    def audio_parts(self) -> list[AudioPart]:
+        """All audio of the chat, in order."""
+        contents = [message.content for message in self.messages if isinstance(message.content, tuple)]
+        return [part for content in contents for part in content if isinstance(part, AudioPart)]
+
+    def with_samples(self, clips: Sequence[Samples]) -> "ChatRequest":
+        """Return the chat with the samples of each audio part in place of its file."""
+        left = iter(clips)
+
+        def decoded(part: TextPart | AudioPart) -> TextPart | AudioPart:
+            return replace(part, data=next(left)) if isinstance(part, AudioPart) else part
+
+        def turn(message: Message) -> Message:
+            if isinstance(message.content, TextPart):
+                return message
+            return replace(message, content=tuple(decoded(part) for part in message.content))
+
+        return replace(self, messages=tuple(turn(message) for message in self.messages))
+
 
 class Detokenizer(Protocol):
     """Token ids of one answer, in order, to text; never half a character."""
@@ -75,14 +103,17 @@ class Detokenizer(Protocol):
 class Frontend(Protocol):
     """One model's prompt processing. Thread-safe: `prepare` runs in worker threads.
 
-    Units: `sample_rate_hz` of the answer's audio; 0 where the model does not speak.
+    Units: `sample_rate_hz` of the answer's audio; 0 where the model does not speak. `audio_rate_hz` of the audio in prompts;
+    0 where the model takes none.
     """
 
     @property
     def sample_rate_hz(self) -> int: ...
+    @property
+    def audio_rate_hz(self) -> int: ...
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
-        """The request and its audio blob (float32 mono, clips one after another).
+        """The request and its audio blob (float32 mono, clips one after another). Audio that is not decoded yet is decoded here.
 
         Raises: BadInput, InputTooLarge naming the field.
         """

@@ -1,26 +1,31 @@
 """Audio in the containers that libsndfile does not read, decoded by PyAV to mono samples: as browsers and phones record it.
 
 The demuxer is named from the first bytes, and only the demuxers and codecs listed here are ever opened: no playlist, network,
-device or video. The input is memory alone. Knows no model and no request.
+device or video. The input is memory alone, and of its tracks the first one of audio is decoded. Knows no model and no request.
 """
 
 import io
 import re
 import struct
 from collections.abc import Iterator
-from typing import cast
+from typing import Literal, cast
 
 import av
 import numpy as np
 from av import error as errors
 from av.audio.codeccontext import AudioCodecContext
 from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
 from av.container import InputContainer
-from numpy.typing import NDArray
+from av.stream import Stream
 
 from fleet.core.errors import BadInput, InputTooLarge
+from fleet.processing.base import Samples
 
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 192_000
+MAX_CHANNELS = 8
+MAX_TRACKS = 64
+MAX_PLANES = 7
 CODECS = (
     "opus", "vorbis", "aac", "alac", "mp3float", "flac", "amrnb", "amrwb",
     "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le",
@@ -28,7 +33,9 @@ CODECS = (
 """FFmpeg's names of decoders. The container's probe opens no other either, so that a track of video is not decoded."""
 MAX_PACKETS_PER_S = 2_000
 """The shortest packets (Opus) last 2.5 ms. Beyond this a file holds packets that decode to nothing."""
-_OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS)}
+_OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS), "max_streams": str(MAX_TRACKS)}
+MP4_PADDING_S = 1.0
+"""An MP4 file may declare so much more than is played: the samples that encoders add."""
 _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
 """FFmpeg's own decoder refuses the frames that a phone sends for silence."""
 _ID3_HEADER_LEN = 10
@@ -46,16 +53,29 @@ MAX_WAV_CHUNKS = 1_000
 MAX_UINT32 = 0xFFFFFFFF
 
 
+Reader = Literal["libsndfile", "matroska", "mp4", "amr", "flac", "ogg", "aac"]
+"""What reads a file: libsndfile, or one of PyAV's demuxers."""
+
+
 class NotReadable(Exception):
     """The file is damaged, or is not what its first bytes say."""
 
 
-def demuxer_of(raw: bytes) -> str | None:
-    """Return the PyAV demuxer for a file that libsndfile does not read; None for all others.
+def reader_of(raw: bytes) -> Reader:
+    """Return the reader for a file, from its first bytes.
 
     FLAC is libsndfile's, unless it was streamed: STREAMINFO then counts 0 samples, and libsndfile fails at the end. Of the
-    codecs in Ogg, libsndfile reads Vorbis and Opus.
+    codecs in Ogg, libsndfile reads Vorbis and Opus. Raises: NotReadable for any format that is not listed here.
     """
+    demuxer = _demuxer_of(raw)
+    if demuxer is not None:
+        return demuxer
+    if raw.startswith((b"fLaC", b"OggS", b"ID3")) or raw[8:12] == b"WAVE" or _is_mpeg_frame(raw[:2]):
+        return "libsndfile"
+    raise NotReadable("is of no format that is read")
+
+
+def _demuxer_of(raw: bytes) -> Reader | None:
     if raw.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
     if raw[4:8] == b"ftyp":
@@ -79,8 +99,7 @@ def without_tags(raw: bytes) -> bytes:
             break
         at += _id3_len(raw[at : at + _ID3_HEADER_LEN])
     audio = raw[at : at + 4]
-    is_frame = len(audio) > 1 and audio[0] == 0xFF and audio[1] & 0xE0 == 0xE0
-    return raw[at:] if at and (is_frame or audio == b"fLaC") else raw
+    return raw[at:] if at and (_is_mpeg_frame(audio) or audio == b"fLaC") else raw
 
 
 def complete_wav(raw: bytes) -> bytes:
@@ -107,48 +126,76 @@ def complete_wav(raw: bytes) -> bytes:
     return raw
 
 
-def check_rate(rate_hz: int, where: str) -> None:
+def check_format(rate_hz: int, num_channels: int, where: str) -> None:
     """Raises: BadInput naming `where`."""
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         raise BadInput(f"{where}: sample rate {rate_hz} Hz; use {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz", param=where)
+    if not 1 <= num_channels <= MAX_CHANNELS:
+        raise BadInput(f"{where}: {num_channels} channels of audio; use at most {MAX_CHANNELS}", param=where)
 
 
-def read_mono(raw: bytes, demuxer: str, max_s: float, where: str) -> tuple[NDArray[np.float32], int]:
-    """Return all samples, averaged over the channels, and their rate. A recording that was cut short is read up to the cut.
+def check_length(num_samples: float, rate_hz: int, max_s: float, where: str) -> None:
+    """Raises: InputTooLarge naming `where`."""
+    if num_samples > max_s * rate_hz:
+        raise InputTooLarge(f"{where}: the audio is longer than {max_s:g} s", param=where)
+
+
+def read_blocks(raw: bytes, demuxer: str, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
+    """Yield the rate and the samples of each frame, averaged over the channels. A cut recording is read up to the cut.
 
     Raises: NotReadable; BadInput, InputTooLarge naming `where`.
     """
     if demuxer == "mp4" and _num_mp4_samples(raw) > len(raw):
         raise NotReadable("counts more samples than it has bytes")
-    blocks: list[NDArray[np.float32]] = []
     rate_hz = num_samples = 0
+    packing = _Packing()
     try:
         with av.open(io.BytesIO(raw), "r", format=demuxer, options=_OPTIONS, metadata_errors="ignore") as container:
-            for frame in _frames(container, round(max_s * MAX_PACKETS_PER_S), where):
+            for frame in _frames(container, max_s, where):
                 rate_hz = rate_hz or frame.sample_rate
-                check_rate(rate_hz, where)
+                check_format(rate_hz, frame.layout.nb_channels, where)
                 if frame.sample_rate != rate_hz:
                     raise BadInput(f"{where}: the sample rate changes within the clip; send one clip per rate", param=where)
                 num_samples += frame.samples
-                if num_samples > max_s * rate_hz:
-                    raise InputTooLarge(f"{where}: the audio is longer than {max_s:g} s", param=where)
-                blocks.append(_mono(frame))
+                check_length(num_samples, rate_hz, max_s, where)
+                for readable in packing.frames(frame):
+                    yield rate_hz, _mono(readable)
     except errors.FFmpegError as error:
         raise NotReadable(str(error)) from error
-    if not blocks:
+    if not rate_hz:
         raise NotReadable("no frame could be decoded")
-    return np.concatenate(blocks), rate_hz
 
 
-def _frames(container: InputContainer, max_packets: int, where: str) -> Iterator[AudioFrame]:
+class _Packing:
+    """Puts the channels of a frame beside each other where there are so many that PyAV reads beyond the last one.
+
+    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first `MAX_PLANES` are followed by).
+    """
+
+    def __init__(self) -> None:
+        self._resampler = AudioResampler()
+        self._made_for = ""
+
+    def frames(self, frame: AudioFrame) -> list[AudioFrame]:
+        if not frame.format.is_planar or frame.layout.nb_channels <= MAX_PLANES:
+            return [frame]
+        if self._made_for != frame.layout.name:
+            self._made_for = frame.layout.name
+            self._resampler = AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+        return self._resampler.resample(frame)
+
+
+def _frames(container: InputContainer, max_s: float, where: str) -> Iterator[AudioFrame]:
     """Frames of the first audio track. The last packet of a cut recording may be undecodable; an earlier one means damage.
 
-    Raises: NotReadable, errors.FFmpegError; BadInput naming `where`.
+    Raises: NotReadable, errors.FFmpegError; BadInput, InputTooLarge naming `where`.
     """
     if not container.streams.audio:
         raise BadInput(f"{where}: the file has no audio track", param=where)
     stream = container.streams.audio[0]
     decoder = _decoder(stream.codec_context, where)
+    check_length(_declared_s(container, stream), 1, max_s, where)
+    max_packets = round(max_s * MAX_PACKETS_PER_S)
     is_cut = False
     for num_packets, packet in enumerate(container.demux(stream)):
         if num_packets > max_packets or (is_cut and packet.size):
@@ -163,11 +210,20 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
     name = context.codec.name if context is not None else "unknown"
     if context is None or name not in CODECS:
         raise BadInput(f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
+    # either is 0 where only a frame can say it; each frame is looked at as well
+    check_format(context.sample_rate or MIN_RATE_HZ, context.layout.nb_channels or 1, where)
     if name not in _DECODERS_WITH_DTX:
         return context
     decoder = cast(AudioCodecContext, AudioCodecContext.create(_DECODERS_WITH_DTX[name], "r"))
     decoder.sample_rate, decoder.layout = context.sample_rate, "mono"
     return decoder
+
+
+def _declared_s(container: InputContainer, stream: Stream) -> float:
+    """Return the least duration that the header promises; 0 for containers whose header does not count it."""
+    if stream.duration is None or stream.time_base is None or "mp4" not in container.format.name.split(","):
+        return 0.0
+    return float(stream.duration * stream.time_base) - MP4_PADDING_S
 
 
 def _num_mp4_samples(raw: bytes) -> int:
@@ -194,7 +250,7 @@ def _is_wav_chunk(raw: bytes, at: int) -> bool:
     return _CHUNK_NAME.fullmatch(name) is not None and at + _CHUNK_HEADER.size + size <= len(raw)
 
 
-def _mono(frame: AudioFrame) -> NDArray[np.float32]:
+def _mono(frame: AudioFrame) -> Samples:
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
@@ -211,6 +267,10 @@ def _id3_len(header: bytes) -> int:
         size = size << 7 | byte & 0x7F
     has_footer = len(header) > 5 and header[5] & 0x10
     return _ID3_HEADER_LEN * (2 if has_footer else 1) + size
+
+
+def _is_mpeg_frame(start: bytes) -> bool:
+    return len(start) > 1 and start[0] == 0xFF and start[1] & 0xE0 == 0xE0
 
 
 def _is_adts(start: bytes) -> bool:

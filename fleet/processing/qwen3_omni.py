@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from fleet.config.schema import Limits
-from fleet.core.errors import BadInput, ConfigError, InputTooLarge, quoted
+from fleet.core.errors import BadInput, ConfigError, quoted
 from fleet.core.request import AudioClip, RequestSpec
-from fleet.processing.audio import Samples, decode_clip
-from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, TextPart
+from fleet.processing.audio import Samples, decode_parts
+from fleet.processing.base import ChatRequest, Detokenizer, TextPart
 from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
 from fleet.processing.template import read_json
@@ -56,7 +56,7 @@ class Frontend:
         features = read_json(checkpoint / "preprocessor_config.json")
         self._audio_id = _integer(thinker, "audio_token_id", None)
         self._n_window = _integer(_section(thinker, "audio_config"), "n_window", 50)
-        self._rate_hz = _integer(features, "sampling_rate", 16_000)
+        self.audio_rate_hz = _integer(features, "sampling_rate", 16_000)
         self._hop_samples = _integer(features, "hop_length", 160)
         self._samples_per_frame = _samples_per_frame(_section(config, "code2wav_config"))
         self._sampling = {
@@ -77,7 +77,7 @@ class Frontend:
             id=chat.id,
             graph=chat.graph,
             prompt_ids=tuple(expanded),
-            audio=_clips(lengths, self._rate_hz),
+            audio=_clips(lengths, self.audio_rate_hz),
             outputs=chat.outputs,
             sampling=chat.sampling,
             params={VOICE_PARAM: voice} if chat.spoken else {},
@@ -122,19 +122,9 @@ class Frontend:
         return -(-num_samples // self._samples_per_frame)
 
     def _decode(self, chat: ChatRequest) -> list[Samples]:
-        left_s = self._prompt.limits.max_audio_s
-        clips: list[Samples] = []
-        for part in _audio_parts(chat):
-            try:
-                clip = decode_clip(part.data, rate_hz=self._rate_hz, max_s=left_s, where=part.where)
-            except InputTooLarge as error:
-                limit_s = self._prompt.limits.max_audio_s
-                raise InputTooLarge(
-                    f"{part.where}: the request's audio is longer than {limit_s:g} s", param=part.where
-                ) from error
-            left_s -= len(clip) / self._rate_hz
-            clips.append(clip)
-        return clips
+        files = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
+        decoded = iter(decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self._prompt.limits.max_audio_s))
+        return [part.data if isinstance(part.data, np.ndarray) else next(decoded) for part in chat.audio_parts]
 
     def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
         name = (wanted or DEFAULT_SPEAKER).lower()
@@ -163,11 +153,6 @@ def _encoder_positions(num_frames: int, n_window: int) -> int:
     for _ in range(3):  # three convolutions of stride 2
         tail = (tail - 1) // 2 + 1
     return tail + 13 * chunks
-
-
-def _audio_parts(chat: ChatRequest) -> list[AudioPart]:
-    contents = [message.content for message in chat.messages if isinstance(message.content, tuple)]
-    return [part for content in contents for part in content if isinstance(part, AudioPart)]
 
 
 def _clips(lengths: Sequence[int], rate_hz: int) -> tuple[AudioClip, ...]:

@@ -20,6 +20,7 @@ class Frontend:
     """Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
 
     sample_rate_hz = 0
+    audio_rate_hz = 0
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self._positions = num_positions(checkpoint)

@@ -12,7 +12,7 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, Walk, WorkerId
 from fleet.core.request import RequestSpec
 from tests.fundamentals.control_plane import GATEWAY, KEEP, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control, place
 
-READ_ONLY = {"availability", "queues"}
+READ_ONLY = {"admission", "availability", "queues"}
 ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
 

@@ -90,7 +90,8 @@ class Script:
     `gap_s` between chunks; at `stall_at` the stream waits for ever (negative: so many before its end); at `fail_at` it fails.
     `lead_samples` of silence come before the sound.
     `heard`: what sound says, where that is not `text`. `spared`: rows of each task that an earlier turn had computed.
-    `refusals`: of which submits `refusal` is the answer.
+    `refusals`: of which submits `refusal` is the answer. `admission`: the refusal before audio is decoded; `places`: how many
+    requests would be admitted.
     """
 
     text: str = "Hello there, this is the answer."
@@ -104,6 +105,8 @@ class Script:
     failure: FleetError | None = None
     refusal: FleetError | None = None
     refusals: range = range(10**9)
+    admission: FleetError | None = None
+    places: int = 64
     submit_gate: threading.Event | None = None
     end_token: bool = True
     spared: int = 0
@@ -227,6 +230,7 @@ class FakeClient:
     num_asked: int = 0
     num_kept: int = 0
     """How often a voice session was written."""
+    num_checked: int = 0
 
     def __post_init__(self) -> None:
         self.logins.reach = self._reach
@@ -274,6 +278,13 @@ class FakeClient:
         self.stories[spec.id] = self._story(spec)
         self.streams[spec.id] = FakeStream(self, spec, self._chunks(spec), self.stories[spec.id])
         return self.streams[spec.id]
+
+    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+        self._reach()
+        self.num_checked += 1
+        if self.script.admission is not None:
+            raise self.script.admission
+        return self.script.places
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
         """Whoever held it gets no more; the answer is told from its first chunk."""

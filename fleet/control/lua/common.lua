@@ -8,6 +8,7 @@ local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local WORKERS_BATCH, MAX_START_US = 16, 1800000000
+local REFUSING_S = 10
 
 local function now_us()
   local t = call('TIME')
@@ -299,4 +300,25 @@ local function close(r, state, code, message, param, retention_s, brief_s)
   for _, e in ipairs(split(call('HGET', rk, 'brief'))) do call('EXPIRE', edge_key(r, e), brief_s) end
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 1
+end
+-- The answer for a request that is not admitted, and nil for one that is: each of `roles` must have or expect a worker, and fewer than
+-- `bound` requests be live.
+-- A refusal for the queue bound is a line of the log, but not while there was one in the last seconds: a flood of requests must not fill
+-- the log. One for its roles is logged by the gateway, which may ask again.
+local function admission_refusal(r, gateway, bound, roles, grace_us)
+  local wanted, missing, retry_us = roles ~= '' and split(roles) or {}, {}, 0
+  for i, of in ipairs(availability(wanted, tonumber(grace_us))) do
+    if not of.admits then
+      missing[#missing + 1] = wanted[i]
+      retry_us = math.max(retry_us, of.retry_us)
+    end
+  end
+  if #missing > 0 then return {'no_worker', int(retry_us), unpack(missing)} end
+  local live = call('SCARD', P .. 'live')
+  if live < tonumber(bound) then return nil end
+  if call('SET', P .. 'refusing', r, 'NX', 'EX', REFUSING_S) then
+    log_line('warning', 'web', gateway, '', r, 'request ' .. r .. ' is refused: ' .. live .. ' requests are live, and ' ..
+      'limits.max_requests allows ' .. bound .. '; more such refusals within ' .. REFUSING_S .. ' s are not logged')
+  end
+  return {'full', live}
 end

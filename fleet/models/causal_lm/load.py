@@ -34,7 +34,7 @@ def refusing(folder: Path, what: str, fix: str = "give a checkpoint of another a
 def read_config(folder: Path) -> PretrainedConfig:
     """Raises: ConfigError unless every layer that it names is one of attention."""
     with refusing(folder, "no config.json that can be read", "fetch it again"):
-        config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder)).get_text_config()
+        config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False)).get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds <= KNOWN_LAYERS:
         unknown = ", ".join(sorted(kinds - KNOWN_LAYERS))
@@ -46,7 +46,9 @@ def load_model(folder: Path, kind: str, dtype: torch.dtype) -> PreTrainedModel:
     """Raises: ConfigError unless `transformers` has such a causal language model and the folder has all its weights."""
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+        )
     model, told = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     missing = sorted(told["missing_keys"])
     if missing:

@@ -65,9 +65,10 @@ class Baseline:
     def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
         library = import_module("transformers")
         self._device = device
-        self._model: Any = getattr(library, MODEL_CLASS).from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        model = getattr(library, MODEL_CLASS)
+        self._model: Any = model.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True).eval()
         self._model.to(device)
-        self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder)
+        self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> Answered:
         """Greedy, with the request's own bounds and voice."""

@@ -1,0 +1,43 @@
+"""Refusals of requests, from what the scripts `submit` and `admission` answer. Sends nothing."""
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+from fleet.core.errors import FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.ids import RequestId
+
+log = logging.getLogger("fleet.control.client")
+
+REFUSAL_PAUSE_S = 10.0
+
+MAX_RETRY_AFTER_S = 60
+"""OpenAI's older SDKs do not follow a longer one."""
+
+
+def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
+    """Return the error for an answer other than "ok"."""
+    match answer:
+        case ["no_worker", retry_us, *roles]:
+            retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
+            message = f"no worker serves the role {', '.join(roles)}; start one with `fleet worker {roles[0]}` or resume one"
+            return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
+        case ["full", *_]:
+            return Overloaded(f"{max_requests} requests are running or waiting already; try again shortly")
+        case _:
+            return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
+
+
+class RefusalLog:
+    """Log lines about refusals for want of a worker: one in some seconds, since a flood of requests must not fill the log."""
+
+    def __init__(self) -> None:
+        self._unlogged_until = 0.0
+
+    def note(self, request: RequestId, error: NoWorker) -> None:
+        if time.monotonic() < self._unlogged_until:
+            return
+        self._unlogged_until = time.monotonic() + REFUSAL_PAUSE_S
+        words = "request %s is refused: %s; more such refusals at this gateway within %.0f s are not logged"
+        log.warning(words, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})

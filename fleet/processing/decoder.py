@@ -1,0 +1,76 @@
+"""A decoder process: audio files come in, samples go out, within limits of CPU time and memory that the kernel holds.
+
+What a crafted file does to a codec's library ends here: a crash, or a limit that is reached, costs one request. Knows no gateway:
+it ends when its input does.
+"""
+
+import math
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from fleet.core.errors import BadInput
+from fleet.processing.audio import decode_parts
+from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, read_message, write_message
+
+NICENESS = 5
+"""Answers under way, of this gateway and of workers beside it, come first."""
+
+
+def main() -> None:
+    # libraries that print must not print into the replies
+    jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # what is under way in the gateway when it is stopped may end
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    used_bytes = _address_space()
+    while (message := read_message(jobs)) is not None:
+        job = msgspec.msgpack.decode(message, type=DecodeJob)
+        del message
+        _limit(resource.RLIMIT_CPU, _cpu_s() + job.cpu_s)
+        _limit(resource.RLIMIT_AS, used_bytes + job.memory_bytes if used_bytes is not None else None)
+        try:
+            write_message(replies, _reply(job))
+        except MemoryError:
+            raise SystemExit(OUT_OF_MEMORY) from None
+        # the next job may be larger, and is limited once it is read
+        _limit(resource.RLIMIT_AS, None)
+
+
+def _reply(job: DecodeJob) -> DecodeReply:
+    try:
+        clips = decode_parts(job.parts, rate_hz=job.rate_hz, max_audio_s=job.max_audio_s)
+    except BadInput as error:
+        return DecodeReply(code=error.code, message=error.message, param=error.param)
+    return DecodeReply(clips=[clip.tobytes() for clip in clips])
+
+
+def _limit(kind: int, value: int | None) -> None:
+    """Limit what the process may use from now on; None: as before. Beyond its CPU time the kernel ends it with SIGXCPU."""
+    _, most = resource.getrlimit(kind)
+    if value is None or (most != resource.RLIM_INFINITY and value > most):
+        value = most
+    resource.setrlimit(kind, (value, most))
+
+
+def _cpu_s() -> int:
+    """Return the CPU time spent until now, rounded up."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    return math.ceil(spent.ru_utime + spent.ru_stime)
+
+
+def _address_space() -> int | None:
+    """Return the size of this process's address space; None where there is no /proc, and no such limit either."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else None
+
+
+if __name__ == "__main__":
+    main()

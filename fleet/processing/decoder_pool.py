@@ -1,0 +1,190 @@
+"""The decoder processes of a gateway: bounded in number, each started when it is first needed. Knows no request and no codec."""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+
+from fleet.core.errors import BadInput, FleetError, from_code
+from fleet.processing.base import Samples
+from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, read_message, write_message
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-P", "-m", "fleet.processing.decoder")
+MAX_PROCESSES = 2
+WALL_S_PER_CPU_S = 10
+"""A busy machine may take so much longer; a process that is stopped is not waited for."""
+END_S = 5.0
+_FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+"""What a decoder process has of the gateway's variables: no secret."""
+
+
+class DecoderPool:
+    """At most `size` files are decoded at one time; further jobs wait in the order in which they came."""
+
+    def __init__(self, size: int = MAX_PROCESSES) -> None:
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="decoder")
+        self._lock = threading.Lock()
+        self._idle: list[_Decoder] = []
+        self._busy: set[_Decoder] = set()
+        self._closed = False
+
+    async def decode(self, job: DecodeJob) -> list[Samples]:
+        """Return the samples of each file. A caller that is cancelled ends the process that decodes for it.
+
+        Raises: BadInput, InputTooLarge naming the field.
+        """
+        call = _Call(job)
+        waiting = asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+
+    def close(self) -> None:
+        """End all processes, those that decode as well."""
+        with self._lock:
+            self._closed = True
+            for decoder in self._busy:
+                decoder.kill()
+            idle, self._idle = self._idle, []
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for decoder in idle:
+            decoder.end()
+
+    def _run(self, call: "_Call") -> list[Samples]:
+        decoder = self._take()
+        try:
+            return call.run(decoder)
+        finally:
+            self._put_back(decoder)
+
+    def _take(self) -> "_Decoder":
+        with self._lock:
+            self._idle = [decoder for decoder in self._idle if decoder.is_alive]
+            decoder = self._idle.pop() if self._idle else _Decoder()
+            self._busy.add(decoder)
+            return decoder
+
+    def _put_back(self, decoder: "_Decoder") -> None:
+        with self._lock:
+            self._busy.discard(decoder)
+            keep = decoder.is_alive and not self._closed
+            if keep:
+                self._idle.append(decoder)
+        if not keep:
+            decoder.end()
+
+
+class _Call:
+    """One job and the process that works on it; `cancel` may come from another thread at any time."""
+
+    def __init__(self, job: DecodeJob) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        self._decoder: _Decoder | None = None
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._decoder is not None:
+                self._decoder.kill()
+
+    def run(self, decoder: "_Decoder") -> list[Samples]:
+        with self._lock:
+            if self._cancelled:
+                return []
+            self._decoder = decoder
+        try:
+            reply = decoder.ask(self._job)
+        finally:
+            with self._lock:
+                self._decoder = None
+        if self._cancelled:
+            return []
+        if reply is None:
+            raise self._failure(decoder.end())
+        if reply.code:
+            raise from_code(reply.code, reply.message, reply.param)
+        return [np.frombuffer(clip, np.float32) for clip in reply.clips]
+
+    def _failure(self, status: int) -> FleetError:
+        """Return the error for a process that ended over the job."""
+        job, where = self._job, self._job.files[0].where
+        log.warning("a decoder process ended with status %d over %s (%d audio files)", status, where, len(job.files))
+        if status == -signal.SIGXCPU:
+            limit = f"{job.cpu_s} s of CPU time, the limit for {job.max_audio_s:g} s of audio (limits.max_audio_s)"
+        elif status == OUT_OF_MEMORY:
+            limit = f"{job.memory_bytes >> 20} MiB of memory"
+        elif -status in _FAULTS:
+            return BadInput(f"{where}: the audio cannot be decoded; send it as WAV or FLAC", param=where)
+        else:
+            return FleetError(f"{where}: the process that decoded the audio ended with status {status}", param=where)
+        return BadInput(f"{where}: decoding the audio takes more than {limit}; send it as WAV or FLAC", param=where)
+
+
+class _Decoder:
+    """One decoder process."""
+
+    def __init__(self) -> None:
+        kept = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
+        # one thread: each would reserve memory of its own
+        env = {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        except OSError as error:
+            raise FleetError(f"no process could be started to decode audio: {error}") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._jobs, self._replies = self._process.stdin, self._process.stdout
+        self._killed = self._overdue = False
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._killed and self._process.poll() is None
+
+    def ask(self, job: DecodeJob) -> DecodeReply | None:
+        """Return the reply; None if the process ended over the job, or was ended because it took too long."""
+        try:
+            write_message(self._jobs, job)
+        except OSError:
+            return None
+        ready = select.poll()
+        ready.register(self._replies, select.POLLIN)
+        if not ready.poll(WALL_S_PER_CPU_S * job.cpu_s * 1000):
+            self._overdue = True
+            self.kill()
+        message = read_message(self._replies)
+        return msgspec.msgpack.decode(message, type=DecodeReply) if message is not None else None
+
+    def kill(self) -> None:
+        self._killed = True
+        self._process.kill()
+
+    def end(self) -> int:
+        """Wait for the end of a process that has nothing to do, or that has ended; return its exit status.
+
+        One that was killed for want of an answer counts as one that took too much CPU time.
+        """
+        try:
+            self._jobs.close()
+        except OSError:
+            log.debug("a decoder process ended before it had read its job")
+        self._replies.close()
+        try:
+            status = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        return -signal.SIGXCPU if self._overdue else status

@@ -1,0 +1,92 @@
+"""What a gateway and its decoder processes say to each other: jobs, replies, and the limits of a job. Starts no process."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import IO
+
+import msgspec
+import numpy as np
+
+MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
+"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
+MEMORY_BYTES = 256 * 1024 * 1024
+"""What decoders may take beside the file and its samples."""
+FILE_COPIES, SAMPLE_COPIES = 4, 3
+"""How often a file, as base64 and as bytes, and its samples are in memory at one time."""
+OUT_OF_MEMORY = 3
+"""The exit status of a process that ended over a job for want of memory."""
+NO_BASE64 = "?"
+"""Sent in place of a text that is refused in any case, and that might not even be Unicode."""
+_LENGTH = struct.Struct("<Q")
+
+
+class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's input."""
+
+    where: str
+    text: str = ""
+    raw: bytes = b""
+
+
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The audio files of one request. Units: `max_audio_s` seconds over all of them."""
+
+    files: list[AudioFile]
+    rate_hz: int
+    max_audio_s: float
+    cpu_s: int
+    """CPU time after which decoding is ended, in whole seconds, as the kernel counts it."""
+    memory_bytes: int
+    """Memory beyond which an allocation fails."""
+
+    @staticmethod
+    def of(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> "DecodeJob":
+        """`parts`: each file after the name of its field."""
+        files = [_file(where, data) for where, data in parts]
+        size = sum(len(file.text) + len(file.raw) for file in files)
+        samples = int(max_audio_s * rate_hz) * np.dtype(np.float32).itemsize
+        return DecodeJob(
+            files=files,
+            rate_hz=rate_hz,
+            max_audio_s=max_audio_s,
+            cpu_s=math.ceil(MIN_CPU_S + CPU_PER_AUDIO_S * max_audio_s),
+            memory_bytes=MEMORY_BYTES + FILE_COPIES * size + SAMPLE_COPIES * samples,
+        )
+
+    @property
+    def parts(self) -> list[tuple[str, str | bytes]]:
+        return [(file.where, file.text or file.raw) for file in self.files]
+
+
+class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Float32 samples of each file, or the error that one of them was refused with, as `FleetError` carries it."""
+
+    clips: list[bytes] = []
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+
+
+def _file(where: str, data: str | bytes) -> AudioFile:
+    if isinstance(data, bytes):
+        return AudioFile(where=where, raw=data)
+    return AudioFile(where=where, text=data if data.isascii() else NO_BASE64)
+
+
+def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
+    """Raises: OSError if the other end is gone."""
+    body = msgspec.msgpack.encode(message)
+    pipe.write(_LENGTH.pack(len(body)))
+    pipe.write(body)
+    pipe.flush()
+
+
+def read_message(pipe: IO[bytes]) -> bytes | None:
+    """Return the next message, or None if the other end is gone."""
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    body = pipe.read(length)
+    return body if len(body) == length else None

@@ -1,0 +1,34 @@
+"""Decoder processes that take files and never answer, for tests of what goes on meanwhile."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import psutil
+import pytest
+
+from fleet.processing import decoder_pool
+
+_TAKES_ALL = "import sys; sys.stdin.buffer.read()"
+_numbers = count()
+
+
+class StuckDecoders:
+    """The processes that were started since."""
+
+    def __init__(self, mark: str) -> None:
+        self.command = (sys.executable, "-c", _TAKES_ALL, mark)
+
+    def pids(self) -> list[int]:
+        running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        return [child.pid for child in running if tuple(child.cmdline()) == self.command]
+
+
+@contextmanager
+def stuck_decoders() -> Iterator[StuckDecoders]:
+    """Have pools start such processes."""
+    stuck = StuckDecoders(f"stuck-decoder-{next(_numbers)}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_pool, "COMMAND", stuck.command)
+        yield stuck

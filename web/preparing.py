@@ -1,0 +1,52 @@
+"""Audio of requests on its way to samples: admitted before it is decoded, and decoded where no other request waits for it.
+
+Knows no HTTP, no container and no codec.
+"""
+
+import asyncio
+
+from fleet.config.schema import Limits
+from fleet.core.errors import Overloaded
+from fleet.processing import ChatRequest, Frontend
+from fleet.processing.audio import decode_parts, needs_decoder
+from fleet.processing.base import Samples
+from fleet.processing.decoder_pool import DecoderPool
+from fleet.processing.decoding import DecodeJob
+from web.ports import FleetPort
+
+
+class AudioPreparation:
+    """Invariants: at most so many requests are being prepared as the fleet would admit besides those that are live."""
+
+    def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:
+        self._client, self._frontend, self._max_audio_s = client, frontend, limits.max_audio_s
+        self._pool = DecoderPool()
+        self._num_preparing = 0
+
+    async def decode(self, chat: ChatRequest) -> ChatRequest:
+        """Return the chat with its audio decoded. A caller that is cancelled ends the decoding.
+
+        Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
+        """
+        parts = [(part.where, part.data) for part in chat.audio_parts if isinstance(part.data, str | bytes)]
+        if not parts or not self._frontend.audio_rate_hz:
+            return chat
+        self._frontend.voice(chat.voice, chat.voice_where)
+        places = await self._client.check_admission(chat.id, chat.outputs)
+        if self._num_preparing >= places:
+            raise Overloaded(f"{self._num_preparing} requests with audio are being prepared already; try again shortly")
+        self._num_preparing += 1
+        try:
+            return chat.with_samples(await self._samples(parts))
+        finally:
+            self._num_preparing -= 1
+
+    async def _samples(self, parts: list[tuple[str, str | bytes]]) -> list[Samples]:
+        rate_hz = self._frontend.audio_rate_hz
+        if needs_decoder(parts):
+            return await self._pool.decode(DecodeJob.of(parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
+        return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s)
+
+    def close(self) -> None:
+        """End the decoder processes."""
+        self._pool.close()
