@@ -45,12 +45,16 @@ class Attack:
         self._sources = itertools.cycle(["127.0.0.1", *(f"127.0.{part}.{part}" for part in range(2, 12)), *["127.0.0.1"] * 9])
         self.counts: Counter[str] = Counter()
 
-    async def dial(self, kind: str, receive_bytes: int | None = None) -> socket.socket:
-        """A connected socket, from the next address. Raises: OSError."""
+    async def dial(self, kind: str, *, small: bool = False) -> socket.socket:
+        """A connected socket, from the next address. Raises: OSError.
+
+        `small`: the kernel buffers little for it. With loopback's large segments it would buffer 3 MB of what the gateway sends.
+        """
         sock = socket.socket()
         sock.setblocking(False)
-        if receive_bytes is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        if small:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         try:
             sock.bind((next(self._sources), 0))
             await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
@@ -108,7 +112,7 @@ class Attack:
 
     async def leave_unread(self, body: bytes) -> None:
         """Ask for a long stream and read nothing of it until the gateway resets the connection."""
-        with await self.dial("unread", receive_bytes=4096) as sock:
+        with await self.dial("unread", small=True) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, head(CHAT, len(body)) + body)
             closed = select.poll()
             closed.register(sock, select.POLLRDHUP)

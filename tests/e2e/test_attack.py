@@ -134,21 +134,27 @@ async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: async
 
 
 async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
-    """Ask for /health on new connections, at a steady rate."""
-    loop = asyncio.get_running_loop()
+    """Ask for /health at a steady rate, each time on a new connection, while earlier ones wait for their answers."""
+    loop, probes = asyncio.get_running_loop(), list[asyncio.Task[float]]()
     while not over.is_set():
-        began = loop.time()
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                reader, writer = await asyncio.open_connection("127.0.0.1", attacked.port)
-                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                answer = await reader.read()
-                writer.close()
-            answered = answer.startswith(b"HTTP/1.1 200")
-        except OSError:
-            answered = False
-        attacked.health_ms.append((loop.time() - began) * 1e3 if answered else math.inf)
-        await pause_until(loop, began + PROBE_S)
+        probes.append(asyncio.create_task(health_ms(attacked)))
+        await pause_until(loop, loop.time() + PROBE_S)
+    attacked.health_ms = await asyncio.gather(*probes)
+
+
+async def health_ms(attacked: Attacked) -> float:
+    """The time until /health is answered; infinite where it is not."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", attacked.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+    except OSError:
+        return math.inf
+    return (loop.time() - began) * 1e3 if answer.startswith(b"HTTP/1.1 200") else math.inf
 
 
 async def watch_memory(attacked: Attacked, attackers: Process, over: asyncio.Event) -> None:
