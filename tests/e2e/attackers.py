@@ -72,7 +72,12 @@ class Attack:
         while not self._stopped.is_set():
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, WebSocketException):
                 await attack()
-            await asyncio.sleep(RETRY_S)
+            await self.pause(RETRY_S)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until `stop`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), seconds)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -116,8 +121,10 @@ class Attack:
             await asyncio.get_running_loop().sock_sendall(sock, head(CHAT, len(body)) + body)
             closed = select.poll()
             closed.register(sock, select.POLLRDHUP)
-            while not closed.poll(0):
-                await asyncio.sleep(RETRY_S)
+            while not closed.poll(0) and not self._stopped.is_set():
+                await self.pause(RETRY_S)
+            if self._stopped.is_set():
+                await asyncio.Event().wait()  # holds the connection until this process ends
 
     async def bomb_events(self) -> None:
         """A voice session whose events are as large as they are wrong."""
@@ -177,7 +184,7 @@ async def run(port: int, seconds: float, model: str) -> None:
     ]
     attackers = [asyncio.ensure_future(attack.repeat(kind)) for number, kind in kinds for _ in range(number)]
     print("attacking", flush=True)
-    await asyncio.sleep(seconds)
+    await attack.pause(seconds)
     attack.stop()
     print(json.dumps(attack.counts), flush=True)
     await asyncio.to_thread(sys.stdin.read)
