@@ -19,6 +19,7 @@ hypothesis.settings.load_profile("fleet")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
     parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
+    parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,6 +39,12 @@ def num_aborts(pytestconfig: pytest.Config) -> int | None:
 def num_events(pytestconfig: pytest.Config) -> int:
     """What `--events` says."""
     return int(str(pytestconfig.getoption("--events")))
+
+
+@pytest.fixture(scope="session")
+def attack_s(pytestconfig: pytest.Config) -> float | None:
+    """The value of `--attack-s`."""
+    return pytestconfig.getoption("--attack-s")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +23,14 @@ def another_gateway(folder: Path) -> Iterator[tuple[Running, int]]:
 
 
 class Switch:
-    """Forwards bytes between its own port and that of one gateway; connections that follow may be led to another."""
+    """Forwards bytes between its own port and that of one gateway; connections that follow may be led to another.
 
-    def __init__(self, target: int) -> None:
+    `tls`: its own port speaks TLS, for a server that is built without it.
+    """
+
+    def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:
         self._home = self._target = target
+        self._tls = tls
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -33,8 +38,8 @@ class Switch:
 
     @staticmethod
     @contextmanager
-    def to(target: int) -> "Iterator[Switch]":
-        switch = Switch(target)
+    def to(target: int, tls: ssl.SSLContext | None = None) -> "Iterator[Switch]":
+        switch = Switch(target, tls)
         thread = threading.Thread(target=switch._run, daemon=True)
         thread.start()
         wait_until(lambda: switch.port, "the switch to listen")
@@ -70,7 +75,7 @@ class Switch:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0, ssl=self._tls)
         self.port = server.sockets[0].getsockname()[1]
         await self._done.wait()
         server.close()

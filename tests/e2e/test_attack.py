@@ -1,0 +1,232 @@
+"""A gateway under attack from all sides keeps its memory, its lease and its streams, and is free of the attack afterwards."""
+
+import asyncio
+import base64
+import json
+import math
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import httpx
+import psutil
+import pytest
+import redis
+
+from fleet.control import keys
+from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.support import REPO, RedisProcess, Running, await_until, cli_env, start_cli, wait_until
+
+GRAPH = GRAPHS[DEFAULT_GRAPH]
+DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
+START_S, PATIENCE_S = 90.0, 60.0
+SHORT_S = 5.0
+"""How long the attack lasts without `--attack-s`."""
+MAX_RSS, MAX_LEFT_RSS, ABORT_RSS = 600 << 20, 250 << 20, 3 << 30
+"""Of the gateway: at most; above what it had at start, once all is over (the allocator keeps what decoding one long clip needed);
+and so much that the attack is called off to spare the machine."""
+MAX_HEALTH_MS = 200.0
+FREED_S = 35.0
+"""Time from the end of the attack until the gateway has closed what attackers still hold; its longest time-out is 30 s."""
+NUM_STREAMS, FRAMES, STEP_MS, PROBE_S = 4, 25, 40, 0.05
+SETTINGS = (
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0",
+    *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in DRAWING),
+    *(f"stages.{stage.name}.sampling.max_tokens={FRAMES}" for stage in DRAWING),
+)  # fmt: skip
+SHORT_TIMEOUTS = ("web.header_timeout_s=1", "web.body_timeout_s=1", "web.send_timeout_s=1", "lease.resume_s=2")
+Stream = tuple[str, bytes]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attacked:
+    """A fleet, and what is seen of it. `health_ms`: each probe's time, infinite where it was not answered."""
+
+    url: str
+    model: str
+    process: psutil.Process
+    control: redis.Redis
+    max_rss: int = 0
+    health_ms: list[float] = field(default_factory=list[float])
+    streams: list[Stream] = field(default_factory=list[Stream])
+    faults: list[str] = field(default_factory=list[str])
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def rss(self) -> int:
+        return self.process.memory_info().rss
+
+    def connections(self) -> int:
+        """Connections of clients that the gateway holds."""
+        held = self.process.net_connections(kind="tcp")
+        return sum(bool(one.raddr) and one.laddr.port == self.port for one in held)
+
+    def members(self) -> set[bytes]:
+        """Every worker and gateway under the id that its lease is for: one that lapses is joined again under another."""
+        return set(cast("list[bytes]", self.control.zrange(keys.WORKERS, 0, -1)))
+
+    def live(self) -> int:
+        return self.control.scard(keys.LIVE)
+
+
+@pytest.fixture
+def timeouts(attack_s: float | None) -> Sequence[str]:
+    """The time-outs of the gateway: the default ones where the attack is a long one."""
+    return SHORT_TIMEOUTS if attack_s is None else ()
+
+
+@pytest.fixture
+def attacked(tmp_path: Path, own_redis: RedisProcess, timeouts: Sequence[str]) -> Iterator[Attacked]:
+    options = [word for setting in (*SETTINGS, *timeouts) for word in ("--set", setting)]
+    with start_cli("up", *options, cwd=tmp_path, env={"REDIS_URL": own_redis.url}) as fleet:
+        url = fleet.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=START_S)[1]
+        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        with redis.Redis.from_url(own_redis.url) as control:
+            yield Attacked(url=url, model=model, process=gateway_of(fleet), control=control)
+
+
+def gateway_of(fleet: Running) -> psutil.Process:
+    family = psutil.Process(fleet.process.pid).children(recursive=True)
+    (gateway,) = [process for process in family if process.cmdline()[-1] == "web"]
+    return gateway
+
+
+async def listen(attacked: Attacked, seed: int) -> Stream:
+    """The text and the audio of one streamed answer. Raises: httpx.HTTPError, AssertionError if it is not whole."""
+    body = {
+        "model": attacked.model, "stream": True, "seed": seed, "modalities": ["text", "audio"],
+        "audio": {"voice": "chelsie", "format": "pcm16"}, "messages": [{"role": "user", "content": f"question {seed}"}],
+    }  # fmt: skip
+    text, audio, last = "", b"", ""
+    async with (
+        httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        client.stream("POST", f"{attacked.url}/v1/chat/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200, (answer.status_code, await answer.aread())
+        async for line in answer.aiter_lines():
+            last = line or last
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line.removeprefix("data: ")).get("choices", []):
+                text += choice["delta"].get("content") or ""
+                audio += base64.b64decode((choice["delta"].get("audio") or {}).get("data", ""))
+    assert last == "data: [DONE]", last
+    return text, audio
+
+
+async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: asyncio.Event) -> None:
+    """One answer after another, each to be as `expected`."""
+    while not over.is_set():
+        try:
+            got = await listen(attacked, seed)
+        except (httpx.HTTPError, AssertionError) as error:
+            attacked.faults.append(f"stream {seed}: {error!r}")
+            continue
+        attacked.streams.append(got)
+        if got != expected:
+            attacked.faults.append(f"stream {seed} differs: {len(got[0])} characters, {len(got[1])} bytes of audio")
+
+
+async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
+    """Ask for /health at a steady rate, each time on a new connection, while earlier ones wait for their answers."""
+    loop, probes = asyncio.get_running_loop(), list[asyncio.Task[float]]()
+    while not over.is_set():
+        probes.append(asyncio.create_task(health_ms(attacked)))
+        await pause_until(loop, loop.time() + PROBE_S)
+    attacked.health_ms = await asyncio.gather(*probes)
+
+
+async def health_ms(attacked: Attacked) -> float:
+    """The time until /health is answered; infinite where it is not."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", attacked.port)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+    except OSError:
+        return math.inf
+    return (loop.time() - began) * 1e3 if answer.startswith(b"HTTP/1.1 200") else math.inf
+
+
+async def watch_memory(attacked: Attacked, attackers: Process, over: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    while not over.is_set():
+        attacked.max_rss = max(attacked.max_rss, attacked.rss())
+        if attacked.max_rss > ABORT_RSS and attackers.returncode is None:
+            attacked.faults.append("the attack was called off: the gateway takes too much memory")
+            attackers.kill()
+            return
+        await pause_until(loop, loop.time() + PROBE_S)
+
+
+async def pause_until(loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+    due = loop.create_future()
+    loop.call_at(at_s, due.set_result, None)
+    await due
+
+
+@asynccontextmanager
+async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Process]:
+    """The attackers, begun; at the end they are gone."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.e2e.attackers", str(attacked.port), str(seconds), attacked.model,
+        cwd=REPO, env=cli_env(), stdin=PIPE, stdout=PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), START_S) == b"attacking\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attacked: Attacked, attack_s: float | None) -> None:
+    """`--attack-s 60` makes it longer, and checks how soon /health is answered."""
+    expected = await asyncio.gather(*(listen(attacked, seed) for seed in range(NUM_STREAMS)))
+    assert all(audio for _, audio in expected) and len(set(expected)) == NUM_STREAMS
+    before, members, over = attacked.rss(), attacked.members(), asyncio.Event()
+    async with attackers_of(attacked, attack_s or SHORT_S) as attackers:
+        assert attackers.stdout is not None
+        seen = [
+            *(asyncio.ensure_future(listen_on(attacked, seed, expected[seed], over)) for seed in range(NUM_STREAMS)),
+            asyncio.ensure_future(probe_health(attacked, over)),
+            asyncio.ensure_future(watch_memory(attacked, attackers, over)),
+        ]
+        sent = (await attackers.stdout.readline()).decode().strip()
+        over.set()
+        await asyncio.gather(*seen)
+        report(attacked, before, sent)
+        assert attacked.members() == members and not attacked.control.exists(keys.GONE), "a lease lapsed"
+        assert not attacked.faults, attacked.faults[:10]
+        assert len(attacked.streams) >= NUM_STREAMS
+        assert attacked.max_rss <= MAX_RSS
+        assert attack_s is None or percentile(attacked.health_ms, 0.99) <= MAX_HEALTH_MS
+        # attackers still hold what is open: the gateway is to free it by itself
+        await await_until(lambda: asyncio.to_thread(lambda: attacked.connections() == 0), "connections to be closed", FREED_S)
+    wait_until(lambda: attacked.live() == 0, "requests to end", FREED_S)
+    wait_until(lambda: attacked.rss() <= before + MAX_LEFT_RSS, "memory to be freed", FREED_S)
+    assert await listen(attacked, 0) == expected[0]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def report(attacked: Attacked, before: int, sent: str) -> None:
+    """Print what was measured; pytest shows it where the test fails, or with `-rP`."""
+    health = f"median {percentile(attacked.health_ms, 0.5):.0f} ms, p99 {percentile(attacked.health_ms, 0.99):.0f} ms"
+    unanswered = sum(math.isinf(one) for one in attacked.health_ms)
+    print(f"\nmemory {before >> 20} MiB, then at most {attacked.max_rss >> 20} MiB, then {attacked.rss() >> 20} MiB")
+    print(f"/health {health} over {len(attacked.health_ms)} connections, {unanswered} unanswered")
+    print(f"{len(attacked.streams)} streams, {len(attacked.faults)} faults; sent {sent}")
