@@ -84,7 +84,7 @@ class Reach:
         self._log_in_force(settings)
 
     def _log_in_force(self, settings: Mapping[str, str]) -> None:
-        """Log once what is in force where network sockets are open, or the environment asks for something."""
+        """Log once what is in force where network sockets are open, or the environment asks for something else."""
         given = {name: _GIVEN[name] for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN}
         unused = [f"{name}={value}" for name, value in given.items() if settings[name] != value]
         uses_tcp = settings["UCX_TLS"] == "tcp"
@@ -96,7 +96,7 @@ class Reach:
         if unused:
             parts.append(f"not used of the environment: {' '.join(unused)}; set {SETTING} instead")
         line = "; ".join(parts)
-        if line not in _logged and (given or self.devices or uses_tcp):
+        if line not in _logged and (unused or self.devices or uses_tcp):
             _logged.add(line)
             log.log(logging.WARNING if unused or not self.devices else logging.INFO, "%s", line)
 
