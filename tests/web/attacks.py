@@ -64,22 +64,21 @@ def read_to_end(wire: socket.socket) -> bytes:
 def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
 
-    Returns how many bytes it took, and what it said.
+    Returns how many bytes it took, and what it said until then.
     """
     piece = repeated * max(1, PIECE_BYTES // len(repeated))
-    sent, said = 0, b""
+    sent, said, ended = 0, b"", False
     with target.connect() as wire:
         wire.sendall(beginning)
         with suppress(ConnectionError):
-            while sent < max_bytes:
+            while sent < max_bytes and not ended:
                 sent += wire.send(piece)
                 wire.setblocking(False)
                 with suppress(BlockingIOError):
-                    said += wire.recv(PIECE_BYTES)
+                    answer = wire.recv(PIECE_BYTES)
+                    said, ended = said + answer, not answer
                 wire.settimeout(PATIENCE_S)
-                if said:
-                    break
-        return sent, said + read_to_end(wire)
+        return sent, said
 
 
 def header_flood(target: Target, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
