@@ -210,13 +210,18 @@ def parse_event(raw: str) -> AnyClientEvent:
     """Raises: BadInput, InputTooLarge naming the field."""
     if len(raw) > MAX_EVENT_BYTES:
         raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
+    _check_values(raw)
     if len(raw) > MAX_PLAIN_BYTES:
         _check_carries_audio(raw)
-    check_json(raw.encode(errors="surrogatepass"), max_values=MAX_EVENT_VALUES, whole="the event")
     try:
         return _adapter.validate_json(raw)
     except ValidationError as error:
         raise _bad_input(error) from error
+
+
+def _check_values(raw: str) -> None:
+    """Raises: InputTooLarge."""
+    check_json(raw.encode(errors="surrogatepass"), max_values=MAX_EVENT_VALUES, whole="the event")
 
 
 def _check_carries_audio(raw: str) -> None:
@@ -231,11 +236,15 @@ def _check_carries_audio(raw: str) -> None:
 
 
 def event_id_of(raw: str) -> str | None:
-    """The client's own name for its event, where it can be read at all."""
+    """The client's own name for its event, where it can be read at all. None for a long text of many values, which takes time to
+    skip.
+    """
     try:
+        if len(raw) > MAX_PLAIN_BYTES:
+            _check_values(raw)
         event_id = _named.decode(raw).event_id
         return event_id if event_id is None or len(event_id) <= MAX_ID else None
-    except _UNREADABLE:
+    except (*_UNREADABLE, InputTooLarge):
         return None
 
 

@@ -85,8 +85,9 @@ class Session:
     async def receive(self, raw: str) -> None:
         """One event of the client's. What is wrong with it is told, and nothing else happens."""
         await self._keep_pace()
+        is_large = len(raw) > ask.MAX_PLAIN_BYTES
         try:
-            if len(raw) > ask.MAX_PLAIN_BYTES:
+            if is_large:
                 event = await read_in_thread(ask.parse_event, raw)
                 await self._handle_large(event)
             else:
@@ -95,7 +96,7 @@ class Session:
             if isinstance(event, ask.BufferAppend):
                 return
         except FleetError as error:
-            self.refuse(error, ask.event_id_of(raw))
+            self.refuse(error, await read_in_thread(ask.event_id_of, raw) if is_large else ask.event_id_of(raw))
         self.note()
 
     async def hear(self, pcm: bytes, event_id: str | None = None) -> None:
