@@ -452,15 +452,13 @@ class FleetClient:
 
     async def hold_voice(self, session: str, keep_s: float, owner: str, *, new: bool = False) -> voice.HeldVoice | None:
         """Take a voice session of `owner`: its former holder may write to it no more. See `FleetPort`. Raises: SecretInUse."""
-        bound = self.config.voice.sessions_per_secret
-        return await self._ask(voice.hold(self._redis, session, self.id, keep_s, owner, new=new, bound=bound))
+        return await self._ask(voice.hold(self._redis, self.config.voice, session, self.id, keep_s, owner, new=new))
 
     async def keep_voice(
         self, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str] = ()
     ) -> bool:
         """Write fields of a held session, delete `gone`, and let it live so long again. False: it is held no more."""
-        # This gateway's name changes when its lease has lapsed.
-        return await self._ask(voice.keep(self._redis, session, epoch, keep_s, {**fields, "holder": self.id.encode()}, gone))
+        return await self._ask(voice.keep(self._redis, session, epoch, self.id, keep_s, fields, gone))
 
     async def end_voice(self, session: str, epoch: int | None = None) -> bool:
         """Delete a session, where `epoch` is given only if it is still held. Whether there was one."""

@@ -6,6 +6,7 @@ from typing import cast
 
 import redis.asyncio
 
+from fleet.config.schema import VoiceConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import pairs, run_async, text
 from fleet.core.chunk import decode_chunk
@@ -38,12 +39,13 @@ class FirstOutputs:
 
 
 async def hold(
-    client: redis.asyncio.Redis, session: str, holder: WorkerId, keep_s: float, owner: str, *, new: bool, bound: int
+    client: redis.asyncio.Redis, config: VoiceConfig, session: str, holder: WorkerId, keep_s: float, owner: str, *, new: bool
 ) -> HeldVoice | None:
     """`owner` names the credential that opened the session: "" for the API key, else a client secret by its hash.
 
     Raises: SecretInUse.
     """
+    bound = config.sessions_per_secret
     call = scripts.hold_voice(session, holder, int(keep_s * 1000), owner, new=new, bound=bound)
     answer = cast("list[object]", await run_async(client, call))
     if len(answer) == 1:
@@ -64,9 +66,12 @@ async def hold(
 
 
 async def keep(
-    client: redis.asyncio.Redis, session: str, epoch: int, keep_s: float, fields: Mapping[str, bytes], gone: Sequence[str]
-) -> bool:
-    return text(await run_async(client, scripts.keep_voice(session, epoch, int(keep_s * 1000), fields, gone))) == "ok"
+    client: redis.asyncio.Redis, session: str, epoch: int, holder: WorkerId, keep_s: float, fields: Mapping[str, bytes],
+    gone: Sequence[str],
+) -> bool:  # fmt: skip
+    """`holder` is written each time: a gateway has another name once its lease has lapsed."""
+    call = scripts.keep_voice(session, epoch, int(keep_s * 1000), {**fields, "holder": holder.encode()}, gone)
+    return text(await run_async(client, call)) == "ok"
 
 
 async def was_ended(client: redis.asyncio.Redis, session: str, owner: str) -> bool:

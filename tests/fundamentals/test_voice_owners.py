@@ -81,7 +81,7 @@ def test_session_whose_client_is_away_is_replaced_the_longest_absent_first(contr
     assert keep(control, "b", second[0], {}) == "stale", "its gateway learns so"
     assert not resumed(control, "b", SECRET)
     assert resumed(control, "a", SECRET)
-    assert not opened(control, "d", SECRET, bound=2), "a resumed session is not away"
+    assert not opened(control, "d", SECRET, bound=2), "a client that came back is not away"
 
 
 def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:

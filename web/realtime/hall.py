@@ -44,6 +44,10 @@ ABSENCE_TRIES, ABSENCE_POLL_S = 10, 0.1
 """A secret in use is tried again for so long: a page that is reloaded may be faster than the news that its connection is gone."""
 
 
+Undo = Callable[[str, int], Coroutine[None, None, None]]
+"""What becomes of a session, by its name and epoch, whose client left while it was held."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """What a client that comes back has of a response: samples of its sound, characters of its words; None: it does not say."""
@@ -117,11 +121,11 @@ class Hall:
         return place.session
 
     async def _hold_new(self, name: str, owner: str) -> HeldVoice:
-        """Raises: SecretInUse, RedisUnreachable."""
+        """Create the record of a session. Raises: SecretInUse, RedisUnreachable."""
         tries_left = ABSENCE_TRIES
         while True:
             try:
-                held = await self._hold(name, FIRST_S, owner, new=True)
+                held = await self._hold(name, FIRST_S, owner, self._forget, new=True)
                 assert held is not None, "two sessions of one name"
                 return held
             except SecretInUse:
@@ -134,23 +138,30 @@ class Hall:
             finally:
                 self._trying.discard(owner)
 
-    async def _hold(self, name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
-        """Take a session; a caller that is cancelled meanwhile leaves none behind. Raises: SecretInUse, RedisUnreachable."""
+    async def _hold(self, name: str, keep_s: float, owner: str, undo: Undo, *, new: bool = False) -> HeldVoice | None:
+        """Take a session; where the caller is cancelled meanwhile, `undo` it. Raises: SecretInUse, RedisUnreachable."""
         holding = asyncio.ensure_future(self._gateway.client.hold_voice(name, keep_s, owner, new=new))
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:
-            self._spawn(self._undo(name, holding))
+            self._spawn(self._undo(name, holding, undo))
             raise
 
-    async def _undo(self, name: str, holding: asyncio.Future[HeldVoice | None]) -> None:
+    async def _undo(self, name: str, holding: asyncio.Future[HeldVoice | None], undo: Undo) -> None:
         with contextlib.suppress(FleetError):
             held = await holding
             if held is not None:
-                await self._forget(name, held.epoch)
+                await undo(name, held.epoch)
+
+    async def _mark_away(self, name: str, epoch: int) -> None:
+        """A client that left while its session was taken over may come back, or begin another one."""
+        await self._gateway.client.keep_voice(name, epoch, self._keep_s, {"away_us": str(now_us()).encode()})
 
     async def _wait_for_place(self, name: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]) -> HeldVoice:
-        """Its time begins after the wait: then it is held once more. Raises: Overloaded, RedisUnreachable."""
+        """Take a place in the gateway; after a wait in line the session is held once more, since its time begins then.
+
+        Raises: Overloaded, RedisUnreachable.
+        """
         by_secret = owner != API_KEY
         waiter = self._admission.join(by_secret=by_secret, on_position=on_position)
         if waiter.turn.is_set():
@@ -161,7 +172,7 @@ class Hall:
         finally:
             renewing.cancel()
         try:
-            again = await self._hold(name, self._keep_s, owner)
+            again = await self._hold(name, self._keep_s, owner, self._forget)
             if again is None:
                 raise Overloaded("the place in line was lost while Redis was away; try again")
         except BaseException:
@@ -184,9 +195,10 @@ class Hall:
         Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
         """
         place = self._places.get(session_id)
-        if place is None:
+        if place is None or place.owner != owner:
+            # A session of another owner that is held here is as unknown, and takes as long, as one that never was.
             place = await self._take_over(session_id, received, owner)
-        elif place.owner != owner or not await self._still_held(place):
+        elif not await self._still_held(place):
             raise _unknown(session_id)
         place.active_at, place.away_us = self._clock(), None
         session, line = place.session, place.session.line
@@ -220,7 +232,7 @@ class Hall:
         return held and self._places.get(place.session.id) is place
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> Place:
-        held = await self._gateway.client.hold_voice(session_id, self._keep_s, owner)
+        held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
         if held is None and await self._gateway.client.voice_ended(session_id, owner):
             raise SessionEnded(ENDED, param="session")
         if held is None:
@@ -232,6 +244,7 @@ class Hall:
         place = self._places.get(session_id)
         if place is not None:
             # Another connection of the same client was faster.
+            assert place.owner == owner, "Redis and this gateway agree on the owner"
             place.epoch = held.epoch
             return place
         self._admission.take(by_secret=owner != API_KEY)
@@ -304,6 +317,8 @@ class Hall:
             log.warning("session %s: its end could not be written: %s", shown_id(name), error.message)
 
     def _remove(self, place: Place) -> None:
+        if self._places.get(place.session.id) is not place:
+            return
         del self._places[place.session.id]
         if place.expiry is not None:
             place.expiry.cancel()

@@ -17,9 +17,7 @@ SECRET, KEY = True, False
 class Line:
     """Four places, four more in line; secrets may have three of each."""
 
-    admission: Admission = field(
-        default_factory=lambda: Admission(VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75))
-    )
+    admission: Admission = field(default_factory=lambda: Admission(VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75)))
     positions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def join(self, by_secret: bool, name: str = "") -> Waiter:

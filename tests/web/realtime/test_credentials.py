@@ -66,9 +66,10 @@ async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncItera
         server = Server(uvicorn_config(app, config), app)
         serve = asyncio.create_task(server.serve([listener]))
         bearer = {"authorization": f"Bearer {KEY}"}
-        async with httpx.AsyncClient(base_url=url, headers=bearer) as http, redis.asyncio.Redis.from_url(
-            redis_url, decode_responses=True
-        ) as database:
+        async with (
+            httpx.AsyncClient(base_url=url, headers=bearer) as http,
+            redis.asyncio.Redis.from_url(redis_url, decode_responses=True) as database,
+        ):
             yield Gateway(url=url, app=app, http=http, redis=database)
         server.stop()
         await serve
@@ -210,8 +211,11 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
             assert (await waiting.next())["type"] == "session.created"
 
 
-async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(loaded: Loaded, redis_url: str) -> None:
+async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
+    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lost session is replaced, on whichever gateway it was; the client of it finds nothing any more."""
+    monkeypatch.setattr(hall, "ABSENCE_TRIES", 1000)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret, lost = await first.secret(), set[str]()
         for gateway in (first, first, second):

@@ -224,3 +224,27 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     gate.set()
     await await_until(lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}), "its session to be undone")
     monkeypatch.undo()
+
+
+async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come back, and a client secret may begin another session in its place."""
+    session = await talk.begin()
+    await talk.passes(0)
+    other, hold, asked, gate = Hall(talk.gateway), talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+        held = await hold(name, keep_s, owner, new=new)
+        asked.set()
+        await gate.wait()
+        return held
+
+    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    resuming = asyncio.create_task(other.resume(session.id, Client(), NOTHING, API_KEY))
+    await asked.wait()
+    resuming.cancel()
+    await asyncio.wait({resuming})
+    gate.set()
+    await await_until(lambda: _is(lambda: "away_us" in talk.fake.held[session.id].fields), "its client to be noted as away")
+    monkeypatch.undo()
+    assert await other.resume(session.id, Client(), NOTHING, API_KEY) is not session
+    assert other.end(session.id)
