@@ -40,7 +40,8 @@ def main() -> None:
             write_message(replies, _reply(job))
         except MemoryError:
             raise SystemExit(OUT_OF_MEMORY) from None
-        # the next job may be larger, and is limited once it is read
+        # the next job is limited once it is read
+        _limit(resource.RLIMIT_CPU, None)
         _limit(resource.RLIMIT_AS, None)
 
 

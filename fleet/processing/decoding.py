@@ -10,7 +10,7 @@ import numpy as np
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
 """Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
-MEMORY_BYTES = 256 * 1024 * 1024
+MEMORY_BYTES = 128 * 1024 * 1024
 """What decoders may take beside the file and its samples."""
 FILE_COPIES, SAMPLE_COPIES = 4, 3
 """How often a file, as base64 and as bytes, and its samples are in memory at one time."""
