@@ -129,7 +129,8 @@ class Attack:
     async def bomb_events(self) -> None:
         """A voice session whose events are as large as they are wrong."""
         self.counts["event_bomb"] += 1
-        event = json.dumps({"type": "response.create", "response": {"metadata": [0] * (BOMB_BYTES // 3)}})
+        metadata = {str(number): 0 for number in range(BOMB_BYTES // 10)}
+        event = json.dumps({"type": "response.create", "response": {"metadata": metadata}})
         async with connect(f"ws://127.0.0.1:{self._port}/v1/realtime", max_size=None) as session:
             while not self._stopped.is_set():
                 await session.send(event)
