@@ -99,9 +99,9 @@ class RedisProcess:
 
 
 def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without the deployment's own variables, plus `extra`."""
+    """This process's environment without the deployment's own variables and those that a transfer has set, plus `extra`."""
     ours = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
-    env = {key: value for key, value in os.environ.items() if key not in ours}
+    env = {key: value for key, value in os.environ.items() if key not in ours and not key.startswith("UCX_")}
     return {**env, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "120", **(extra or {})}
 
 

@@ -37,8 +37,21 @@ LOOPBACK = "127.0.0.0/8"
 NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-_GIVEN = dict(os.environ)
-"""The environment that the process was started with: `enforce` changes the current one."""
+NO_DEVICES_USED = "all"
+"""Network devices beside `LOCAL_TRANSPORTS`, which use none."""
+
+
+def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the UCX settings of an operator, without those that a parent process of Fleet made for itself."""
+    given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
+    if (given.get("UCX_TLS"), given.get("UCX_NET_DEVICES")) == (LOCAL_TRANSPORTS, NO_DEVICES_USED):
+        for name in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_POSIX_ERROR_HANDLING"):
+            given.pop(name, None)
+    return given
+
+
+_GIVEN = settings_given(os.environ)
+"""Of the environment that the process was started with: `enforce` changes the current one."""
 _logged: set[str] = set()
 
 
@@ -58,7 +71,7 @@ class Reach:
         return " ".join([socket.gethostname(), str(os.getuid()), *spaces, self.settings({})["UCX_TLS"]])
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return UCX's settings. The configuration decides what may connect; `given`, an environment, by which transports."""
+        """Return UCX's settings. The configuration decides what may connect; those `given` by an operator, how."""
         if self.devices:
             return {
                 "UCX_NET_DEVICES": ",".join(self.devices),
@@ -69,7 +82,7 @@ class Reach:
             return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": "tcp"}
         return {
             **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
-            "UCX_NET_DEVICES": "all",  # LOCAL_TRANSPORTS use none
+            "UCX_NET_DEVICES": NO_DEVICES_USED,
             "UCX_TLS": LOCAL_TRANSPORTS,
             # Else UCX takes no shared memory for endpoints that report the death of a peer.
             "UCX_POSIX_ERROR_HANDLING": "y",
@@ -85,8 +98,8 @@ class Reach:
 
     def _log_in_force(self, settings: Mapping[str, str]) -> None:
         """Log once what is in force where network sockets are open, or the environment asks for something else."""
-        given = {name: _GIVEN[name] for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN}
-        unused = [f"{name}={value}" for name, value in given.items() if settings[name] != value]
+        asked = [(name, _GIVEN[name]) for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN]
+        unused = [f"{name}={value}" for name, value in asked if settings[name] != value]
         uses_tcp = settings["UCX_TLS"] == "tcp"
         parts = [f"transfers: UCX_TLS={settings['UCX_TLS']} UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"]
         if not self.devices:

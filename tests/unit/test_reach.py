@@ -6,7 +6,7 @@ import pytest
 
 from fleet.core.errors import ConfigError
 from fleet.transfer import reach
-from fleet.transfer.reach import LOCAL, HostDevices, Reach, reach_of
+from fleet.transfer.reach import LOCAL, HostDevices, Reach, reach_of, settings_given
 
 
 def addresses(*texts: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, ...]:
@@ -73,3 +73,8 @@ def test_worker_with_interface_uses_no_other_and_leaves_the_transport_to_the_env
     assert networked.settings({})["UCX_TLS"] == "^sysv"
     settings = networked.settings({"UCX_TLS": "rc,cuda_copy", "UCX_NET_DEVICES": "all"})
     assert (settings["UCX_TLS"], settings["UCX_NET_DEVICES"]) == ("rc,cuda_copy", "mlx5_0:1,eth0")
+
+
+def test_settings_of_a_parent_process_of_fleet_are_not_taken_for_the_operators() -> None:
+    assert settings_given({**LOCAL.settings({}), "PATH": "/bin"}).keys() == {"UCX_POSIX_FIFO_SIZE", "UCX_POSIX_RX_BUFS_GROW"}
+    assert settings_given({"UCX_TLS": "rc", "UCX_NET_DEVICES": "all"}) == {"UCX_TLS": "rc", "UCX_NET_DEVICES": "all"}
