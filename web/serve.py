@@ -40,6 +40,8 @@ BACKLOG = 2048
 """Connections that wait to be accepted: those of clients that connect as soon as the address is announced, too."""
 PARTING_S = 1.0
 """How long these may take to tell it."""
+ABORTING_S = 0.5
+"""Before uvicorn's time is over, connections are aborted whose clients do not read: time for what runs behind them to end."""
 
 
 class Server(uvicorn.Server):
@@ -70,7 +72,8 @@ class Server(uvicorn.Server):
         self._app.state.closing.set()
         loop = asyncio.get_running_loop()
         parting = loop.call_later(GRACE_S, self._app.state.part)
-        aborting = loop.call_later(GRACE_S + 0.9 * PARTING_S, self._table.abort_all)
+        assert self.config.timeout_graceful_shutdown is not None
+        aborting = loop.call_later(self.config.timeout_graceful_shutdown - ABORTING_S, self._table.abort_all)
         try:
             await super().shutdown(sockets)
         finally:
@@ -131,7 +134,7 @@ def uvicorn_config(
         ws_per_message_deflate=False,
         # a little more than an event may have, so that one that is too long is told so
         ws_max_size=MAX_EVENT_BYTES + 1024 * 1024,
-        timeout_graceful_shutdown=math.ceil(GRACE_S + PARTING_S),
+        timeout_graceful_shutdown=math.ceil(GRACE_S + PARTING_S + ABORTING_S),
     )
 
 

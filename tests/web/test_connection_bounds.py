@@ -33,6 +33,20 @@ SPOKEN: dict[str, object] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def attacked(loaded: Loaded) -> Iterator[Gateway]:
+    """Not the session's: what the log sums up later would come in other tests."""
+    with serving(loaded) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(attacked: Gateway) -> Gateway:
+    attacked.client.script = Script()
+    attacked.client.streams.clear()
+    return attacked
+
+
 @pytest.fixture
 def target(gateway: Gateway) -> Target:
     return Target.of(gateway.url)
@@ -155,7 +169,8 @@ def test_half_open_connections_are_freed(quick: Gateway, sent: bytes, caplog: py
     with caplog.at_level(logging.WARNING), ExitStack() as held:
         wires = [held.enter_context(wire) for wire in attacks.half_open(Target.of(quick.url), 300, sent)]
         assert {error_of(read_to_end(wire))[0] for wire in wires} == {408}
-    assert len(caplog.messages) == (1 if sent else 0), "a browser's spare connection is no abuse"
+    logged = [line for line in caplog.messages if "head did not arrive" in line]
+    assert len(logged) == (1 if sent else 0), "a browser's spare connection is no abuse"
 
 
 def test_tls_handshake_that_does_not_end_is_cut_off(loaded: Loaded, tmp_path: Path) -> None:
