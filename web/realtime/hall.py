@@ -72,7 +72,7 @@ class Hall:
         self._shared = Shared()
         self._ending: set[asyncio.Task[None]] = set()
         self.early_bytes = 0
-        """What the clients in line have sent, in bytes."""
+        """Bytes that the clients in line have sent."""
 
     @property
     def sessions(self) -> dict[str, Session]:
