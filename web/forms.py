@@ -15,7 +15,7 @@ MAX_FIELD_BYTES = 64 * 1024
 MAX_PART_HEADER_BYTES = 8 * 1024
 """Names and values of the header lines of one part."""
 MAX_TYPE_CHARS = 1024
-"""Of the Content-Type header, which holds the boundary."""
+"""Bound for the Content-Type header, which holds the boundary."""
 _PIECE_BYTES = 64 * 1024
 
 

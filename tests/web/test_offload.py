@@ -1,4 +1,4 @@
-"""Large inputs are read in one thread, while the event loop serves everybody else; small work stays proportional to its input."""
+"""Large inputs are read in one thread while the event loop serves others, with work and memory in proportion to their length."""
 
 import asyncio
 import json
@@ -108,8 +108,8 @@ def test_short_body_is_kept() -> None:
     assert kept["metadata"] == {"text": "x", "number": 10**30}
 
 
-def test_thread_is_one() -> None:
-    """Else several inputs would be expanded in memory at a time."""
+def test_inputs_are_read_one_after_another_in_one_thread() -> None:
+    """Otherwise several would be expanded in memory at a time."""
     names: list[str] = []
 
     async def read_many() -> None:

@@ -18,7 +18,7 @@ from web.unserved import Refusal, check_part
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
 MAX_PLAIN_BYTES = 256 * 1024
-"""Of an event that carries no audio. The longest are a `session.update` with many tools and an item of several long texts."""
+"""Bound for an event that carries no audio; the longest is a `session.update` with many tools."""
 MAX_EVENT_VALUES = 8192
 """JSON values in one event, which is read within ten milliseconds."""
 MAX_TEXT = 65_536

@@ -92,7 +92,7 @@ class Hall:
         """Secrets in use for which a client waits until a former connection is known to be gone."""
         self._ending: set[asyncio.Task[None]] = set()
         self.early_bytes = 0
-        """What the clients in line have sent, in bytes."""
+        """Bytes that the clients in line have sent."""
 
     @property
     def sessions(self) -> dict[str, Session]:

@@ -20,7 +20,7 @@ GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
 MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
-"""Of all clients that wait in line at this gateway."""
+"""Bound for all clients in line at this gateway together."""
 FRAME_BYTES = 128
 """Memory of a frame beside its content."""
 
