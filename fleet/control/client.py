@@ -305,12 +305,12 @@ class FleetClient:
         """
         self._take_unheard(await self.submit(spec, blob))
 
-    def _take_unheard(self, stream: ClientStream) -> None:
+    def _take_unheard(self, stream: ClientStream, patience_s: float | None = None) -> None:
         """Acknowledge the rest of an answer as it comes, so that workers wait for no listener; unless a newer one has it."""
         request = stream.request_id
         if self._streams.get(request) is not stream:
             return
-        taking = asyncio.create_task(_take_all(stream))
+        taking = asyncio.create_task(stream.discard_rest(patience_s))
         self._unheard[request] = taking
         taking.add_done_callback(lambda _: self._unheard.pop(request, None))
 
@@ -367,7 +367,7 @@ class FleetClient:
                 del self._streams[request]
 
         stream.on_close = let_go
-        stream.on_unheard = lambda: self._take_unheard(stream)
+        stream.on_unheard = lambda: self._take_unheard(stream, self.config.web.send_timeout_s)
         self._streams[request] = stream
 
     def _disown(self, request: RequestId) -> None:
@@ -487,12 +487,3 @@ class FleetClient:
 
     async def live_count(self) -> int:
         return int(await self._ask(self._redis.scard(keys.LIVE)))
-
-
-async def _take_all(stream: ClientStream) -> None:
-    """To the end, whatever that is: the log has it, and the story says how it went."""
-    try:
-        async for _ in stream:
-            continue
-    except FleetError as error:
-        log.info("request %s, which nobody listens to, ended with: %s", stream.request_id, error.message)

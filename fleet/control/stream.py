@@ -253,9 +253,24 @@ class ClientStream:
             raise RedisUnreachable(f"Redis does not answer ({error})") from error
 
     def run_on(self) -> None:
-        """Leave the rest of the answer to the gateway, which takes it until a client asks for it (`FleetClient.resume`)."""
+        """Leave the rest of the answer to the gateway, which takes it until a client asks for it (`FleetClient.resume`).
+
+        For `web.send_timeout_s` at most, or clients that read nothing could occupy workers with answers of any length.
+        """
         if not self._closed:
             self.on_unheard()
+
+    async def discard_rest(self, patience_s: float | None) -> None:
+        """Acknowledge the rest of the answer, which its log keeps. Abort what takes longer than `patience_s`; None: nothing."""
+        try:
+            try:
+                async with asyncio.timeout(patience_s):
+                    async for _ in self:
+                        continue
+            except TimeoutError:
+                await self.abort(f"its client read nothing, and did not come back for {patience_s:g} s (web.send_timeout_s)")
+        except FleetError as error:
+            log.info("request %s, which nobody listens to, ended with: %s", self.request_id, error.message)
 
     async def _close(self) -> None:
         self._closed = True

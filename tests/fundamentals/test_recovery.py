@@ -238,6 +238,22 @@ async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redi
             assert_same(await collected(taken[1], spec), expected)
 
 
+async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_come_back(redis_url: str) -> None:
+    settings = ("web.send_timeout_s=0.1", *in_step(OMNI))
+    with thread_fleet(redis_url, *settings) as fleet, redis.Redis.from_url(redis_url) as reader:
+        async with gateway(fleet) as client:
+            spec = fake_spec(fleet, num_tokens=10_000)
+            stream = await client.submit(spec, None)
+            await anext(stream)
+            stream.run_on()
+
+            async def is_free() -> bool:
+                return await client.live_count() == 0
+
+            await await_until(is_free, "the request's place to be free")
+            assert reader.hget(keys.request(spec.id), "state") == b"aborted"
+
+
 async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
     """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
     with thread_fleet(redis_url, "lease.worker_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
