@@ -17,9 +17,6 @@ from fleet.core.errors import BadInput
 from fleet.processing.audio import decode_parts
 from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, read_message, write_message
 
-NICENESS = 5
-"""Answers under way, of this gateway and of workers beside it, come first."""
-
 
 def main() -> None:
     # libraries that print must not print into the replies
@@ -29,7 +26,6 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(NICENESS)
     used_bytes = _address_space()
     while (message := read_message(jobs)) is not None:
         job = msgspec.msgpack.decode(message, type=DecodeJob)
@@ -71,7 +67,3 @@ def _address_space() -> int | None:
     """Return the size of this process's address space; None where there is no /proc, and no such limit either."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else None
-
-
-if __name__ == "__main__":
-    main()

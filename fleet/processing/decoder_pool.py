@@ -19,7 +19,9 @@ from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, rea
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "fleet.processing.decoder")
+NICENESS = 5
+"""Answers under way, of this gateway and of workers beside it, come first: before what a decoder process imports, too."""
+COMMAND = (sys.executable, "-P", "-c", f"import os; os.nice({NICENESS}); from fleet.processing.decoder import main; main()")
 MAX_PROCESSES = 2
 WALL_S_PER_CPU_S = 10
 """A busy machine may take so much longer; a process that is stopped is not waited for."""

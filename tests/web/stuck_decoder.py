@@ -21,8 +21,13 @@ class StuckDecoders:
         self.command = (sys.executable, "-c", _TAKES_ALL, mark)
 
     def pids(self) -> list[int]:
-        running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        return [child.pid for child in running if tuple(child.cmdline()) == self.command]
+        return [child.pid for child in psutil.Process().children() if self._is_one(child)]
+
+    def _is_one(self, child: psutil.Process) -> bool:
+        try:
+            return tuple(child.cmdline()) == self.command
+        except psutil.NoSuchProcess:  # it ended since, and may wait to be reaped
+            return False
 
 
 @contextmanager
