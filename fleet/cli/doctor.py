@@ -1,12 +1,69 @@
 """`fleet doctor`: what the deployment exposes, and what of it would be refused at start. Starts and opens nothing."""
 
+import stat
+from collections.abc import Callable, Iterator
+
 import typer
 
 from fleet.cli.deployment import open_deployment
 from fleet.cli.options import ConfigFile, Overrides
-from fleet.config.safety import GATEWAY_CHECKS, Check, findings
+from fleet.config import FleetConfig
+from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, findings
+from fleet.config.settings import Settings, check_redis_password, has_password
+from fleet.core.errors import ConfigError
+from fleet.core.fleet_secret import read_fleet_secret
+from fleet.core.private import OTHERS
+from fleet.transfer.reach import reach_of
 
-CHECKS: tuple[Check, ...] = GATEWAY_CHECKS
+
+def redis_access(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+    url = settings.redis_url
+    if url is None:
+        port = config.redis.port
+        also = f", and 127.0.0.1:{port} with a generated password" if port is not None else ""
+        yield Finding(subject="Redis", value=f"embedded: a Unix socket of this user{also}")
+        return
+    refusal = _refusal(lambda: check_redis_password(url))
+    permitted = "security.allow_redis_without_password" if refusal and config.security.allow_redis_without_password else ""
+    value = f"REDIS_URL, {'with' if has_password(url) else 'without'} a password"
+    yield Finding(subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL")
+
+
+def transfers(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+    interface = config.transfer.interface
+    refusal = _refusal(lambda: reach_of(interface, allow_public=False))
+    allowed = config.security.allow_public_transfer and not _refusal(lambda: reach_of(interface, allow_public=True))
+    permitted = "security.allow_public_transfer" if refusal and allowed else ""
+    value = f"workers can be read at {interface}, without authentication" if interface else "workers are read on this host only"
+    yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
+
+
+def fleet_secret(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+    file = config.security.fleet_secret
+    value = f"records of workers are signed with {file}" if file else "records of workers are not signed"
+    refusal = _refusal(lambda: read_fleet_secret(file)) if file else ""
+    yield Finding(subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret")
+
+
+def data_folder(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+    folder = config.data_dir.absolute()
+    if not folder.is_dir():
+        yield Finding(subject="data folder", value=f"{folder} will be made for this user alone")
+        return
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    who = "others can list it; what Fleet writes there is private by itself" if mode & OTHERS else "this user alone"
+    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {who}")
+
+
+def _refusal(check: Callable[[], object]) -> str:
+    try:
+        check()
+    except ConfigError as error:
+        return error.message
+    return ""
+
+
+CHECKS: tuple[Check, ...] = (*GATEWAY_CHECKS, redis_access, transfers, fleet_secret, data_folder)
 """In the order they are shown."""
 
 

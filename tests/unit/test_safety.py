@@ -108,9 +108,9 @@ def test_command_refuses_an_unsafe_gateway_before_it_starts_anything(command: st
         assert done.returncode == 1 and "FLEET_API_KEY" in line and not (tmp_path / "data").exists()
 
 
-def doctor(*words: str, key: str | None = None) -> tuple[int, dict[str, str]]:
+def doctor(*words: str, key: str | None = None, redis_url: str | None = None) -> tuple[int, dict[str, str]]:
     """The exit status, and each check's line by its subject."""
-    env = {"FLEET_API_KEY": key, "FLEET_CONFIG": None, "FLEET_PORT": None, "REDIS_URL": None}
+    env = {"FLEET_API_KEY": key, "FLEET_CONFIG": None, "FLEET_PORT": None, "REDIS_URL": redis_url}
     done = CliRunner().invoke(app, ["doctor", *words], env=env)
     lines = [line.split("  ") for line in done.output.splitlines()]
     found = {next(part for part in line[1:] if part).strip(): " ".join([line[0], line[-1].strip()]) for line in lines}
@@ -128,3 +128,23 @@ def test_doctor_says_ok_refused_or_permitted_of_each_check() -> None:
     status, lines = doctor("--set", "web.host=0.0.0.0", "--set", "web.open_metrics=true", key=STRONG)
     assert status == 0 and lines["API key"].startswith("OK ") and lines["metrics"].startswith("PERMITTED by web.open_metrics ")
     assert STRONG not in str(lines)
+
+
+def test_doctor_checks_redis_transfers_secret_and_folders(tmp_path: Path) -> None:
+    folder = ("--set", f"data_dir={tmp_path}")
+    status, lines = doctor(*folder)
+    assert status == 0 and set(lines) >= {"Redis", "transfers", "fleet secret", "data folder"}
+    assert "Unix socket" in lines["Redis"] and "this host only" in lines["transfers"] and str(tmp_path) in lines["data folder"]
+    status, lines = doctor(*folder, redis_url="redis://10.0.0.5:6379")
+    assert status == 1 and lines["Redis"].startswith("REFUSED ") and "allow_redis_without_password" in lines["Redis"]
+    permitted = ("--set", "security.allow_redis_without_password=true")
+    status, lines = doctor(*folder, *permitted, redis_url="redis://10.0.0.5:6379")
+    assert status == 0 and lines["Redis"].startswith("PERMITTED by security.allow_redis_without_password ")
+    status, lines = doctor(*folder, redis_url="redis://:hunter2-hunter2@10.0.0.5:6379")
+    assert status == 0 and lines["Redis"].startswith("OK ") and "hunter2" not in str(lines)
+    status, lines = doctor(*folder, "--set", "transfer.interface=nowhere7")
+    assert status == 1 and "nowhere7" in lines["transfers"]
+    (tmp_path / "secret").write_text("short")
+    (tmp_path / "secret").chmod(0o600)
+    status, lines = doctor(*folder, "--set", f"security.fleet_secret={tmp_path}/secret")
+    assert status == 1 and lines["fleet secret"].startswith("REFUSED security.fleet_secret: ")
