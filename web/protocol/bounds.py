@@ -17,6 +17,8 @@ CHUNK_FRAMING_BYTES = 16
 """A chunk's size and its two line ends."""
 MAX_DISCARDED_BYTES = 256 * 1024
 """The rest of a body that is read and dropped after its answer, to keep the connection. Source: Go's net/http."""
+MAX_LINGER_BYTES = 32 * 1024 * 1024
+"""The rest of a body that is read and dropped before its connection is closed, so that the client gets to read the refusal."""
 MIN_BYTES_PER_S = 500
 """A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
 LINGER_S = 2.0

@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from web.connection import set_stalled
 from web.middleware import known_request_id
 from web.protocol import refusal
-from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_PIPELINED
+from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_LINGER_BYTES, MAX_PIPELINED
 from web.protocol.config import BoundedConfig
 from web.protocol.connection import Connection, SendProgress
 from web.protocol.handshake import begin_tls
@@ -167,9 +167,10 @@ class BoundedHttp(HttpToolsProtocol):
                 self._linger()
 
     def _discard(self, num_bytes: int) -> None:
-        """Drop what comes after a refusal; while another answer is on its way to the client, only so much of it."""
+        """Drop what comes after a refusal, up to a bound: a whole body, but little more of a head, or beside another answer."""
         self._num_discarded += num_bytes
-        if self._num_discarded > MAX_DISCARDED_BYTES and self._ends_at is None:
+        bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_LINGER_BYTES
+        if self._num_discarded > bound:
             self._slot.raw.abort()
 
     def _stop(self, found: Refusal) -> None:

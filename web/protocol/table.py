@@ -1,11 +1,15 @@
 """The connections of a gateway: how many there may be, which one is closed to make room, and a look at each once in a while."""
 
 import asyncio
+import math
 from collections import OrderedDict
 
 from web.protocol.abuse import AbuseLog
 from web.protocol.bounds import Bounds
 from web.protocol.connection import Connection
+
+SLICES, MIN_SLICE_S = 20, 0.005
+"""A sweep takes so many steps of the event loop, with a pause before each."""
 
 
 class ConnectionTable:
@@ -19,6 +23,9 @@ class ConnectionTable:
         self._idle: OrderedDict[Connection, None] = OrderedDict()
         self._idle_of: dict[str, OrderedDict[Connection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._unchecked: list[Connection] = []
+        """What the sweep under way has still to look at."""
+        self._slice = 1
 
     def __len__(self) -> int:
         return len(self._open)
@@ -64,7 +71,7 @@ class ConnectionTable:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at every connection each `Bounds.sweep_s` from now on."""
-        self._timer = loop.call_later(self.bounds.sweep_s, self._sweep, loop)
+        self._timer = loop.call_later(max(self.bounds.sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -77,11 +84,17 @@ class ConnectionTable:
             connection.raw.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at some of the connections: a thousand whose time is over together must not be closed in one step of the loop."""
         self.start(loop)
         now = loop.time()
-        for connection in list(self._open):
-            connection.handler.check(now)
-        self.abuse.sweep(now)
+        if not self._unchecked:
+            self._unchecked = list(self._open)
+            self._slice = math.ceil(len(self._unchecked) / SLICES)
+            self.abuse.sweep(now)
+        part, self._unchecked = self._unchecked[: self._slice], self._unchecked[self._slice :]
+        for connection in part:
+            if connection in self._open:
+                connection.handler.check(now)
 
     def _close_longest_idle(self, idle: OrderedDict[Connection, None] | None, setting: str) -> bool:
         if not idle:
