@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.config import FleetConfig, load_config
-from fleet.config.settings import Settings, check_redis_password, read_settings
+from fleet.config.settings import Settings, check_redis_password, check_redis_placeholder, read_settings
 from fleet.control.embedded import embedded_url
-from fleet.core.private import close_to_others, make_private_folder
+from fleet.core.errors import ConfigError
+from fleet.core.private import close_to_others, make_private_folder, others_may_replace
 from fleet.graphs import DEFAULT_GRAPH
 
 _OWN = re.compile(r"redis|jobs|checkpoints|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log")
-"""Entries of a data folder that Fleet has made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
 def open_serving(config_file: Path | None, overrides: list[str] | None) -> Deployment:
     """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis, naming what permits it."""
     deployment = open_deployment(config_file, overrides)
+    check_redis_placeholder(deployment.settings.redis_url)
     if not deployment.config.security.allow_redis_without_password:
         check_redis_password(deployment.settings.redis_url)
     return deployment
@@ -61,8 +62,26 @@ def secure_data_dir(config: FleetConfig) -> Path:
     """
     folder = config.data_dir.absolute()
     make_private_folder(folder)
-    close_to_others(folder, is_own=lambda name: _OWN.fullmatch(name) is not None)
+    close_to_others(folder, is_own=is_made_by_fleet)
     return folder
+
+
+def is_made_by_fleet(name: str) -> bool:
+    """Return True for the name of an entry of a data folder that Fleet has made."""
+    return _OWN.fullmatch(name) is not None
+
+
+def check_data_dir(folder: Path) -> None:
+    """Check the data folder of an embedded Redis: who can replace what lies there puts another server in its place.
+
+    Raises: ConfigError if other users can.
+    """
+    if others_may_replace(folder, is_own=is_made_by_fleet):
+        raise ConfigError(
+            f"data_dir: other users may replace what lies in {folder}; choose a folder of this user with --set data_dir=DIR, or "
+            f"`chmod go-w {folder}`",
+            param="data_dir",
+        )
 
 
 def _default_file(overrides: tuple[str, ...]) -> Path | None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import typer
 
-from fleet.cli.deployment import open_deployment
+from fleet.cli.deployment import check_data_dir, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
 from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, findings
-from fleet.config.settings import Settings, check_redis_password, has_password
+from fleet.config.settings import Settings, check_redis_password, check_redis_placeholder, has_password
 from fleet.core.errors import ConfigError
 from fleet.core.fleet_secret import read_fleet_secret
 from fleet.core.private import OTHERS
@@ -18,6 +18,9 @@ from fleet.transfer.reach import reach_of
 
 def redis_access(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
     url = settings.redis_url
+    if placeholder := _refusal(lambda: check_redis_placeholder(url)):
+        yield Finding(subject="Redis", value="", refusal=placeholder, param="REDIS_URL")
+        return
     if url is None:
         port = config.redis.port
         also = f", and 127.0.0.1:{port} with a generated password" if port is not None else ""
@@ -30,6 +33,9 @@ def redis_access(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
 
 
 def transfers(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+    if config.transfer.kind == "redis":
+        yield Finding(subject="transfers", value="tensors go through Redis")
+        return
     interface = config.transfer.interface
     refusal = _refusal(lambda: reach_of(interface, allow_public=False))
     allowed = config.security.allow_public_transfer and not _refusal(lambda: reach_of(interface, allow_public=True))
@@ -45,14 +51,15 @@ def fleet_secret(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
     yield Finding(subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret")
 
 
-def data_folder(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+def data_folder(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
     folder = config.data_dir.absolute()
     if not folder.is_dir():
         yield Finding(subject="data folder", value=f"{folder} will be made for this user alone")
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
     who = "others can list it; what Fleet writes there is private by itself" if mode & OTHERS else "this user alone"
-    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {who}")
+    refusal = _refusal(lambda: check_data_dir(folder)) if settings.redis_url is None else ""
+    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {who}", refusal=refusal, param="data_dir")
 
 
 def _refusal(check: Callable[[], object]) -> str:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 API_KEY, REDIS_URL = "FLEET_API_KEY", "REDIS_URL"
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-"""Needed to download a checkpoint, which `fleet up` does itself before it starts the others."""
+PROXIES = frozenset(name for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (proxy, proxy.lower()))
+"""Both are needed to download a checkpoint, which `fleet up` does itself before it starts the others."""
 USES = {
     "redis": frozenset({REDIS_URL}),
     "conductor": frozenset({REDIS_URL}),
@@ -21,10 +22,10 @@ USES = {
 }
 """Command -> the secrets it uses. Jobs call the gateway."""
 _SECRET_NAME = re.compile(
-    r".*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS|API_?KEY|(ACCESS|SECRET|PRIVATE|ENCRYPTION|SIGNING|AUTH)_?KEY)",
+    r".*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS|API_?KEY|(ACCESS|SECRET|PRIVATE|ENCRYPTION|SIGNING|AUTH)_?KEY"
+    r"|._PWD|_PAT|CLI_AUTH|OPENAI_KEY)",
     re.IGNORECASE,
 )
-_ADDRESS_NAME = re.compile(r".*_(URL|URI|DSN)", re.IGNORECASE)
 _PASSWORD_IN_ADDRESS = re.compile(r"[^/]*://[^/@]*:[^/@]+@.*", re.DOTALL)
 
 
@@ -32,7 +33,7 @@ def is_secret(name: str, value: str) -> bool:
     """Return True for a variable that is called a secret, and for an address with a password."""
     if name == REDIS_URL or _SECRET_NAME.fullmatch(name):
         return True
-    return bool(_ADDRESS_NAME.fullmatch(name) and _PASSWORD_IN_ADDRESS.fullmatch(value))
+    return _PASSWORD_IN_ADDRESS.fullmatch(value) is not None
 
 
 def without_secrets(env: Mapping[str, str], used: frozenset[str]) -> dict[str, str]:
@@ -48,6 +49,6 @@ def start_again_without_secrets(arguments: list[str]) -> None:
     command = arguments[0] if arguments else ""
     if command not in ("redis", "conductor", "worker"):
         return
-    env = without_secrets(os.environ, USES[command] | (HUB_TOKENS if command == "worker" else frozenset()))
+    env = without_secrets(os.environ, USES[command] | (HUB_TOKENS | PROXIES if command == "worker" else frozenset()))
     if len(env) < len(os.environ) and sys.executable:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, open_deployment, open_serving, secure_data_dir
+from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, open_serving, secure_data_dir
 from fleet.cli.keep import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.config.safety import refuse_unsafe
@@ -44,7 +44,7 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
             "redis.port: only `fleet up` chooses a free port; give one, or null for the Unix socket alone", param="redis.port"
         )
     if options.data_dir is None:
-        secure_data_dir(deployment.config)
+        check_data_dir(secure_data_dir(deployment.config))
     data_dir = deployment.config.redis_data_dir
     print(f"redis: {deployment.redis_url}, data in {data_dir}", flush=True)
     exec_server(ServerOptions(data_dir=data_dir, port=options.port))

@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, open_serving, secure_data_dir
+from fleet.cli.deployment import Deployment, check_data_dir, open_serving, secure_data_dir
 from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
@@ -73,7 +73,7 @@ def _check_redis(deployment: Deployment) -> None:
 
     if deployment.embedded_redis:
         find_server()
-        secure_data_dir(deployment.config)
+        check_data_dir(secure_data_dir(deployment.config))
         # A folder that another fleet serves is refused here, before that fleet's resolved configuration would be overwritten.
         os.close(lock_data_dir(deployment.config.redis_data_dir))
         if deployment.config.redis.port is not None:

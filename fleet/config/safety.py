@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from fleet.config.schema import FleetConfig, WebConfig
-from fleet.config.settings import Settings
+from fleet.config.settings import Settings, is_example, plain
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import ConfigError
 
 KEY = "FLEET_API_KEY"
 MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
+SHORT_LIVED = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
 """Of 16 random hexadecimal digits fewer are different once in two million times."""
-OF_EXAMPLES = ("changeme", "replaceme")
-"""Parts of the keys in the examples of `deploy/`, as `_core_of` returns them."""
 PLACEHOLDERS = (
     "admin", "apikey", "default", "example", "fleet", "fleetapikey", "key", "none", "null", "password", "secret", "test", "todo",
     "token", "yourapikey", "yourkey",
@@ -75,29 +74,27 @@ def gateway_asks_for_a_key(config: FleetConfig, settings: Settings) -> Iterator[
     permitted = "security.allow_no_key" if config.security.allow_no_key else ""
     permit = "or permit it: --set security.allow_no_key=true"
     refusal = ""
-    if key is not None and _is_placeholder(key, everywhere=is_loopback(host)):
+    is_local = is_loopback(host) and not config.web.allowed_hosts  # which name a proxy, and so clients beyond this machine
+    if key is not None and _is_placeholder(key, everywhere=is_local):
         refusal, permitted = f"{KEY}: a placeholder is no key; {MAKE_KEY}", ""
-    elif is_loopback(host):
+    elif key is not None and key.startswith(SHORT_LIVED):
+        refusal, permitted = f"{KEY}: keys that begin with {SHORT_LIVED} are short-lived client secrets; {MAKE_KEY}", ""
+    elif is_local or (key is None and is_loopback(host)):
         permitted = ""
     elif key is None:
         refusal = f"web.host: {host} is not loopback and {KEY} is not set, so others could use this gateway; {MAKE_KEY}, {permit}"
     elif len(key.strip()) < MIN_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS:
         weak = f"shorter than {MIN_KEY_CHARS} characters, or of a few that repeat, and can be guessed"
-        refusal = f"{KEY}: the key is {weak} (web.host is {host}); {MAKE_KEY}, {permit}"
+        reach = f"web.host is {host}" if not is_loopback(host) else "web.allowed_hosts names a proxy"
+        refusal = f"{KEY}: the key is {weak} ({reach}); {MAKE_KEY}, {permit}"
     value = f"{KEY} is {'not set' if key is None else 'weak' if refusal else 'set'}"
     yield Finding(subject="API key", value=value, refusal=refusal, permitted_by=permitted if refusal else "", param=KEY)
 
 
 def _is_placeholder(key: str, *, everywhere: bool) -> bool:
     """Return True for a key that stands where one is to be put; `everywhere`: for one that is never meant, on loopback either."""
-    core = _core_of(key)
-    of_examples = len(set(core)) < 2 or any(part in core for part in OF_EXAMPLES)
-    return of_examples or (not everywhere and core in PLACEHOLDERS)
-
-
-def _core_of(key: str) -> str:
-    """Return a key without case, and without what people put around and between words: `<Change-Me>` is `changeme`."""
-    return "".join(char for char in key.casefold() if char.isalnum())
+    core = plain(key)
+    return len(set(core)) < 2 or is_example(key) or (not everywhere and core in PLACEHOLDERS)
 
 
 def any_origin_needs_a_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:

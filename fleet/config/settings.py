@@ -5,11 +5,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from fleet.config.values import MAX_PORT
 from fleet.core.errors import ConfigError
 
+_OF_EXAMPLES = ("changeme", "replaceme")
+"""Parts of the secrets in the examples of `deploy/`, as `plain` returns them."""
 _SERVER_SCHEMES = ("redis", "rediss")
 _PORT = re.compile(r"[0-9]{1,5}")
 _DATABASE = re.compile(r"/?[0-9]*")
@@ -36,9 +38,14 @@ def read_settings(env: dict[str, str] | None = None) -> Settings:
     return Settings(
         redis_url=_redis_url(env.get("REDIS_URL")),
         config_path=Path(config) if config else None,
-        api_key=env.get("FLEET_API_KEY") or None,
+        api_key=_api_key(env.get("FLEET_API_KEY")),
         port=int(port) if port else None,
     )
+
+
+def _api_key(given: str | None) -> str | None:
+    """The key without the line end that files and `echo` add: clients send it without one. A blank one stays, to be refused."""
+    return (given.strip() or given) if given else None
 
 
 def _redis_url(url: str | None) -> str | None:
@@ -57,13 +64,43 @@ def has_password(url: str) -> bool:
     return bool(parts.password or parse_qs(parts.query).get("password"))
 
 
+def network_host(url: str | None) -> str | None:
+    """Return the host of a Redis that is on a network; None for one of this machine, and for the embedded one."""
+    host = urlsplit(url).hostname if url else None
+    return None if host is None or _is_local(host) else host
+
+
+def check_redis_placeholder(url: str | None) -> None:
+    """Refuse a Redis on a network whose password is that of an example in `deploy/`. Raises: ConfigError; nothing permits it."""
+    if url is None or network_host(url) is None:
+        return
+    parts = urlsplit(url)
+    given = unquote(parts.password or parse_qs(parts.query).get("password", [""])[0])
+    if is_example(given):
+        raise ConfigError(
+            "REDIS_URL: a placeholder is no password; set another one in Redis and here, such as `openssl rand -hex 32` prints",
+            param="REDIS_URL",
+        )
+
+
+def is_example(secret: str) -> bool:
+    """Return True for a secret that stands in the examples of `deploy/`, however it is spelt."""
+    core = plain(secret)
+    return any(part in core for part in _OF_EXAMPLES)
+
+
+def plain(secret: str) -> str:
+    """Return a secret without case, and without what people put around and between words: `<Change-Me>` is `changeme`."""
+    return "".join(char for char in secret.casefold() if char.isalnum())
+
+
 def check_redis_password(url: str | None) -> None:
     """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix socket is on none.
 
     Raises: ConfigError naming the setting that permits it.
     """
-    host = urlsplit(url).hostname if url else None
-    if url is None or host is None or has_password(url) or _is_local(host):
+    host = network_host(url)
+    if url is None or host is None or has_password(url):
         return
     raise ConfigError(
         f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; any client that reaches it controls "

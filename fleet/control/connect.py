@@ -44,6 +44,9 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
             said = _say_once(said, f"waiting for redis at {_safe(url)} to load its data")
         except (AuthenticationError, NoPermissionError) as error:
             raise ConfigError(_refused(url, error), param="REDIS_URL") from error
+        except (TypeError, ValueError) as error:
+            wrong = f"REDIS_URL: its options cannot be read ({error}); correct what follows the `?`"
+            raise ConfigError(wrong, param="REDIS_URL") from error
         except RedisError as error:
             if time.monotonic() > deadline:
                 raise RedisUnreachable(f"no Redis answers at {_safe(url)} ({error}); {_how_to_find(url)}") from error

@@ -29,9 +29,18 @@ _OWN = re.compile(rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly
 def embedded_url(data_dir: Path) -> str:
     """Return the address of the server of this data folder; it holds no password. Raises: ConfigError of `short_path`."""
     folder = data_dir.absolute()
-    if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES or not _is_text(folder):
         folder = short_path(folder)
     return f"unix://{quote(str(folder / SOCKET))}"
+
+
+def _is_text(folder: Path) -> bool:
+    """Return False for a path that no address can hold, since its bytes are no UTF-8."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def short_path(folder: Path) -> Path:
@@ -46,8 +55,8 @@ def short_path(folder: Path) -> Path:
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS:
         raise ConfigError(
-            f"redis.data_dir: the path of {folder} is too long for a Unix socket, and {home}, where a short one is kept, is not "
-            "a folder of this user alone; remove it, or choose a shorter path with --set redis.data_dir=DIR",
+            f"redis.data_dir: the path of {folder} does not fit the address of a Unix socket, and {home}, where another one is "
+            "kept, is not a folder of this user alone; remove it, or choose a shorter path with --set redis.data_dir=DIR",
             param="redis.data_dir",
         )
     with suppress(FileExistsError):

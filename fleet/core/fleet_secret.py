@@ -64,17 +64,21 @@ def read_fleet_secret(path: Path) -> FleetSecret:
             is_of = os.fstat(file.fileno())
             if not stat.S_ISREG(is_of.st_mode):
                 raise ConfigError(f"{SETTING}: {path} is not a file; name one that holds the secret", param=SETTING)
-            if is_of.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            # A secret that Kubernetes or an administrator gives is root's, and its group may read it.
+            closed = stat.S_IRWXO | (stat.S_IRWXG if is_of.st_uid else stat.S_IWGRP | stat.S_IXGRP)
+            if is_of.st_mode & closed:
                 raise ConfigError(
                     f"{SETTING}: {path} is open to other users (mode {stat.S_IMODE(is_of.st_mode):04o}); run: chmod 600 {path}",
                     param=SETTING,
                 )
-            secret = file.read(MAX_SECRET_BYTES).strip()
+            secret = file.read(MAX_SECRET_BYTES)
     except OSError as error:
         raise ConfigError(f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING) from error
-    if len(secret) < MIN_SECRET_BYTES:
+    # Editors end a file with a line end, and random bytes may do so too: those count, but nothing else that is blank.
+    stripped = secret.strip()
+    if len(secret) < MIN_SECRET_BYTES or len(stripped) < MIN_SECRET_BYTES // 2:
         raise ConfigError(
-            f"{SETTING}: {path} holds {len(secret)} bytes, and at least {MIN_SECRET_BYTES} are needed; "
+            f"{SETTING}: {path} holds {len(stripped)} bytes, and at least {MIN_SECRET_BYTES} are needed; "
             f"run: openssl rand -hex 32 > {path}", param=SETTING,
         )  # fmt: skip
-    return FleetSecret(secret)
+    return FleetSecret(stripped)

@@ -14,6 +14,21 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
+def others_may_replace(folder: Path, is_own: Callable[[str], bool]) -> bool:
+    """Return True if another user can write into the folder, or owns it, once `close_to_others` was called.
+
+    A sticky bit leaves each file to its owner. Root may use the folder of any user, as in containers.
+    """
+    found = folder.stat()
+    if os.geteuid() not in (0, found.st_uid):
+        return found.st_uid != 0 or _others_write(found.st_mode)
+    return _others_write(found.st_mode) and not all(is_own(name) for name in os.listdir(folder))
+
+
+def _others_write(mode: int) -> bool:
+    return bool(mode & OTHERS_WRITE) and not mode & stat.S_ISVTX
+
+
 def write_private(path: Path, content: str) -> None:
     """Replace the file by one that only this user can read; no reader sees half of it. Raises: OSError."""
     spare = path.with_name(f"{path.name}.{os.getpid()}")

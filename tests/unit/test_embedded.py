@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from redis.connection import parse_url
 
+from fleet.cli.deployment import check_data_dir
 from fleet.cli.deployment import secure_data_dir as secure_deployment
 from fleet.cli.environment import USES, without_secrets
 from fleet.config import load_config
@@ -39,6 +40,13 @@ def test_path_that_fits_is_not_shortened(short_paths: Path) -> None:
     assert parse_url(embedded_url(fits))["path"] == f"{fits}/redis.sock" and not short_paths.exists()
     too_long = parse_url(embedded_url(Path(f"{fits}d")))["path"]
     assert Path(too_long).parent.parent == short_paths and os.readlink(Path(too_long).parent) == f"{fits}d"
+
+
+def test_path_that_is_no_text_is_reached_by_another_one(short_paths: Path, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    path = parse_url(embedded_url(folder))["path"]
+    assert Path(path).parent.parent == short_paths and Path(path).parent.resolve() == folder.resolve()
 
 
 def test_short_path_is_the_same_each_time_and_another_for_another_folder(short_paths: Path, tmp_path: Path) -> None:
@@ -139,14 +147,27 @@ def test_data_folder_is_closed_where_all_in_it_is_fleets_own(tmp_path: Path, con
 def test_each_command_keeps_the_secrets_it_uses_and_all_that_is_none() -> None:
     plain = {
         "PATH": "/bin", "HF_HOME": "/h", "HF_TOKEN_PATH": "/h/token", "TOKENIZERS_PARALLELISM": "false", "UCX_IB_PKEY": "1",
-        "CUDA_VISIBLE_DEVICES": "0", "HTTPS_PROXY": "http://u:p@proxy:3128", "DATABASE_URL": "postgres://db/x", "GPG_KEY": "A035",
-        "FLEET_CONFIG": "/c", "KEY_REPEAT": "1",
+        "CUDA_VISIBLE_DEVICES": "0", "HTTPS_PROXY": "http://proxy:3128", "PWD": "/here", "DATABASE_URL": "postgres://db/x",
+        "GPG_KEY": "A035", "FLEET_CONFIG": "/c", "KEY_REPEAT": "1",
     }  # fmt: skip
     secrets = {
         "HF_TOKEN": "x", "OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "PGPASSWORD": "x", "github_token": "x",
         "APIKEY": "x", "GOOGLE_APPLICATION_CREDENTIALS": "x", "BROKER_URL": "amqp://u:p@q/", "SENTRY_DSN": "https://u:p@s/1",
+        "http_proxy": "http://u:p@proxy:3128", "MYSQL_PWD": "x", "GITHUB_PAT": "x", "REDISCLI_AUTH": "x",
     }  # fmt: skip
     of_fleet = {"FLEET_API_KEY": "k", "REDIS_URL": "redis://:p@h"}
     for used in USES.values():
         assert without_secrets(plain | secrets | of_fleet, used) == plain | {name: of_fleet[name] for name in used}
     assert all(("FLEET_API_KEY" in used) == (command in ("web", "jobs")) for command, used in USES.items())
+
+
+def test_data_folder_of_an_embedded_server_is_refused_where_others_may_replace_what_lies_in_it(tmp_path: Path) -> None:
+    check_data_dir(tmp_path)
+    tmp_path.chmod(0o777)
+    (tmp_path / "resolved.yaml").touch()
+    check_data_dir(tmp_path)  # it is closed when it is served
+    (tmp_path / "of-others").touch()
+    with pytest.raises(ConfigError, match="data_dir: other users may replace what lies in"):
+        check_data_dir(tmp_path)
+    tmp_path.chmod(0o1777)
+    check_data_dir(tmp_path)

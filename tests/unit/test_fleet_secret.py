@@ -1,5 +1,6 @@
 """The fleet's secret: which files hold one, and which records its MAC accepts."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,31 @@ def test_secret_file_is_read_without_blanks_around_it(tmp_path: Path) -> None:
     assert read_fleet_secret(written(tmp_path / "two", mode=0o400)).verifies(WORKER, record)
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o620, 0o602, 0o644])
+@pytest.mark.parametrize("mode", [0o604, 0o660, 0o620, 0o602, 0o644])
 def test_secret_file_that_others_can_open_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     path = written(tmp_path / "secret", mode=mode)
     with pytest.raises(ConfigError, match=rf"security\.fleet_secret: .* {mode:04o}\); run: chmod 600 {path}"):
         read_fleet_secret(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b" " * 64, TEXT[:31] + b"\n"])
+def test_secret_file_of_a_group_is_refused_unless_it_is_given_by_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fstat = written(tmp_path / "secret", mode=0o440), os.fstat
+
+    def owned_by(uid: int) -> None:
+        monkeypatch.setattr(os, "fstat", lambda file: os.stat_result([*fstat(file)[:4], uid, *fstat(file)[5:10]]))
+
+    owned_by(1000)
+    with pytest.raises(ConfigError, match="is open to other users"):
+        read_fleet_secret(path)
+    owned_by(0)  # as Kubernetes gives it to a pod with an fsGroup
+    read_fleet_secret(path)
+
+
+def test_secret_of_random_bytes_may_end_with_a_blank(tmp_path: Path) -> None:
+    read_fleet_secret(written(tmp_path / "secret", b"\n" + bytes(range(100, 130)) + b" "))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b" " * 64, TEXT[:30] + b"\n"])
 def test_short_secret_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ConfigError, match=rf"security\.fleet_secret: .* holds {len(content.strip())} bytes, and at least 32 "):
         read_fleet_secret(written(tmp_path / "secret", content))

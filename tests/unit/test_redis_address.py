@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from fleet.cli.deployment import open_deployment, open_serving
 from fleet.cli.main import app
 from fleet.config.settings import check_redis_password
+from fleet.control.connect import connect
 from fleet.core.errors import ConfigError
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 
@@ -51,3 +52,17 @@ def test_address_on_a_network_needs_a_password_unless_permitted(url: str, monkey
 @pytest.mark.parametrize("url", [*GUARDED, None])
 def test_address_with_a_password_or_on_this_machine_is_accepted(url: str | None) -> None:
     check_redis_password(url)
+
+
+@pytest.mark.parametrize("url", ["redis://:change-me@10.0.0.9", "rediss://fleet:Change%2DMe@redis:6379", "redis://redis?password=changeme"])
+def test_password_of_the_examples_is_refused_and_nothing_permits_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", url)
+    with pytest.raises(ConfigError, match="REDIS_URL: a placeholder is no password"):
+        open_serving(None, [PERMIT])
+    assert open_deployment(None, None).redis_url == url, "a command that only looks"
+
+
+@pytest.mark.parametrize("options", ["socket_timeout=abc", "nonsense=1"])
+def test_options_that_cannot_be_read_are_refused_in_one_line(options: str) -> None:
+    with pytest.raises(ConfigError, match=r"REDIS_URL: its options cannot be read \(.*\); correct what follows"):
+        connect(f"redis://127.0.0.1:1?{options}", patience_s=0)

@@ -66,6 +66,24 @@ def test_short_key_is_permitted_where_none_is_needed() -> None:
     refuse_unsafe(config("0.0.0.0", allow_no_key=True), settings("hunter2"))
 
 
+def test_short_key_is_refused_behind_a_proxy_that_is_named() -> None:
+    behind = config("127.0.0.1", allowed_hosts=["fleet.example.com"])
+    with pytest.raises(ConfigError, match=r"web\.allowed_hosts names a proxy"):
+        refuse_unsafe(behind, settings("0473"))
+    refuse_unsafe(behind, settings(None))  # it answers to these names without a key, as before
+    refuse_unsafe(behind, settings(STRONG))
+
+
+def test_key_that_looks_like_a_client_secret_is_refused() -> None:
+    with pytest.raises(ConfigError, match="FLEET_API_KEY: keys that begin with ek_"):
+        refuse_unsafe(config("127.0.0.1"), settings("ek_" + STRONG))
+
+
+def test_key_is_read_without_the_line_end_of_its_file() -> None:
+    assert read_settings({"FLEET_API_KEY": STRONG + "\n"}).api_key == STRONG
+    assert (read_settings({"FLEET_API_KEY": " \n"}).api_key or "").isspace(), "a blank key is not taken for none"
+
+
 @pytest.mark.parametrize("key", ["change-me", "changeme", "...", "  "])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_placeholder_of_the_examples_is_refused_everywhere(host: str, key: str) -> None:
@@ -148,3 +166,11 @@ def test_doctor_checks_redis_transfers_secret_and_folders(tmp_path: Path) -> Non
     (tmp_path / "secret").chmod(0o600)
     status, lines = doctor(*folder, "--set", f"security.fleet_secret={tmp_path}/secret")
     assert status == 1 and lines["fleet secret"].startswith("REFUSED security.fleet_secret: ")
+    status, lines = doctor(*folder, "--set", "transfer.kind=redis", "--set", "transfer.interface=nowhere7")
+    assert status == 0 and "Redis" in lines["transfers"]
+    status, lines = doctor(*folder, redis_url="rediss://fleet:change-me@10.0.0.5:6379")
+    assert status == 1 and lines["Redis"].startswith("REFUSED ") and "placeholder" in lines["Redis"]
+    (tmp_path / "of-others").touch()
+    tmp_path.chmod(0o777)
+    status, lines = doctor(*folder)
+    assert status == 1 and lines["data folder"].startswith("REFUSED ") and "chmod go-w" in lines["data folder"]
