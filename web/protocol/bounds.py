@@ -16,9 +16,11 @@ MAX_FRAMING_BYTES = 16 * 1024
 CHUNK_FRAMING_BYTES = 16
 """A chunk's size and its two line ends."""
 MAX_DISCARDED_BYTES = 256 * 1024
-"""The rest of a body that is read and dropped after its answer, to keep the connection. Source: Go's net/http."""
-MAX_LINGER_BYTES = 32 * 1024 * 1024
-"""The rest of a body that is read and dropped before its connection is closed, so that the client gets to read the refusal."""
+"""What is read and dropped of a head that was refused, and beside another answer."""
+MAX_DROPPED_BODY_BYTES = 32 * 1024 * 1024
+"""The rest of a body that is read and dropped after its answer: many clients read an answer only once they have sent everything.
+One that could send all of it takes the connection for usable again, so it is kept up to here, and broken off beyond.
+"""
 MIN_BYTES_PER_S = 500
 """A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
 LINGER_S = 2.0

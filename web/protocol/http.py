@@ -23,7 +23,7 @@ from uvicorn.server import ServerState
 from web.connection import set_stalled
 from web.middleware import known_request_id
 from web.protocol import refusal
-from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_LINGER_BYTES, MAX_PIPELINED
+from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_DROPPED_BODY_BYTES, MAX_PIPELINED
 from web.protocol.config import BoundedConfig
 from web.protocol.connection import Connection, SendProgress
 from web.protocol.handshake import begin_tls
@@ -163,13 +163,13 @@ class BoundedHttp(HttpToolsProtocol):
             found = self._size.end_read(in_head=self._in_head)
             if found is not None:
                 self._refuse(found)
-            elif self._size.num_discarded > MAX_DISCARDED_BYTES:
-                self._linger()
+            elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES:
+                self._slot.raw.abort()
 
     def _discard(self, num_bytes: int) -> None:
         """Drop what comes after a refusal, up to a bound: a whole body, but little more of a head, or beside another answer."""
         self._num_discarded += num_bytes
-        bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_LINGER_BYTES
+        bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_DROPPED_BODY_BYTES
         if self._num_discarded > bound:
             self._slot.raw.abort()
 
