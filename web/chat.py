@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError
 from fleet.core.request import RequestSpec
 from web.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
+from web.body_memory import held_bodies
 from web.connection import is_stalled, read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
@@ -79,22 +80,25 @@ class ChatEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
-        body = await parse_body(parse_chat, raw)
+        body = await parse_body(parse_chat, await read_body(request, self._gateway.config.limits.max_body_bytes))
         _check_format(body)
-        await until_disconnect(receive, self._answer(body, scope, receive, send))
+        answering = self._answer(body, scope, receive, send)
+        del body  # it may be large, and is not needed for as long as the answer takes
+        await until_disconnect(receive, answering)
 
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
         opened = await self._gateway.open(body, request_id_of(scope))
         async with opened.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = Reply.of(answer.spec, self._gateway.model)
-            headers = opened.headers(_ignored(body, opened))
-            if body.stream:
-                with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
+            headers, kind, is_streamed = opened.headers(_ignored(body, opened)), _format(body, "wav"), body.stream
+            with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
+            del body
+            held_bodies(scope).free()
+            if is_streamed:
                 await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position(), with_ids=with_ids))
             else:
-                response = await self._whole(reply, answer, _format(body, "wav"), headers)
+                response = await self._whole(reply, answer, kind, headers)
                 await response(scope, receive, send)
 
     async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:

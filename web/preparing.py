@@ -45,7 +45,7 @@ class AudioPreparation:
         rate_hz = self._frontend.audio_rate_hz
         if needs_decoder(parts):
             return await self._pool.decode(DecodeJob.of(parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
-        return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s)
+        return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True)
 
     def close(self) -> None:
         """End the decoder processes."""

@@ -131,11 +131,15 @@ class TranscriptionEndpoint:
             self._gateway.check_model(asked.model or self._gateway.model)
             file = await _file_of(form)
             held_bodies(scope).take(len(file))  # a copy of what `raw` holds
-        await until_disconnect(receive, self._answer(asked, file, scope, receive, send))
+        answering = self._answer(asked, file, scope, receive, send)
+        del raw, file  # they may be large, and are not needed for as long as the answer takes
+        await until_disconnect(receive, answering)
 
     async def _answer(self, asked: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         opened = await open_transcription(self._gateway, file, request_id_of(scope), temperature=asked.temperature)
         headers = opened.headers(asked.ignored())
+        del file
+        held_bodies(scope).free()
         async with opened.answer as answer:
             if asked.stream:
                 await send_stream(send, headers, _events(answer))

@@ -54,7 +54,9 @@ _PLAIN_WAV_BASE64 = 64
 _MAX_MEDIA_TYPE = 128
 
 
-def decode_parts(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> list[Samples]:
+def decode_parts(
+    parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float, plain_only: bool = False
+) -> list[Samples]:
     """Decode the audio files of one request, each given after the name of its field; see `decode_clip`.
 
     Units: `max_audio_s` seconds over all of them. Raises: BadInput, InputTooLarge naming the field.
@@ -66,7 +68,7 @@ def decode_parts(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_
     clips: list[Samples] = []
     for where, data in parts:
         try:
-            clip = decode_clip(data, rate_hz=rate_hz, max_s=left_s, where=where)
+            clip = decode_clip(data, rate_hz=rate_hz, max_s=left_s, where=where, plain_only=plain_only)
         except InputTooLarge as error:
             message = f"{where}: the request's audio is longer than {max_audio_s:g} s (limits.max_audio_s)"
             raise InputTooLarge(message, param=where) from error
@@ -75,10 +77,11 @@ def decode_parts(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_
     return clips
 
 
-def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) -> Samples:
+def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
     """Decode an audio file to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
     the file's base64, or a `data:` URL of it.
 
+    `plain_only`: no codec's library is called; what is no WAV file of PCM16 (`needs_decoder`) is refused.
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
@@ -87,7 +90,7 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str) ->
         raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
     clip: _Clip | None = None
     try:
-        for source_hz, mono in _blocks(without_tags(raw), max_s, where):
+        for source_hz, mono in _blocks(without_tags(raw), max_s, where, plain_only):
             clip = clip or _Clip(source_hz, rate_hz, where)
             clip.add(mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
@@ -105,8 +108,7 @@ def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
 def _is_plain_wav(data: str | bytes) -> bool:
     if isinstance(data, bytes):
         return _plain_header(data) is not None
-    # of a data URL with several commas the header is not found, which costs time only
-    start = data.find(",", 0, _MAX_MEDIA_TYPE) + 1 if _DATA_URL.match(data[:_MAX_MEDIA_TYPE]) else 0
+    start = _base64_start(data)
     try:
         return _plain_header(base64.b64decode(data[start : start + _PLAIN_WAV_BASE64])) is not None
     except ValueError:
@@ -142,10 +144,7 @@ class _Clip:
 
 
 def _from_base64(data: str, where: str) -> bytes:
-    if _DATA_URL.match(data):
-        # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`
-        mark = _BASE64_MARK.search(data)
-        data = data[mark.end() :] if mark is not None else data.partition(",")[2]
+    data = data[_base64_start(data) :]
     try:
         # MIME encoders break lines every 76 characters.
         return base64.b64decode(data.encode("ascii").translate(None, _WHITESPACE), validate=True)
@@ -153,10 +152,22 @@ def _from_base64(data: str, where: str) -> bytes:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
 
 
-def _blocks(raw: bytes, max_s: float, where: str) -> Iterator[tuple[int, Samples]]:
+def _base64_start(data: str) -> int:
+    """Where the base64 of a file begins in a text that may be a `data:` URL of it."""
+    if not _DATA_URL.match(data):
+        return 0
+    # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`
+    mark = _BASE64_MARK.search(data)
+    comma = data.find(",")
+    return mark.end() if mark is not None else comma + 1 if comma >= 0 else len(data)
+
+
+def _blocks(raw: bytes, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
     """Yield the rate and the mono samples of a file, a block at a time, as far as they are permitted."""
     if (plain := _plain_header(raw)) is not None:
         yield from _plain_blocks(raw, *plain, max_s, where)
+    elif plain_only:
+        raise NotReadable
     elif (reader := reader_of(raw)) == "libsndfile":
         yield from _file_blocks(raw, max_s, where)
     else:

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.processing import decoder_pool, decoding
-from fleet.processing.audio import MAX_PARTS, READABLE, decode_clip, needs_decoder
+from fleet.processing.audio import MAX_PARTS, READABLE, decode_clip, decode_parts, needs_decoder
 from fleet.processing.base import Samples
 from fleet.processing.decoder_pool import MAX_PROCESSES, DecoderPool
 from fleet.processing.decoding import DecodeJob
@@ -201,3 +201,13 @@ def test_plain_wav_needs_no_decoder_and_is_read_the_same(num_channels: int) -> N
     assert not needs_decoder([("file", plain)]) and needs_decoder([("file", plain), ("file", other)])
     clip, expected = (decode_clip(file, rate_hz=24_000, max_s=2, where="file") for file in (plain, other))
     assert np.array_equal(clip, expected) and len(clip) == 24_000
+
+
+def test_data_url_that_begins_as_a_plain_file_and_holds_another_needs_the_decoder() -> None:
+    files = (wav(RATE_HZ, 1, 16, bytes(RATE_HZ)), silence("FLAC", "PCM_16", RATE_HZ, 1, 1))
+    plain, other = (base64.b64encode(file).decode() for file in files)
+    assert needs_decoder([("file", f"data:audio/wav,{plain[:64]};base64,{other}")])
+    assert not needs_decoder([("file", f"data:audio/wav;base64,{plain}")])
+    assert not needs_decoder([("file", f"data:audio/wav;codecs=1,2;base64,{plain}")])
+    with pytest.raises(BadInput, match="not audio that can be read"):
+        decode_parts([("file", other)], rate_hz=RATE_HZ, max_audio_s=10, plain_only=True)

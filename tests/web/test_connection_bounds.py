@@ -313,6 +313,17 @@ def test_bodies_of_all_requests_are_bounded_together(loaded: Loaded) -> None:
             wait_until(lambda: gateway.http.post("/v1/chat/completions", content=padded).status_code == 200, "memory to be freed")
 
 
+def test_body_is_freed_once_its_answer_has_begun(loaded: Loaded) -> None:
+    body = {"model": "omni", "messages": HELLO, "stream": True}
+    padded = json.dumps(body).encode().ljust(700_000)
+    with serving(bounded(loaded, body_memory_mib=1)) as gateway:
+        gateway.client.script = Script(stall_at=1)
+        with gateway.http.stream("POST", "/v1/chat/completions", content=padded) as first:
+            assert first.status_code == 200
+            with gateway.http.stream("POST", "/v1/chat/completions", content=padded) as second:
+                assert second.status_code == 200, second.read()
+
+
 def test_unread_stream_is_disconnected_and_its_answer_can_be_resumed(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     quick.client.script = LONG_ANSWER
     with caplog.at_level(logging.WARNING), attacks.unread_stream(Target.of(quick.url), SPOKEN):

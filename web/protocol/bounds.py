@@ -23,6 +23,8 @@ One that could send all of it takes the connection for usable again, so it is ke
 """
 MIN_BYTES_PER_S = 500
 """A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
+LARGE_BODY_BYTES, LARGE_BYTES_PER_S = 1024 * 1024, 8 * 1024
+"""A body of so many bytes must move so fast."""
 LINGER_S = 2.0
 """How long what arrives after a refusal is dropped: closing before it was read would reset the connection under the answer."""
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02

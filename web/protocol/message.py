@@ -3,6 +3,8 @@
 from web.protocol import refusal
 from web.protocol.bounds import (
     CHUNK_FRAMING_BYTES,
+    LARGE_BODY_BYTES,
+    LARGE_BYTES_PER_S,
     MAX_FIELDS,
     MAX_FRAMING_BYTES,
     MAX_HEAD_BYTES,
@@ -81,19 +83,20 @@ class MessageSize:
 
 
 class BodyPace:
-    """The pace of a body: something within each time-out, and `MIN_BYTES_PER_S` on average over each but the first.
+    """The pace of a body: something within each time-out, and `MIN_BYTES_PER_S` on average over each but the first. A large body,
+    which holds memory that others wait for, must be `LARGE_BYTES_PER_S` fast.
 
     `num_bytes`: of its content, in the present period.
     """
 
-    __slots__ = ("_beginning", "_last", "_since", "_seen", "num_bytes")
+    __slots__ = ("_last", "_seen", "_since", "_total", "num_bytes")
 
     def __init__(self) -> None:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
         self._since = self._last = now
-        self._seen = self.num_bytes = 0
+        self._seen = self.num_bytes = self._total = 0
 
     def too_slow(self, now: float, timeout_s: float) -> bool:
         if self.num_bytes > self._seen:
@@ -102,6 +105,8 @@ class BodyPace:
             return True
         if now - self._since < timeout_s:
             return False
-        slow = self.num_bytes < MIN_BYTES_PER_S * (now - self._since)
+        self._total += self.num_bytes
+        pace = LARGE_BYTES_PER_S if self._total > LARGE_BODY_BYTES else MIN_BYTES_PER_S
+        slow = self.num_bytes < pace * (now - self._since)
         self._since, self._seen, self.num_bytes = now, 0, 0
         return slow
