@@ -22,7 +22,7 @@ INVALID_REQUEST = 4000
 SESSION_UNKNOWN = 1008
 """There is no such session: the console's page begins another one."""
 TRY_AGAIN_LATER = 1013
-"""Clients reconnect after a while."""
+"""Clients reconnect after a while. A lost connection of a secret's session counts as open until its ping times out."""
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
 """An operator ended the session, or its client was idle for too long: clients do not come back to it."""
@@ -36,7 +36,7 @@ BY_CODE = {
     TooManyWrongKeys.code: UNAUTHORIZED,
     "session_idle": SESSION_OVER,
     "session_expired": SESSION_EXPIRED,
-    "secret_in_use": INVALID_REQUEST,
+    "secret_in_use": TRY_AGAIN_LATER,
 }
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 
