@@ -25,6 +25,7 @@ from web.pages.login import Login
 from web.pages.site import console_routes
 from web.pages.views import Views
 from web.ports import FleetPort
+from web.realtime.refusal import RefusalLog
 from web.realtime.routes import VoiceRoutes
 from web.resume import ResumeEndpoint
 from web.speech import SpeechEndpoint
@@ -38,16 +39,17 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     has_key = api_key is not None
     origins = Origins(config.web, has_key=has_key)
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
+    refusal_log = RefusalLog()
     rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
     views = Views()
     login = Login(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys), *console_routes(gateway, login, views)],
+        routes=[*_routes(gateway, wrong_keys, refusal_log), *console_routes(gateway, login, views)],
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
             Middleware(RequestContext, metrics=gateway.metrics, bodies=BodyMemory(config.web.body_memory_mib)),
-            Middleware(Guard, rules=rules),
+            Middleware(Guard, rules=rules, refusal_log=refusal_log),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
@@ -57,7 +59,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> list[BaseRoute]:
     fleet = FleetRoutes(gateway)
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
@@ -75,5 +77,5 @@ def _routes(gateway: Gateway, wrong_keys: WrongKeys) -> list[BaseRoute]:
         Route("/ready", fleet.ready),
         Route("/metrics", fleet.metrics),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys).routes(),
+        *VoiceRoutes(gateway, wrong_keys, refusal_log).routes(),
     ]

@@ -19,7 +19,7 @@ from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_
 from web.hosts import Hosts
 from web.logins import Logins
 from web.origins import Origins, not_listed
-from web.realtime.refusal import refuse_socket
+from web.realtime.refusal import RefusalLog, refuse_socket
 from web.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
@@ -107,9 +107,10 @@ class Rules:
 class Guard:
     """The rules as a wrapper around the app: a refused program gets the error, a refused browser the login page."""
 
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+    def __init__(self, app: ASGIApp, rules: Rules, refusal_log: RefusalLog) -> None:
         self.app = app
         self._rules = rules
+        self._refusal_log = refusal_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -124,7 +125,7 @@ class Guard:
                 send = _WhileLoggedIn(send, self._rules.logins, login_token(scope))
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await refuse_socket(WebSocket(scope, receive, send), refusal)
+            await refuse_socket(WebSocket(scope, receive, send), refusal, self._refusal_log)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
             where = f"{LOGIN}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})

@@ -42,7 +42,7 @@ class Origins:
 
 
 def not_listed(origin: str) -> str:
-    return f"origin: pages of {origin[:80]} may not use this gateway; list it in web.allowed_origins"
+    return f"origin: pages of {quoted(origin)} may not use this gateway; list it in web.allowed_origins"
 
 
 class Cors(CORSMiddleware):

@@ -45,14 +45,14 @@ class _Record:
     logging: bool = False
 
 
-def _later(delay_s: float, call: Callable[[], None]) -> object:
+def call_later(delay_s: float, call: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 class WrongKeys:
     """Wrong keys by client address."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = _later) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = call_later) -> None:
         self._clock = clock
         self._later = later
         self._records: OrderedDict[str, _Record] = OrderedDict()

@@ -16,6 +16,7 @@ from tests.web.pages.catalogue import fill
 from tests.web.realtime.refusals import refusal_of
 from web.app import create_app
 from web.guard import COOKIE, CSRF_HEADER
+from web.origins import not_listed
 
 APP, OTHER = "https://app.example.com", "https://other.example.com"
 KEY = "secret"
@@ -65,6 +66,11 @@ def test_preflight_of_another_origin_is_refused_by_the_name_of_the_setting(gatew
         assert answer.status_code == 403 and error["code"] == "cross_site_request" and error["param"] == "origin"
         assert "web.allowed_origins" in error["message"] and origin in error["message"]
         assert "access-control-allow-origin" not in answer.headers
+
+
+def test_refused_origin_is_shown_in_quotes_and_cut() -> None:
+    assert "'http://evil\\x1b[31m'" in not_listed("http://evil\x1b[31m")
+    assert len(not_listed("x" * 5_000)) < 200
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "put", "X" * 5_000])

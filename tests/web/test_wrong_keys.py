@@ -85,20 +85,21 @@ def test_login_form_backs_off_and_shows_why(locked: Gateway) -> None:
     assert "text/html" in page.headers["content-type"] and "too many wrong API keys" in page.text and 'name="key"' in page.text
 
 
-@pytest.mark.parametrize("way", ["bearer", "subprotocol", "secret"])
+@pytest.mark.parametrize("way", ["bearer", "subprotocol", "secret", "secret of a session"])
 async def test_sockets_back_off_by_each_way_a_key_is_sent(locked: Gateway, way: str, caplog: pytest.LogCaptureFixture) -> None:
-    key = "ek_made-up" if way == "secret" else "wrong"
+    key = "ek_made-up" if "secret" in way else "wrong"
+    path = "/v1/realtime?session=sess_any" if way == "secret of a session" else "/v1/realtime"
     offered = [Subprotocol("realtime"), Subprotocol(f"{IN_SUBPROTOCOL}{key}")] if way != "bearer" else None
     headers = bearer(key) if way == "bearer" else {}
     with caplog.at_level(logging.WARNING):
         for _ in range(NUM_FREE):
-            refusal = await refusal_of(locked, subprotocols=offered, additional_headers=headers)
+            refusal = await refusal_of(locked, path, subprotocols=offered, additional_headers=headers)
             assert refusal.error["code"] == "invalid_api_key"
         for _ in range(3):
-            refusal = await refusal_of(locked, subprotocols=offered, additional_headers=headers)
+            refusal = await refusal_of(locked, path, subprotocols=offered, additional_headers=headers)
             assert refusal.error["code"] == "too_many_wrong_keys" and refusal.close_code == 3000
     refused = [record for record in caplog.records if "refused the WebSocket" in record.getMessage()]
-    assert len(refused) == NUM_FREE, "those of the back-off are counted in one line a minute"
+    assert len(refused) == 1, "the others are counted in one line a minute"
     assert wrong_keys_lines(caplog) == ["1 wrong API key from 127.0.0.1"]
 
 

@@ -24,6 +24,9 @@ class AbuseLog:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def note(self, kind: str, address: str | None, message: str, now: float) -> None:
         """`kind`: what events that are counted together have in common. `now`: seconds of the event loop's clock."""
         key = (kind, address or "a local socket")

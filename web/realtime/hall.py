@@ -6,12 +6,14 @@ Knows no protocol of a socket.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 import msgspec
 
+from fleet.config.schema import LeaseConfig
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.errors import SessionEnded, SessionExpired, SessionIdle
@@ -40,8 +42,15 @@ SPARE_S = 10.0
 """How much longer than its client a session lives in Redis, so that the gateway is the one to end it."""
 FIRST_S = 10.0
 """A new session lives so long in Redis until it is first written: one whose client left meanwhile is soon not counted."""
-ABSENCE_TRIES, ABSENCE_POLL_S = 10, 0.1
-"""A secret in use is tried again for so long: a page that is reloaded may be faster than the news that its connection is gone."""
+ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
+
+
+def absence_tries(lease: LeaseConfig) -> int:
+    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: they outlast the lease of a gateway that died.
+
+    A page that is reloaded, too, may be faster than the news that its former connection is gone.
+    """
+    return 1 + math.ceil((lease.worker_s + ABSENCE_SPARE_S) / ABSENCE_POLL_S)
 
 
 Undo = Callable[[str, int], Coroutine[None, None, None]]
@@ -122,7 +131,7 @@ class Hall:
 
     async def _hold_new(self, name: str, owner: str) -> HeldVoice:
         """Create the record of a session. Raises: SecretInUse, RedisUnreachable."""
-        tries_left = ABSENCE_TRIES
+        tries_left = absence_tries(self._gateway.config.lease)
         while True:
             try:
                 held = await self._hold(name, FIRST_S, owner, self._forget, new=True)
@@ -195,11 +204,9 @@ class Hall:
         Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
         """
         place = self._places.get(session_id)
-        if place is None or place.owner != owner:
+        if place is None or place.owner != owner or not await self._still_held(place):
             # A session of another owner that is held here is as unknown, and takes as long, as one that never was.
             place = await self._take_over(session_id, received, owner)
-        elif not await self._still_held(place):
-            raise _unknown(session_id)
         place.active_at, place.away_us = self._clock(), None
         session, line = place.session, place.session.line
         if place.expiry is not None:
@@ -221,7 +228,7 @@ class Hall:
         return session
 
     async def _still_held(self, place: Place) -> bool:
-        """Return False if another session of the same secret replaced this one; its keeper learns so with its next write."""
+        """Return False, and give up the place, if another gateway continued the session or another session replaced it."""
         if place.owner == API_KEY or place.away_us is None:
             return True
         try:
@@ -229,7 +236,10 @@ class Hall:
         except FleetError as error:
             log.warning("session %s: continued although Redis does not answer: %s", shown_id(place.session.id), error.message)
             return True
-        return held and self._places.get(place.session.id) is place
+        is_here = self._places.get(place.session.id) is place
+        if is_here and not held:
+            self._give_up(place, ended=False)
+        return held and is_here
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> Place:
         held = await self._hold(session_id, self._keep_s, owner, self._mark_away)

@@ -6,12 +6,17 @@ reason, and nothing else. Knows no session.
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 
+from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import FleetError
 from web.errors import TooManyWrongKeys, type_of
+from web.protocol.abuse import PERIOD_S, AbuseLog
 from web.realtime.server_events import Error, ErrorDetail, encode_event
+from web.wrong_keys import Later, address_of, call_later
 
 log = logging.getLogger("fleet.web")
 
@@ -22,7 +27,7 @@ INVALID_REQUEST = 4000
 SESSION_UNKNOWN = 1008
 """There is no such session: the console's page begins another one."""
 TRY_AGAIN_LATER = 1013
-"""Clients reconnect after a while."""
+"""Clients reconnect after a while. A lost connection of a secret's session counts as open until its ping times out."""
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
 """An operator ended the session, or its client was idle for too long: clients do not come back to it."""
@@ -36,7 +41,7 @@ BY_CODE = {
     TooManyWrongKeys.code: UNAUTHORIZED,
     "session_idle": SESSION_OVER,
     "session_expired": SESSION_EXPIRED,
-    "secret_in_use": INVALID_REQUEST,
+    "secret_in_use": TRY_AGAIN_LATER,
 }
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 
@@ -69,17 +74,38 @@ def error_event(error: FleetError, event_id: str | None = None) -> Error:
     return Error(error=detail)
 
 
-def log_refusal(websocket: WebSocket, error: FleetError) -> None:
-    """Log a refusal without the query and the headers, which may hold a key."""
-    peer = f"{websocket.client.host}:{websocket.client.port}" if websocket.client is not None else "an unknown address"
-    path, message = websocket.scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
-    log.warning("refused the WebSocket %r of %s: %s: %s", path, peer, error.code, message)
+class RefusalLog:
+    """One log line per code, client address and minute for refused WebSockets; the further ones are counted in another."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = call_later) -> None:
+        self._clock = clock
+        self._later = later
+        self._lines = AbuseLog()
+        self._is_due = False
+
+    def note(self, scope: Scope, error: FleetError) -> None:
+        """Log a refusal without the query and the headers, which may hold a key."""
+        if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
+            return
+        path, message = scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
+        reason = f"refused the WebSocket {path!r}: {error.code}: {message}"
+        self._lines.note(f"refused WebSockets ({error.code})", address_of(scope), reason, self._clock())
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_due and self._lines:
+            self._is_due = True
+            self._later(PERIOD_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_due = False
+        self._lines.sweep(self._clock())
+        self._schedule()
 
 
-async def refuse_socket(websocket: WebSocket, error: FleetError) -> None:
+async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: RefusalLog) -> None:
     """Accept the socket, send the reason, and close it."""
-    if not isinstance(error, TooManyWrongKeys):  # whose lines are counted, see `web/wrong_keys.py`
-        log_refusal(websocket, error)
+    refusal_log.note(websocket.scope, error)
     try:
         async with asyncio.timeout(REFUSE_S):
             await accept(websocket)

@@ -13,7 +13,7 @@ from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
 from web.realtime.hall import Hall
 from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.refusal import accept, refuse_socket
+from web.realtime.refusal import RefusalLog, accept, refuse_socket
 from web.realtime.secrets import API_KEY, Credential, Secrets, expired
 from web.realtime.served import default_settings
 from web.realtime.sockets import VoiceSocket
@@ -49,10 +49,11 @@ class UnknownSocket(BadInput):
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys) -> None:
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> None:
         self.hall = Hall(gateway)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
+        self._refusal_log = refusal_log
         self._secrets = Secrets(gateway)
 
     def routes(self) -> list[BaseRoute]:
@@ -69,16 +70,12 @@ class VoiceRoutes:
     async def realtime(self, websocket: WebSocket) -> None:
         try:
             credential = await self._credential(websocket)
-        except Unauthorized as error:
-            await refuse_socket(websocket, self._wrong_keys.refusal(websocket.scope, error))
-            return
         except FleetError as error:
-            await refuse_socket(websocket, error)
+            await refuse_socket(websocket, self._counted(websocket, error), self._refusal_log)
             return
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
-        port = SocketPort(websocket, fleet=fleet)
-        await VoiceSocket(self.hall, websocket, port).run(credential)
+        await self._serve(websocket, SocketPort(websocket, fleet=fleet), credential)
 
     async def no_socket(self, _request: Request) -> Response:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
@@ -86,12 +83,25 @@ class VoiceRoutes:
 
     async def no_such_socket(self, websocket: WebSocket) -> None:
         path = websocket.scope["path"][:80]
-        await refuse_socket(websocket, UnknownSocket(f"there is no WebSocket at {path!r}; connect to /v1/realtime"))
+        error = UnknownSocket(f"there is no WebSocket at {path!r}; connect to /v1/realtime")
+        await refuse_socket(websocket, error, self._refusal_log)
 
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
-        socket = VoiceSocket(self.hall, websocket, ConsolePort(websocket))
-        await socket.run(Credential(owner=API_KEY, settings=default_settings(self._gateway)))
+        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
+        await self._serve(websocket, ConsolePort(websocket), credential)
+
+    async def _serve(self, websocket: WebSocket, port: SocketPort, credential: Credential) -> None:
+        def refused(error: FleetError) -> FleetError:
+            counted = self._counted(websocket, error)
+            self._refusal_log.note(websocket.scope, counted)
+            return counted
+
+        await VoiceSocket(self.hall, websocket, port, refused).run(credential)
+
+    def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
+        """Return the error to send; a wrong client secret counts as a wrong key."""
+        return self._wrong_keys.refusal(websocket.scope, error) if isinstance(error, Unauthorized) else error
 
     async def _credential(self, websocket: WebSocket) -> Credential:
         """Check the query, the key first: a peer without one learns nothing of this server. A secret that has expired can only

@@ -4,6 +4,7 @@ Knows no event but what opens and closes a session.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import QueryParams
@@ -12,7 +13,7 @@ from starlette.websockets import WebSocket
 from fleet.core.errors import BadInput, FleetError, NotFound
 from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.refusal import close_code, close_reason, error_event, log_refusal
+from web.realtime.refusal import close_code, close_reason, error_event
 from web.realtime.secrets import Credential, expired
 from web.realtime.session import Session
 
@@ -54,8 +55,12 @@ def _count(query: QueryParams, name: str) -> int | None:
 class VoiceSocket:
     """One connection, from its first frame to its last."""
 
-    def __init__(self, hall: Hall, websocket: WebSocket, port: SocketPort) -> None:
+    def __init__(
+        self, hall: Hall, websocket: WebSocket, port: SocketPort, on_refused: Callable[[FleetError], FleetError]
+    ) -> None:
+        """`on_refused` is called with the error that ends the connection, and returns the one to send."""
         self._hall, self._websocket, self._port = hall, websocket, port
+        self._on_refused = on_refused
         self._session: Session | None = None
         self._early: list[str | bytes] = []
         """What came while the client waited in line."""
@@ -137,7 +142,7 @@ class VoiceSocket:
             session.refuse(BadInput("binary frames are not read here; send input_audio_buffer.append"))
 
     def _refuse(self, error: FleetError) -> None:
-        log_refusal(self._websocket, error)
+        error = self._on_refused(error)
         self._port.tell(error_event(error))
         self._port.close(close_code(error), close_reason(error))
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -19,11 +20,14 @@ from websockets.exceptions import ConnectionClosed
 
 from fleet.control import keys
 from fleet.control.client import FleetClient
+from fleet.control.voice import hold
+from fleet.core.ids import WorkerId
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from web.app import create_app
 from web.guard import LOGIN, OPEN_PATHS
 from web.realtime import hall
+from web.realtime.secrets import OWNER
 from web.serve import Server, uvicorn_config
 
 KEY = "the-api-key"
@@ -164,7 +168,7 @@ async def test_operator_end_is_not_shown_to_another_credential(loaded: Loaded, r
 @pytest.fixture
 def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """No former connection of the secret is waited for."""
-    monkeypatch.setattr(hall, "ABSENCE_TRIES", 1)
+    monkeypatch.setattr(hall, "absence_tries", lambda _lease: 1)
 
 
 @pytest.mark.usefixtures("refused_immediately")
@@ -174,7 +178,7 @@ async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Load
         async with opening(first, secret) as client:
             for gateway in (first, second):
                 code, close, message = await refused(gateway, secret)
-                assert (code, close) == ("secret_in_use", 4000) and "voice.sessions_per_secret" in message
+                assert (code, close) == ("secret_in_use", 1013) and "voice.sessions_per_secret" in message
             async with opening(second, other), opening(second, KEY), opening(second, KEY) as third:
                 assert third.first["type"] == "session.created"
             await client.socket.close(1000)
@@ -189,7 +193,7 @@ async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str)
         async with opening(gateway, KEY):
             async with opening(gateway, secret) as waiting:
                 assert waiting.error["code"] == "session_queued"
-                assert (await refused(gateway, secret))[:2] == ("secret_in_use", 4000)
+                assert (await refused(gateway, secret))[:2] == ("secret_in_use", 1013)
                 waiting.socket.transport.abort()
 
             async def forgotten() -> bool:
@@ -215,7 +219,7 @@ async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost session is replaced, on whichever gateway it was; the client of it finds nothing any more."""
-    monkeypatch.setattr(hall, "ABSENCE_TRIES", 1000)
+    monkeypatch.setattr(hall, "absence_tries", lambda _lease: 1000)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret, lost = await first.secret(), set[str]()
         for gateway in (first, first, second):
@@ -228,6 +232,48 @@ async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
             for name in lost:
                 assert (await refused(second, secret, f"?session={name}"))[:2] == ("not_found", 1008)
             await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
+
+
+async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_has_lapsed(loaded: Loaded, redis_url: str) -> None:
+    """The gateway was killed just after it renewed its lease, and ended nothing."""
+    async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
+        secret = await gateway.secret()
+        dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
+        await hold(database, loaded.config.voice, "sess_dead", dead, 60, owner, new=True)
+        seconds, micros = await database.time()
+        lease_us = int(loaded.config.lease.worker_s * 1e6)
+        await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})
+        assert await opens(gateway, secret)
+        assert await not_there(gateway, "sess_dead")
+
+
+async def test_session_that_returns_to_a_gateway_before_its_next_write_is_continued_there(
+    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has what was said at the other gateway meanwhile."""
+    monkeypatch.setattr(hall, "RENEW_S", 60.0)
+    async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
+        secret = await first.secret()
+        async with opening(first, secret) as client:
+            query = f"?session={client.session}"
+
+            async def is_away() -> bool:
+                return await first.redis.hexists(keys.voice(client.session), "away_us") and await first.written(client.session)
+
+            await client.drop()
+        await await_until(is_away, "the lost connection to be written down")
+        async with opening(second, secret, query) as client:
+            item = {"id": "item_second", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+            await client.socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            while (await client.next())["type"] != "conversation.item.added":
+                continue
+            await client.drop()
+        await await_until(is_away, "the lost connection to be written down")
+        async with opening(first, secret, query) as client:
+            assert client.first["type"] == "session.created", client.first
+            await client.socket.send('{"type":"conversation.item.retrieve","item_id":"item_second"}')
+            while (event := await client.next())["type"] != "conversation.item.retrieved":
+                assert event["type"] != "error", event
 
 
 async def only(gateway: Gateway, session: str) -> bool:

@@ -19,7 +19,9 @@ from fleet.core.errors import BadInput, FleetError, RedisUnreachable
 from tests.web.conftest import Gateway
 from tests.web.realtime.page import opened
 from tests.web.realtime.refusals import refusal_of
-from web.realtime.refusal import MAX_REASON_BYTES, clipped_reason, close_code, close_reason
+from web.errors import Unauthorized
+from web.protocol.abuse import PERIOD_S
+from web.realtime.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
 
 KEY = "the-right-key"
 WRONG_KEY = "a-wrong-key"
@@ -55,6 +57,38 @@ async def test_socket_without_the_right_key_is_refused_first(
     assert "127.0.0.1:" in line and "invalid_api_key" in line
     assert WRONG_KEY not in line and "ek_" not in line and KEY not in line
     assert not locked.client.held
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
+async def test_sockets_without_a_key_are_logged_once_an_address_and_minute(
+    locked: Gateway, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert (await refusal_of(locked, path)).error["code"] == "invalid_api_key"
+    assert len(logged(caplog)) == 1
+
+
+def test_refusal_log_counts_further_refusals_by_address_and_code(caplog: pytest.LogCaptureFixture) -> None:
+    now_s, due = 0.0, list[Callable[[], None]]()
+    refusal_log = RefusalLog(lambda: now_s, lambda _delay_s, call: due.append(call))
+
+    def refuse(address: str, error: FleetError, number: int) -> None:
+        for _ in range(number):
+            refusal_log.note({"type": "websocket", "path": "/v1/realtime", "client": (address, 1)}, error)
+
+    with caplog.at_level(logging.WARNING):
+        refuse("10.0.0.1", Unauthorized("no key"), 300)
+        refuse("10.0.0.1", BadInput("wrong query"), 1)
+        refuse("10.0.0.2", Unauthorized("no key"), 1)
+        now_s += PERIOD_S
+        due.pop(0)()
+        now_s += PERIOD_S
+        due.pop(0)()
+    assert not due, "without refusals there is nothing to count"
+    starts = [line.partition(":")[0] for line in (record.getMessage() for record in caplog.records)]
+    assert starts == ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.1"]
+    assert "299 times" in caplog.messages[-1] and "invalid_api_key" in caplog.messages[-1]
 
 
 async def test_openai_client_shows_why_its_key_is_refused(locked: Gateway) -> None:
@@ -121,9 +155,10 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: Gateway) -> None
 
 
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
+    serve_with: Callable[[str | None], Gateway], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next client is served meanwhile."""
+    gateway = serve_with(None)
     host, port = gateway.url.removeprefix("http://").split(":")
     nonce = base64.b64encode(os.urandom(16)).decode()
     request = (
@@ -148,8 +183,10 @@ async def test_secret_that_cannot_be_looked_up_may_be_tried_again(gateway: Gatew
 
 
 async def test_session_that_cannot_be_held_may_be_tried_again(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve_with: Callable[[str | None], Gateway], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gateway = serve_with(None)
+
     async def away(*_args: object, **_fields: object) -> None:
         raise RedisUnreachable("Redis does not answer")
 

@@ -115,9 +115,11 @@ def end(double: Double) -> None:
     double.call(lambda: asyncio.ensure_future(double.connections[-1].websocket.close(1000, "an operator ended the session")))
 
 
-def test_idle_end_is_shown_as_such_and_typing_begins_another(speaker: Visit, double: Double) -> None:
+def test_idle_end_is_shown_as_such_and_typing_continues_the_conversation(speaker: Visit, double: Double) -> None:
     page = speaker("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
+    ask(page, "my name is Ada")
+    wait_js(page, "fleetVoice.player.totalPlayed > 0 && !fleetVoice.player.playing")
 
     async def idle() -> None:
         error = {"type": "invalid_request_error", "code": "session_idle", "message": "nothing was sent", "param": None}
@@ -128,7 +130,11 @@ def test_idle_end_is_shown_as_such_and_typing_begins_another(speaker: Visit, dou
     expect(page.locator("#state")).to_have_text("Ended")
     expect(page.locator(".reason")).to_contain_text("This conversation was idle for too long")
     ask(page, "hello")
-    wait_until(lambda: len(double.connections) == 2, "another session")
+    wait_until(lambda: len(double.of_type("conversation.item.create")) == 4, "the turns so far, and the message")
+    said = [event["item"]["content"][0]["text"] for event in double.of_type("conversation.item.create")]  # pyright: ignore
+    assert said == ["my name is Ada", "my name is Ada", TEXT, "hello"]
+    assert len(double.connections) == 2 and "session" not in double.connections[1].query
+    expect(page.locator(".turn")).to_have_count(4)
 
 
 def test_forced_end_closes_the_microphone_and_offers_to_talk_again(speaker: Visit, double: Double) -> None:

@@ -53,13 +53,19 @@ export function serverReason(error) {
 /** A refusal's reason begins with its type and code, for programs. */
 const TYPE_AND_CODE = /^[a-z_]+\.[a-z_]+: /;
 
+/** @param {{code: number, reason: string}} close @returns {boolean} true if the server ended the session because its client was idle */
+export function isIdleEnd({ code, reason }) {
+  return code === 1000 && reason.includes(".session_idle: ");
+}
+
 /** @param {{code: number, reason: string}} close @returns {Reason} */
 export function refusedReason({ code, reason: full }) {
   const reason = full.replace(TYPE_AND_CODE, "");
   if (code === 1013) return { title: "The server takes nobody now", text: `${reason || "All places are taken."} This page tries again by itself.` };
   if (code === 1000) {
-    const title = full.includes(".session_idle: ") ? "This conversation was idle for too long" : "An operator ended this conversation";
-    return { title, text: "The microphone is off. Talk again, or type, to begin another." };
+    if (isIdleEnd({ code, reason: full }))
+      return { title: "This conversation was idle for too long", text: "The microphone is off. Talk again, or type, to continue it." };
+    return { title: "An operator ended this conversation", text: "The microphone is off. Talk again, or type, to begin another." };
   }
   return { title: "The server refused this page", text: `${sentence(reason || "No reason was given")} Reload the page to log in again.` };
 }

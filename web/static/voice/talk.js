@@ -2,7 +2,7 @@
 
 import { Answer, Question } from "./answer.js";
 import { latencyOf } from "./latency.js";
-import { ECHO_HEARD, GATEWAY_AWAY, micReason, NOTHING_HEARD, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
+import { ECHO_HEARD, GATEWAY_AWAY, isIdleEnd, micReason, NOTHING_HEARD, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
 import { Speech } from "./speech.js";
 import { stateOf } from "./status.js";
 
@@ -39,6 +39,7 @@ export class Talk {
   begin() {
     this.session = null;
     this.forgotten = false;
+    this.idleEnd = false;
     this.trouble = null;
     this.turns = [];
     this.answers = new Map();
@@ -496,18 +497,32 @@ export class Talk {
   restart() {
     this.stop();
     for (const turn of this.turns) this.view.removeTurn(turn);
-    for (const kind of ["answer", "session", "echo", "connection"]) this.view.showReason(null, kind);
+    for (const kind of ["answer", "session", "echo"]) this.view.showReason(null, kind);
     this.begin();
     this.recording.clear();
+    this.connectAgain();
+  }
+
+  /** The conversation goes to a new session as text: the server ended the former one while nobody spoke. */
+  continueAfterIdle() {
+    this.stop();
+    this.session = null;
+    this.forgotten = this.turns.length > 0;
+    this.connectAgain();
+  }
+
+  connectAgain() {
+    this.view.showReason(null, "connection");
     Object.assign(this.facts, { ended: false, refused: false, connected: false, queued: 0 });
     this.socket.restart();
     this.refresh();
   }
 
-  /** @returns {boolean} true if the conversation was over, and another one begins */
+  /** @returns {boolean} true if the session was over, and another one begins */
   restartIfEnded() {
     const { ended } = this.facts;
-    if (ended) this.restart();
+    if (ended && this.idleEnd) this.continueAfterIdle();
+    else if (ended) this.restart();
     return ended;
   }
 
@@ -526,6 +541,7 @@ export class Talk {
     this.facts.connected = false;
     if (close.code === POLICY && this.session !== null) return this.beginAnew();
     this.facts.ended = close.code === ENDED;
+    this.idleEnd = isIdleEnd(close);
     this.facts.refused = !close.again && !this.facts.ended;
     if (!close.again) this.hangUp();
     this.view.showReason(refusedReason({ ...close, reason: trouble ?? close.reason }), "connection");
