@@ -21,6 +21,8 @@ MAX_DROPPED_BODY_BYTES = 32 * 1024 * 1024
 """The rest of a body that is read and dropped after its answer: many clients read an answer only once they have sent everything.
 One that could send all of it takes the connection for usable again, so it is kept up to here, and broken off beyond.
 """
+MAX_DROPPED_DECLARED_BYTES = 16 * MAX_DROPPED_BODY_BYTES
+"""The same where the request declared its length: its end is in sight, it costs no memory, and must keep the pace of a body."""
 MIN_BYTES_PER_S = 500
 """A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
 LINGER_S = 2.0

@@ -95,7 +95,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.writable.is_set() and not closing:
             self._sending.forget()
             return
-        buffered, timeout_s = self._slot.num_buffered(self.transport), self._table.bounds.send_timeout_s
+        buffered, timeout_s = self._slot.num_unacknowledged(), self._table.bounds.send_timeout_s
         if self._sending.stalled(buffered, now, timeout_s):
             message = f"the client of a WebSocket read too little for {timeout_s:g} s (web.send_timeout_s); it is disconnected"
             self._note("WebSockets whose client does not read", message)
