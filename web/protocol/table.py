@@ -21,6 +21,8 @@ class ConnectionTable:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.abuse = AbuseLog()
+        self.num_unfinished = 0
+        """Bytes of all unfinished WebSocket messages."""
         self._open: dict[Connection, None] = {}
         self._num_of: dict[str, int] = {}
         self._idle: OrderedDict[Connection, None] = OrderedDict()
