@@ -139,7 +139,8 @@ class WebConfig(Strict):
     `model_aliases`: other names under which the model answers; it is listed under its own alone.
     `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
     `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a
-    client that reads nothing, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time.
+    client that reads nothing, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time, and
+    as much again for unfinished WebSocket messages.
     `open_metrics`: `/metrics` is served without the API key although one is set.
     """
 

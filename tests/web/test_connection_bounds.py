@@ -21,6 +21,8 @@ from tests.web.attacks import HEAD, Target, read_to_end
 from tests.web.conftest import HELLO, Gateway, Loaded, bounded, serving, serving_app
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight
+from web.protocol import http
+from web.protocol.http import BoundedHttp
 from web.tls import tls_files
 
 GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -88,6 +90,8 @@ def test_endless_request_is_cut_off(target: Target, attack: Callable[[Target, in
         (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"2;" + b"x" * 300_000, 400, "bad_request"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 300_000, 400, "bad_request"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"zz\r\n", 400, "bad_request"),
+        (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
+        (b"GET http://[/ HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
     ],
 )
 def test_unfit_request_is_refused_with_a_reason(target: Target, sent: bytes, status: int, code: str) -> None:
@@ -227,6 +231,23 @@ def test_connection_idle_for_longest_makes_room(loaded: Loaded, bound: str) -> N
             assert read_to_end(kept).startswith(b"HTTP/1.1 200")
 
 
+def test_connection_whose_answer_is_still_sent_makes_no_room_while_another_is_idle(loaded: Loaded) -> None:
+    raw = json.dumps({"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}}).encode()
+    with serving(bounded(loaded, max_connections=4)) as gateway, ExitStack() as held:
+        gateway.client.script = Script(num_samples=4_000_000, samples_per_chunk=240_000)
+        target = Target.of(gateway.url)
+        reader = held.enter_context(target.connect(receive_buffer=65_536))
+        reader.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        wait_until(lambda: gateway.client.streams, "the request")
+        wait_until(lambda: in_flight(gateway) == 0, "all of the answer to be written")
+        for silent in attacks.idle_sockets(target, 5):
+            held.enter_context(silent)
+        num_read = 0
+        while num_read < 10_000_000 and (piece := reader.recv(65_536)):
+            num_read += len(piece)
+    assert num_read >= 10_000_000, "the whole answer"
+
+
 @pytest.mark.parametrize("bound", ["max_connections", "max_connections_per_address"])
 def test_connection_beyond_the_bound_is_refused_while_none_is_idle(loaded: Loaded, bound: str) -> None:
     with serving(bounded(loaded, **{bound: 2})) as gateway:
@@ -271,10 +292,11 @@ def test_body_that_drips_is_answered_408(quick: Gateway) -> None:
         assert error_of(said) == (408, "request_timeout")
 
 
-def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway) -> None:
+def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes before the body: the connection is kept for a short rest, and ends for a slow or a long one."""
     target = Target.of(quick.url)
-    refused = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    refused = head + b"content-length: %d\r\n\r\n"
     with target.connect() as short:
         short.sendall(refused % 5)
         assert b"404" in short.recv(65_536)
@@ -283,8 +305,43 @@ def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway) -> None
     with target.connect() as slow:
         slow.sendall(refused % 5)
         assert read_to_end(slow).count(b"HTTP/1.1") == 1
-    sent, _ = attacks.flood(target, refused % 10**10, b"a" * 1000, 64 * MIB)
+    sent, _ = attacks.flood(target, head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % 10**10, b"a" * 1000, 64 * MIB)
     assert sent < 64 * MIB
+    monkeypatch.setattr(http, "MAX_DROPPED_DECLARED_BYTES", 40 * MIB)
+    sent, _ = attacks.flood(target, refused % 10**10, b"a" * 1000, 80 * MIB)
+    assert 40 * MIB < sent < 80 * MIB
+
+
+def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -> None:
+    """Many clients read nothing before they have sent everything."""
+    with target.connect() as wire:
+        wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % (40 * MIB))
+        assert b" 413 " in wire.recv(65_536)
+        wire.sendall(bytes(40 * MIB))
+        wire.sendall(GET + b"connection: close\r\n\r\n")
+        assert read_to_end(wire).startswith(b"HTTP/1.1 200")
+
+
+def test_connection_that_is_answered_before_the_end_of_its_body_ends_when_idle(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = BoundedHttp.connection_made
+
+    def make(protocol: BoundedHttp, transport: asyncio.Transport) -> None:
+        protocol.timeout_keep_alive = 0.3  # pyright: ignore[reportAttributeAccessIssue]
+        made(protocol, transport)
+
+    monkeypatch.setattr(BoundedHttp, "connection_made", make)
+    refused = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\n"
+    with serving(loaded) as gateway, Target.of(gateway.url).connect() as wire:
+        wire.sendall(refused)
+        assert b"404" in wire.recv(65_536)
+        wire.sendall(b"1" + GET + b"\r\n")
+        assert b"200 OK" in wire.recv(65_536), "the connection stays usable"
+        wire.sendall(refused)
+        assert b"404" in wire.recv(65_536)
+        wire.sendall(b"1")
+        assert read_to_end(wire) == b""
 
 
 def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], Gateway]) -> None:

@@ -21,10 +21,14 @@ MAX_DROPPED_BODY_BYTES = 32 * 1024 * 1024
 """The rest of a body that is read and dropped after its answer: many clients read an answer only once they have sent everything.
 One that could send all of it takes the connection for usable again, so it is kept up to here, and broken off beyond.
 """
+MAX_DROPPED_DECLARED_BYTES = 16 * MAX_DROPPED_BODY_BYTES
+"""The same where the request declared its length: its end is in sight, it costs no memory, and must keep the pace of a body."""
 MIN_BYTES_PER_S = 500
 """A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
 LARGE_BODY_BYTES, LARGE_BYTES_PER_S = 1024 * 1024, 8 * 1024
 """A body of so many bytes must move so fast."""
+SMALL_MESSAGE_BYTES = 64 * 1024
+"""Of an unfinished WebSocket message: what each connection may hold, whatever the others do."""
 LINGER_S = 2.0
 """How long what arrives after a refusal is dropped: closing before it was read would reset the connection under the answer."""
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
@@ -34,13 +38,14 @@ SWEEPS_PER_TIMEOUT = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Units: seconds; numbers of connections."""
+    """Units: seconds; numbers of connections; bytes. `max_unfinished_bytes`: of all unfinished WebSocket messages together."""
 
     header_timeout_s: float
     body_timeout_s: float
     send_timeout_s: float
     max_connections: int
     max_connections_per_address: int
+    max_unfinished_bytes: int
 
     @staticmethod
     def of(web: WebConfig, max_connections: int) -> "Bounds":
@@ -51,6 +56,7 @@ class Bounds:
             send_timeout_s=web.send_timeout_s,
             max_connections=max_connections,
             max_connections_per_address=web.max_connections_per_address,
+            max_unfinished_bytes=web.body_memory_mib * 1024 * 1024,
         )
 
     @property

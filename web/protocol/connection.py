@@ -1,17 +1,26 @@
 """One connection of a client, whichever protocol it speaks now, and how its outgoing bytes progress."""
 
 import asyncio
+import fcntl
 import ipaddress
+import socket
+import struct
+import sys
+import termios
 from typing import Protocol
 
 from web.protocol.bounds import MIN_BYTES_PER_S
 
 IPV6_NETWORK_BITS = 64
 """One client has a whole network of IPv6 addresses: they count as one."""
+SO_NWRITE = 0x1024
+"""Option of a macOS socket: bytes in its send queue. Source: sys/socket.h."""
 
 
 class Handler(Protocol):
-    """The protocol object that serves a connection."""
+    """The protocol object that serves a connection. `transport` is the one that it writes to."""
+
+    transport: asyncio.Transport
 
     def check(self, now: float) -> None:
         """End the connection, or a part of it, if its time is over. `now`: seconds of the event loop's clock."""
@@ -32,14 +41,35 @@ class Connection:
         self.handler = handler
         self.busy = False
 
-    def num_buffered(self, transport: asyncio.Transport) -> int:
+    def num_buffered(self) -> int:
         """Bytes that were written and have not left this process."""
+        transport = self.handler.transport
         under_tls = 0 if transport is self.raw else self.raw.get_write_buffer_size()
         return transport.get_write_buffer_size() + under_tls
 
+    def num_unacknowledged(self) -> int:
+        """Bytes that were written and that the peer's kernel has not received; 0 once nothing is left in this process.
+
+        Includes the kernel's send queue: it takes more from this process only once a large part of it (a third of up to 4 MiB
+        on Linux) is free, which a slow reader takes minutes for. Costs a system call: for sweeps, not for every chunk.
+        """
+        buffered = self.num_buffered()
+        return buffered + _num_queued(self.raw) if buffered else 0
+
+
+def _num_queued(raw: asyncio.Transport) -> int:
+    """Bytes in the kernel's send queue; 0 where the kernel does not say."""
+    sock = raw.get_extra_info("socket")
+    try:
+        if sys.platform == "darwin":
+            return sock.getsockopt(socket.SOL_SOCKET, SO_NWRITE)
+        return struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
+    except (OSError, ValueError):  # closed, or a kind of socket without a queue
+        return 0
+
 
 class SendProgress:
-    """Notices a reader that takes nothing, or next to nothing, by the bytes that leave the write buffer.
+    """Notices a reader that takes nothing, or next to nothing, by `Connection.num_unacknowledged`.
 
     Invariants: looked at only while the application writes nothing, and forgotten once it writes again, so that the buffer
     shrinks by what leaves. What is written all the same (a ping) counts for nothing.

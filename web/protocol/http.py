@@ -23,7 +23,13 @@ from uvicorn.server import ServerState
 from web.connection import set_stalled
 from web.middleware import known_request_id
 from web.protocol import refusal
-from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_DROPPED_BODY_BYTES, MAX_PIPELINED
+from web.protocol.bounds import (
+    LINGER_S,
+    MAX_DISCARDED_BYTES,
+    MAX_DROPPED_BODY_BYTES,
+    MAX_DROPPED_DECLARED_BYTES,
+    MAX_PIPELINED,
+)
 from web.protocol.config import BoundedConfig
 from web.protocol.connection import Connection, SendProgress
 from web.protocol.handshake import begin_tls
@@ -163,8 +169,12 @@ class BoundedHttp(HttpToolsProtocol):
             found = self._size.end_read(in_head=self._in_head)
             if found is not None:
                 self._refuse(found)
-            elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES:
+            elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES and self._size.num_discarded > self._droppable_bytes():
                 self._slot.raw.abort()
+
+    def _droppable_bytes(self) -> int:
+        chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        return MAX_DROPPED_BODY_BYTES if chunked else MAX_DROPPED_DECLARED_BYTES
 
     def _discard(self, num_bytes: int) -> None:
         """Drop what comes after a refusal, up to a bound: a whole body, but little more of a head, or beside another answer."""
@@ -178,6 +188,7 @@ class BoundedHttp(HttpToolsProtocol):
         raise _Refused
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._size.begin_message()
         if self._head_since is None:
@@ -197,11 +208,11 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusal.PIPELINED)
+        super().on_headers_complete()  # raises where the target is unfit: the head is refused then, and so not over before
         self._in_head, self._head_since = False, None
         self._size.end_head()
         self._table.set_busy(self._slot)
         self._pace.begin(self.loop.time())
-        super().on_headers_complete()
 
     def on_chunk_header(self) -> None:
         """Called by the parser before the content of each chunk."""
@@ -217,6 +228,9 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head, self._head_since = True, None
         self._size.end_message()
+        if not (self._slot.busy or self.transport.is_closing()):  # answered before its end, which stopped uvicorn's timer
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def resume_writing(self) -> None:
         self._sending.forget()
@@ -275,7 +289,7 @@ class BoundedHttp(HttpToolsProtocol):
         if not (closing or self.flow.write_paused or not self._slot.busy):
             self._sending.forget()
             return False
-        buffered = self._slot.num_buffered(self.transport)
+        buffered = self._slot.num_unacknowledged()
         if self._sending.stalled(buffered, now, self._bounds.send_timeout_s):
             self._abort_stalled()
             return True

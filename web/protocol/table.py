@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
+from itertools import islice
 
 from web.protocol.abuse import AbuseLog
 from web.protocol.bounds import Bounds
@@ -10,6 +11,8 @@ from web.protocol.connection import Connection
 
 SLICES, MIN_SLICE_S = 20, 0.005
 """A sweep takes so many steps of the event loop, with a pause before each."""
+MAX_SCANNED = 32
+"""Idle connections that are looked at for one to close."""
 
 
 class ConnectionTable:
@@ -18,6 +21,8 @@ class ConnectionTable:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.abuse = AbuseLog()
+        self.num_unfinished = 0
+        """Bytes of all unfinished WebSocket messages."""
         self._open: dict[Connection, None] = {}
         self._num_of: dict[str, int] = {}
         self._idle: OrderedDict[Connection, None] = OrderedDict()
@@ -31,7 +36,7 @@ class ConnectionTable:
         return len(self._open)
 
     def admit(self, connection: Connection) -> bool:
-        """Add a new connection, closing the one that is idle for longest where there is no room.
+        """Add a new connection, closing the one that is idle for longest, with nothing left to send, where there is no room.
 
         Return False if none is idle: then the new one must be refused.
         """
@@ -99,7 +104,9 @@ class ConnectionTable:
     def _close_longest_idle(self, idle: OrderedDict[Connection, None] | None, setting: str) -> bool:
         if not idle:
             return False
-        longest = next(iter(idle))
+        looked_at = list(islice(idle, MAX_SCANNED))
+        # the last answer of an idle connection may still be on its way to a slow reader
+        longest = next((connection for connection in looked_at if not connection.num_buffered()), looked_at[0])
         self.remove(longest)
         now = asyncio.get_running_loop().time()
         message = f"a connection without a request was closed to make room for another (web.{setting})"
