@@ -173,6 +173,7 @@ async def test_any_order_makes_one_story(gateway: Gateway, seed: int) -> None:
             if chance.random() < 0.5:
                 await until_after(page, mirror, f"after-{number}")
         gateway.client.script = Script()
+        await until_after(page, mirror, "sent")  # only then are all responses known that were asked for
         async with asyncio.timeout(20):
             while any(told.done is None for told in mirror.responses.values()):
                 event = await page.next()
