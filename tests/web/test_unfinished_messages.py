@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.web import attacks
-from tests.web.attacks import Target, read_to_end
+from tests.web.attacks import Target, read_to_end, read_up_to
 from tests.web.conftest import Loaded, bounded, serving
 
 PONG = b"\x8a\x00"
@@ -29,14 +29,6 @@ def opened(target: Target) -> Iterator[socket.socket]:
     with attacks.open_websocket(target) as wire:
         read_up_to(wire, b"session.created")
         yield wire
-
-
-def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
-    """Read until `wanted` was received, or the connection ends."""
-    received = b""
-    while wanted not in received and (piece := wire.recv(65_536)):
-        received += piece
-    return received
 
 
 def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> None:
