@@ -61,6 +61,14 @@ def read_to_end(wire: socket.socket) -> bytes:
     return said
 
 
+def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
+    """Read until `wanted` was received, or the connection ends."""
+    received = b""
+    while wanted not in received and (piece := wire.recv(PIECE_BYTES)):
+        received += piece
+    return received
+
+
 def flood(target: Target, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
 

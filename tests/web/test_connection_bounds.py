@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.config.schema import FleetConfig
 from tests.support import wait_until
 from tests.web import attacks
-from tests.web.attacks import HEAD, Target, read_to_end
+from tests.web.attacks import HEAD, Target, read_to_end, read_up_to
 from tests.web.conftest import HELLO, Gateway, Loaded, bounded, serving, serving_app
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight
@@ -301,7 +301,7 @@ def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway, monkeyp
         short.sendall(refused % 5)
         assert b"404" in short.recv(65_536)
         short.sendall(b"12345" + GET + b"connection: close\r\n\r\n")
-        assert read_to_end(short).startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 200" in read_to_end(short)
     with target.connect() as slow:
         slow.sendall(refused % 5)
         assert read_to_end(slow).count(b"HTTP/1.1") == 1
@@ -319,7 +319,7 @@ def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -
         assert b" 413 " in wire.recv(65_536)
         wire.sendall(bytes(40 * MIB))
         wire.sendall(GET + b"connection: close\r\n\r\n")
-        assert read_to_end(wire).startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 200" in read_to_end(wire)
 
 
 def test_connection_that_is_answered_before_the_end_of_its_body_ends_when_idle(
@@ -335,13 +335,13 @@ def test_connection_that_is_answered_before_the_end_of_its_body_ends_when_idle(
     refused = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\n"
     with serving(loaded) as gateway, Target.of(gateway.url).connect() as wire:
         wire.sendall(refused)
-        assert b"404" in wire.recv(65_536)
+        assert b" 404 " in read_up_to(wire, b" 404 ")
         wire.sendall(b"1" + GET + b"\r\n")
-        assert b"200 OK" in wire.recv(65_536), "the connection stays usable"
+        assert b" 200 OK" in read_up_to(wire, b" 200 OK"), "the connection stays usable"
         wire.sendall(refused)
-        assert b"404" in wire.recv(65_536)
+        assert b" 404 " in read_up_to(wire, b" 404 ")
         wire.sendall(b"1")
-        assert read_to_end(wire) == b""
+        assert b"HTTP/1.1" not in read_to_end(wire), "no 408: nothing was wrong"
 
 
 def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], Gateway]) -> None:

@@ -53,7 +53,7 @@ READ_OF_UVICORN = {
     },
     WebSocketsSansIOProtocol: {
         "conn", "frames", "curr_msg_data_type", "close_sent", "writable", "handshake_initiated", "default_headers", "transport",
-        "read_paused", "loop",
+        "read_paused", "loop", "queue", "disconnected", "close_timer",
     },
     FlowControl: {"read_paused", "write_paused"},
 }  # fmt: skip

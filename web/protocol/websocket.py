@@ -10,7 +10,7 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from web.protocol import refusal
-from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, SMALL_MESSAGE_BYTES
+from web.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_DROPPED_BODY_BYTES, SMALL_MESSAGE_BYTES
 from web.protocol.config import BoundedConfig
 from web.protocol.connection import Connection, SendProgress
 from web.protocol.message import BodyPace
@@ -50,7 +50,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.close_sent:
             self._num_discarded += len(data)
-            if self._num_discarded > MAX_DISCARDED_BYTES:
+            if self._num_discarded > (MAX_DROPPED_BODY_BYTES if self.disconnected else MAX_DISCARDED_BYTES):
                 self._slot.raw.abort()
                 return
         super().data_received(data)
@@ -95,10 +95,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._note(kind, f"a WebSocket was closed: {reason}")
         if self.conn.state is State.OPEN and not self.close_sent:
             self.conn.fail(code, reason)
-            self.handle_parser_exception()
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+            self.close_sent = self.disconnected = True
+            self._linger()
         else:
             self._slot.raw.abort()
         self._drop_unfinished()
+
+    def _linger(self) -> None:
+        """Drop for a moment what still arrives: closing before it was read would reset the connection under the close frame."""
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
     def _refuse_handshake(self) -> None:
         """Uvicorn waits for ever where the library could not read the request: it raises no event for it."""
