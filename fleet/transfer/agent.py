@@ -6,6 +6,7 @@ thread). And it ties transfer handles to the agent, while the end of an agent mu
 Descriptors are (address, length, device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle.
 """
 
+import hashlib
 import importlib
 import logging
 import os
@@ -20,8 +21,24 @@ from fleet.transfer.reach import LOCAL, Reach
 
 BACKEND = "UCX"
 HOST_DEVICE = 0
+DIGEST_BYTES = 16
 PROGRESS_DELAY_US = 10_000
 """The longest that the progress thread sleeps when nothing happens."""
+
+
+def check_metadata(peer: str, metadata: bytes) -> None:
+    """Refuse metadata that is damaged, or another agent's, before anything is made for it: NIXL parses what it is given, and an
+    agent that is closed as soon as it was made may crash the process (UCX 1.23 over shared memory).
+
+    Raises: TransferError.
+    """
+    raw, digest = metadata[:-DIGEST_BYTES], metadata[-DIGEST_BYTES:]
+    if digest != _digest(peer, raw):
+        raise TransferError(f"NIXL could not load a peer's metadata: it is damaged, or not that of {peer}")
+
+
+def _digest(name: str, metadata: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + metadata).digest()[:DIGEST_BYTES]
 
 
 class _Config(Protocol):
@@ -81,6 +98,7 @@ class Agent:
 
     def __init__(self, name: str, regions: Sequence[Memory], reach: Reach = LOCAL) -> None:
         reach.enforce()
+        self._name = name
         self._bindings = load_bindings()
         self._errors = tuple(
             value
@@ -102,13 +120,15 @@ class Agent:
             self._open().registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, regions), self._backends)
 
     def metadata(self) -> bytes:
+        """Return what peers load to read from this agent, with a digest of it and of the agent's name."""
         with self._explained("give its metadata"):
-            return self._open().getLocalMD()
+            raw = self._open().getLocalMD()
+        return raw + _digest(self._name, raw)
 
     def add_peer(self, metadata: bytes) -> str:
         """Make a peer's memory readable; return the peer's name."""
         with self._explained("load a peer's metadata"):
-            return self._open().loadRemoteMD(metadata).decode()
+            return self._open().loadRemoteMD(metadata[:-DIGEST_BYTES]).decode()
 
     def connect(self, peer: str) -> None:
         """Begin to connect to a peer, which the first read would do else."""

@@ -13,7 +13,7 @@ from fleet.core.chunk import TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.ids import WorkerId
 from fleet.core.pages import Memory, Span
-from fleet.transfer.agent import Agent
+from fleet.transfer.agent import Agent, check_metadata
 from fleet.transfer.arena import Arena, Slot
 from fleet.transfer.memory import HostMemory, stored_bytes
 from fleet.transfer.reach import LOCAL, Reach
@@ -116,6 +116,7 @@ class Link:
         self.closed = False
         self.reads: set[Read] = set()
         self.memory, self.arena = memory, arena
+        check_metadata(peer, peer_metadata)
         self._agent = Agent(name, [memory.region, *more], reach)
         named = self._agent.add_peer(peer_metadata)
         if named != peer:
