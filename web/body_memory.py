@@ -48,7 +48,7 @@ class BodyMemory:
 
 
 class HeldBodies:
-    """What one request holds."""
+    """Bytes of bodies held by one request."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory

@@ -39,7 +39,7 @@ class Unauthorized(BadInput):
 
 
 class TooManyWrongKeys(BadInput):
-    """The request bears a wrong key, and so did many before it from the same address."""
+    """The request has a wrong key, as had many earlier requests from the same address."""
 
     code = "too_many_wrong_keys"
     status = 429

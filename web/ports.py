@@ -300,7 +300,7 @@ class FleetPort(Protocol):
         ...
 
     async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
-        """How many more requests `submit` would admit now, this one included. Raises: as `submit`."""
+        """Return the number of further requests that `submit` would admit now, this one included. Raises: as `submit`."""
         ...
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:

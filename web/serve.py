@@ -118,7 +118,7 @@ async def serve(
 def uvicorn_config(
     app: Starlette, config: FleetConfig, tls: TlsFiles | None = None, max_connections: int | None = None
 ) -> BoundedConfig:
-    """`max_connections`: what the process can have; None: what the configuration allows."""
+    """`max_connections`: the limit of the process; None: that of the configuration."""
     bounds = Bounds.of(config.web, max_connections or config.web.max_connections)
     return BoundedConfig(
         app,

@@ -17,7 +17,7 @@ MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(sec
 SHORT_LIVED = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
-"""Of 16 random hexadecimal digits fewer are different once in two million times."""
+"""A random key of 16 hexadecimal digits has fewer different digits once in two million times."""
 PLACEHOLDERS = (
     "admin", "apikey", "default", "example", "fleet", "fleetapikey", "key", "none", "null", "password", "secret", "test", "todo",
     "token", "yourapikey", "yourkey",

@@ -233,7 +233,7 @@ class TransferConfig(Strict):
 
 
 class SecurityConfig(Strict):
-    """What a deployment that others can reach must have; see `SECURITY.md`. Each `allow_` permits one thing refused at start.
+    """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is refused at start otherwise.
 
     `fleet_secret`: a file whose content every worker of the fleet shares; with it, what workers register carries a MAC.
     """

@@ -1,4 +1,4 @@
-"""How the embedded Redis is reached: the Unix socket in its data folder, and the password beside it where there is one.
+"""Address and password of the embedded Redis: the Unix socket in its data folder, and the password file beside it, if any.
 
 Clients find both by the data folder alone, so every command of a deployment finds its server. Starts no server.
 """

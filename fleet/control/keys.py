@@ -129,7 +129,7 @@ class Row:
 TABLE: tuple[Row, ...] = (
     Row(pattern="workers", redis_type="zset", life="forever", owner="register", meaning="incarnation -> lease deadline, us"),
     Row(pattern="worker:{id}", redis_type="hash", life="lease", owner="register",
-        meaning="role, host, pid, metadata, from where it can be read, MAC, how busy it is, what people bid it"),
+        meaning="role, host, pid, metadata, hosts that can read it, MAC, load, the order of an operator"),
     Row(pattern="worker:{id}:tasks", redis_type="set", life="lease", owner="claim",
         meaning="request|stage it owns, or that is put to it"),
     Row(pattern="role:{role}", redis_type="stream", life="forever", owner="grant", meaning="grants waiting for a claim"),

@@ -24,7 +24,7 @@ LOCK_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Where the server keeps its data and listens. The folder is served by one process at a time.
+    """Data folder and addresses of the server. The folder is served by one process at a time.
 
     `data_dir` is absolute. `port` None: on the Unix socket in the folder alone.
     """

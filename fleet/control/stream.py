@@ -270,7 +270,7 @@ class ClientStream:
             except TimeoutError:
                 await self.abort(f"its client read nothing, and did not come back for {patience_s:g} s (web.send_timeout_s)")
         except FleetError as error:
-            log.info("request %s, which nobody listens to, ended with: %s", self.request_id, error.message)
+            log.info("request %s, which has no client, ended with: %s", self.request_id, error.message)
 
     async def _close(self) -> None:
         self._closed = True

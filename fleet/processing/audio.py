@@ -153,7 +153,7 @@ def _from_base64(data: str, where: str) -> bytes:
 
 
 def _base64_start(data: str) -> int:
-    """Where the base64 of a file begins in a text that may be a `data:` URL of it."""
+    """Return the index at which the base64 of a file begins in a text that may be a `data:` URL."""
     if not _DATA_URL.match(data):
         return 0
     # a comma may stand in the media type: `data:video/webm;codecs=vp8,opus;base64,`

@@ -54,7 +54,7 @@ MAX_UINT32 = 0xFFFFFFFF
 
 
 Reader = Literal["libsndfile", "matroska", "mp4", "amr", "flac", "ogg", "aac"]
-"""What reads a file: libsndfile, or one of PyAV's demuxers."""
+"""The reader of a file: libsndfile, or one of PyAV's demuxers."""
 
 
 class NotReadable(Exception):

@@ -28,7 +28,7 @@ WALL_S_PER_CPU_S = 10
 END_S = 5.0
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
-"""What a decoder process has of the gateway's variables: no secret."""
+"""Environment variables that a decoder process inherits from the gateway; none is a secret."""
 
 
 class DecoderPool:

@@ -1,4 +1,4 @@
-"""What a gateway and its decoder processes say to each other: jobs, replies, and the limits of a job. Starts no process."""
+"""Messages between a gateway and its decoder processes: jobs with their limits, and replies. Starts no process."""
 
 import math
 import struct
@@ -11,9 +11,9 @@ import numpy as np
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
 """Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a recording of one's voice 0.003 s."""
 MEMORY_BYTES = 128 * 1024 * 1024
-"""What decoders may take beside the file and its samples."""
+"""Memory that a decoder may use beside the file and its samples."""
 FILE_COPIES, SAMPLE_COPIES = 4, 3
-"""How often a file, as base64 and as bytes, and its samples are in memory at one time."""
+"""Numbers of copies of a file (as base64 and as bytes) and of its samples that are in memory at one time."""
 OUT_OF_MEMORY = 3
 """The exit status of a process that ended over a job for want of memory."""
 NO_BASE64 = "?"

@@ -126,7 +126,7 @@ class Agent:
         return raw + _digest(self._name, raw)
 
     def add_peer(self, metadata: bytes) -> str:
-        """Make a peer's memory readable; return the peer's name."""
+        """Make a peer's memory readable; return the peer's name. The metadata has passed `check_metadata`."""
         with self._explained("load a peer's metadata"):
             return self._open().loadRemoteMD(metadata[:-DIGEST_BYTES]).decode()
 

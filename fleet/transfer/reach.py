@@ -32,7 +32,7 @@ segments are open to the group. Not `posix` alone: a peer that is killed or stop
 entry that is never complete, and closing the agent then never ends (after 3 of 100 reads that were broken off, with UCX 1.23).
 """
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
-"""Of /dev/shm, which has 64 MiB in a container, an agent takes 0.6 MB so, not 4.3 MB."""
+"""With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of 4.3 MB."""
 LOOPBACK = "127.0.0.0/8"
 NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -51,7 +51,7 @@ def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _GIVEN = settings_given(os.environ)
-"""Of the environment that the process was started with: `enforce` changes the current one."""
+"""UCX settings in the environment at the start of the process; `enforce` changes the current environment."""
 _logged: set[str] = set()
 
 

@@ -49,9 +49,9 @@ class Mail:
 
 
 class Link:
-    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: how old chunks were on arrival here.
+    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: ages of chunks on arrival.
 
-    `secret`: what a peer's record must be signed with; None where records are not signed.
+    `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
     """
 
     def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName, secret: FleetSecret | None = None) -> None:

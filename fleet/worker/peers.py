@@ -1,4 +1,4 @@
-"""What a worker and its peers demand of each other before one reads the other's memory: the same reach, the same secret."""
+"""Requirements between a worker and its peers before one reads the memory of the other: the same reach and the same secret."""
 
 from dataclasses import dataclass
 

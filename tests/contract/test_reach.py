@@ -1,4 +1,4 @@
-"""Who can reach a worker's memory: by default processes of its own host and user, else those of the interface that is named."""
+"""Access to the memory of a worker: processes of its host and user by default, otherwise those on the configured interface."""
 
 import ipaddress
 import os

@@ -29,7 +29,7 @@ NICENESS = 10
 NUM_IDLE, NUM_HALF_OPEN, NUM_UNREAD = 1000, 400, 8
 NUM_FLOODS, NUM_VALIDATIONS, NUM_DECODERS, NUM_EVENTS = 4, 2, 2, 1
 MAX_HEADER_BYTES = 64 * 1024 * 1024
-"""Of one connection; a gateway without bounds reads all of them."""
+"""Header bytes sent on one connection; a gateway without bounds reads all of them."""
 BOMB_BYTES = 1024 * 1024
 HEADER_LINES = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 1000) for number in range(64))
 AUTOGROUP = Path("/proc/self/autogroup")

@@ -25,10 +25,10 @@ GRAPH = GRAPHS[DEFAULT_GRAPH]
 DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
 START_S, PATIENCE_S = 90.0, 60.0
 SHORT_S = 5.0
-"""How long the attack lasts without `--attack-s`."""
+"""Duration of the attack without `--attack-s`."""
 MAX_RSS, MAX_LEFT_RSS, ABORT_RSS = 600 << 20, 250 << 20, 3 << 30
-"""Of the gateway: at most; above what it had at start, once all is over (the allocator keeps what decoding one long clip needed);
-and so much that the attack is called off to spare the machine."""
+"""Resident memory of the gateway: the bound; the bound of what remains above its start after the attack (the allocator keeps what
+decoding one long clip needed); and the size at which the attack is stopped to protect the machine."""
 MAX_HEALTH_MS = 200.0
 FREED_S = 35.0
 """Time from the end of the attack until the gateway has closed what attackers still hold; its longest time-out is 30 s."""

@@ -123,7 +123,7 @@ FORMS: dict[str, dict[str, object]] = {
     "repeats": {"data": [PLANTED, None, [], {}], "repeats_left": 3, "repeat_intervals": [0]},
     "a group": {"data": [PLANTED, None, [], {}], "group_id": "planted"},
 }
-"""What a record holds in place of what `submit` wrote."""
+"""Fields of a record that replace those written by `submit`."""
 
 
 def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:

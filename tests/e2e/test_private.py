@@ -1,4 +1,4 @@
-"""What a fleet shows to other users and other processes of its machine: no Redis, no file, and no secret it does not use."""
+"""Isolation of a fleet on its machine: others reach neither Redis nor files, and processes have only the secrets they use."""
 
 import os
 import pwd
@@ -55,7 +55,7 @@ def fleet(folder: Path) -> Iterator[Running]:
 
 @contextmanager
 def another_user() -> Iterator[None]:
-    """This process with the rights of `nobody`, where it may give up its own; else as it is, for what modes can show."""
+    """Run the block with the rights of `nobody` if this process is root; otherwise unchanged, and the modes are checked."""
     if os.geteuid() != 0:
         yield
         return
@@ -184,7 +184,7 @@ def is_refused(client: redis.Redis) -> bool:
 
 
 def test_server_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
-    """Of a path with all that an address must quote; through the port, too."""
+    """The path holds every character that an address must quote; the port is tested as well."""
     deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
     deep.mkdir(parents=True)
     options = ["--set", f"redis.port={free_port()}"]

@@ -101,7 +101,7 @@ def test_session_that_is_not_renewed_is_not_counted(control: Control) -> None:
 
 
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
-    """What waited in line begins when it is held again; what was written down keeps its beginning."""
+    """The age of a queued session starts when it is held again; a session that was written keeps its start."""
     held = answer(control, "a", API, new=True)
     began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
     control.client.hset(keys.voice("a"), "started_us", str(began_us))

@@ -1,4 +1,4 @@
-"""How the embedded Redis is reached and kept from others: its address, its password, and the folders it lies in."""
+"""Address, password and folder permissions of the embedded Redis."""
 
 import os
 import stat

@@ -146,7 +146,7 @@ def open_websocket(target: Target, address: bytes = b"/v1/realtime", *, receive_
 
 
 def long_websocket_address(target: Target, num_bytes: int = 10_000) -> bytes:
-    """What is said to a WebSocket whose address is too long."""
+    """Return the answer to a WebSocket request whose address is too long."""
     with open_websocket(target, b"/v1/realtime?model=" + b"a" * num_bytes) as wire:
         return read_to_end(wire)
 

@@ -229,7 +229,7 @@ class FakeClient:
     logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
     num_kept: int = 0
-    """How often a voice session was written."""
+    """Number of writes of voice sessions."""
     num_checked: int = 0
 
     def __post_init__(self) -> None:

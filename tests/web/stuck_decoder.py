@@ -1,4 +1,4 @@
-"""Decoder processes that take files and never answer, for tests of what goes on meanwhile."""
+"""Decoder processes that read files and never reply, for tests of other requests during decoding."""
 
 import sys
 from collections.abc import Iterator

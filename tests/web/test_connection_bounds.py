@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ SPOKEN: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def attacked(loaded: Loaded) -> Iterator[Gateway]:
-    """Not the session's: what the log sums up later would come in other tests."""
+    """A gateway of this module: delayed summary lines of its log must not appear in other tests."""
     with serving(loaded) as gateway:
         yield gateway
 
@@ -143,22 +144,24 @@ def test_trailer_field_is_no_header_field(loaded: Loaded) -> None:
     assert said.startswith(b"HTTP/1.1 200") and b"transfer-encoding" in said and b"authorization" not in said
 
 
+def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
+    """Send a byte each 20 ms until something arrives, and return that."""
+    wire.settimeout(0.02)
+
+    def answer() -> bytes:
+        try:
+            return wire.recv(65_536)
+        except TimeoutError:
+            wire.send(byte)
+            return b""
+
+    return wait_until(answer, "the answer to what came a byte at a time")
+
+
 def test_unfinished_head_is_answered_408_however_it_drips(quick: Gateway) -> None:
     with Target.of(quick.url).connect() as wire:
         wire.sendall(GET + b"x: ")
-        wire.settimeout(0.02)
-        said = b""
-
-        def refused() -> bool:
-            nonlocal said
-            try:
-                said += wire.recv(65_536)
-            except TimeoutError:
-                wire.send(b"x")
-            return bool(said)
-
-        wait_until(refused, "the refusal of a head that came a byte at a time")
-        assert error_of(said) == (408, "request_timeout")
+        assert error_of(drip_until_answered(wire, b"x")) == (408, "request_timeout")
 
 
 def test_unfinished_second_head_of_a_connection_is_answered_408(quick: Gateway) -> None:
@@ -277,19 +280,7 @@ def test_body_that_stops_is_answered_408(quick: Gateway) -> None:
 
 def test_body_that_drips_is_answered_408(quick: Gateway) -> None:
     with attacks.slow_body(Target.of(quick.url)) as wire:
-        wire.settimeout(0.02)
-        said = b""
-
-        def refused() -> bool:
-            nonlocal said
-            try:
-                said += wire.recv(65_536)
-            except TimeoutError:
-                wire.send(b" ")
-            return bool(said)
-
-        wait_until(refused, "the refusal of a body that came a byte at a time")
-        assert error_of(said) == (408, "request_timeout")
+        assert error_of(drip_until_answered(wire, b" ")) == (408, "request_timeout")
 
 
 def test_rest_of_a_refused_body_is_dropped_within_bounds(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,7 +462,7 @@ def test_client_that_leaves_aborts_the_request_before_a_pipelined_one(
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
     (stream,) = gateway.client.streams.values()
     wait_until(lambda: stream.aborted == "the client left", "the abort")
-    assert not any("failed" in line for line in caplog.messages), "it is told, and does not write to a closed connection"
+    assert not any("failed" in line for line in caplog.messages), "it does not write to a closed connection"
 
 
 def test_repeated_abuse_is_one_log_line(quick: Gateway, caplog: pytest.LogCaptureFixture) -> None:

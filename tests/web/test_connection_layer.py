@@ -57,7 +57,7 @@ READ_OF_UVICORN = {
     },
     FlowControl: {"read_paused", "write_paused"},
 }  # fmt: skip
-"""What the bounded protocols read or set; each is made by the class itself."""
+"""Attributes that the bounded protocols read or set; each is created by the class itself."""
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_large_body_is_read_while_others_are_served(gateway: Gateway, path: str,
 
 
 def num_calls(work: Callable[[], object]) -> int:
-    """How many Python functions `work` enters."""
+    """Return the number of Python functions that `work` enters."""
     num = 0
 
     def count(_frame: FrameType, event: str, _argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Sound files that are made to cost much: refused where they are found out, and nobody else waits while they are decoded."""
+"""Audio files crafted to be expensive: refused once recognised, and no other request waits while they are decoded."""
 
 import json
 import socket
@@ -54,7 +54,7 @@ def test_recording_with_big_pictures_is_answered(gateway: Gateway) -> None:
 
 
 def test_other_requests_are_answered_while_bombs_are_decoded(loaded: Loaded) -> None:
-    """The decoders are stuck for good: whoever waited for one of them would wait for ever."""
+    """The decoders never reply, so a request that waited for one of them would never end."""
     with stuck_gateway(loaded) as (gateway, stuck), ExitStack() as bombs:
         for _ in range(NUM_BOMBS):
             bombs.enter_context(send(gateway, codebooks()))

@@ -71,7 +71,7 @@ def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytes
 
 
 def test_wrong_key_that_a_foreign_page_sends_counts_too(locked: Gateway) -> None:
-    """Else the two refusals would tell a right key from a wrong one without any back-off."""
+    """Otherwise the two refusals would distinguish a right key from a wrong one without a back-off."""
     for _ in range(NUM_FREE):
         assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 403
     assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 429

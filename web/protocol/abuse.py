@@ -28,7 +28,7 @@ class AbuseLog:
         return len(self._counts)
 
     def note(self, kind: str, address: str | None, message: str, now: float) -> None:
-        """`kind`: what events that are counted together have in common. `now`: seconds of the event loop's clock."""
+        """`kind`: the kind of event; events of one kind are counted together. `now`: seconds of the event loop's clock."""
         key = (kind, address or "a local socket")
         if key not in self._counts and len(self._counts) >= MAX_TRACKED:
             key = (kind, OTHERS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fleet.config.schema import WebConfig
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request: its first line, its header fields, and the trailer fields of its body."""
+"""Size of a request's head: its first line, its header fields, and the trailer fields of its body."""
 MAX_URL_BYTES = 16 * 1024
 MAX_FIELDS = 128
 """Header and trailer fields. Source: the bound of `websockets`, for the same request with an upgrade."""
@@ -16,7 +16,7 @@ MAX_FRAMING_BYTES = 16 * 1024
 CHUNK_FRAMING_BYTES = 16
 """A chunk's size and its two line ends."""
 MAX_DISCARDED_BYTES = 256 * 1024
-"""What is read and dropped of a head that was refused, and beside another answer."""
+"""Bytes that are read and dropped after a refused head, or while another answer is sent."""
 MAX_DROPPED_BODY_BYTES = 32 * 1024 * 1024
 """The rest of a body that is read and dropped after its answer: many clients read an answer only once they have sent everything.
 One that could send all of it takes the connection for usable again, so it is kept up to here, and broken off beyond.
@@ -28,9 +28,9 @@ MIN_BYTES_PER_S = 500
 LARGE_BODY_BYTES, LARGE_BYTES_PER_S = 1024 * 1024, 8 * 1024
 """A body of so many bytes must move so fast."""
 SMALL_MESSAGE_BYTES = 64 * 1024
-"""Of an unfinished WebSocket message: what each connection may hold, whatever the others do."""
+"""Bytes of an unfinished WebSocket message that each connection may hold, independent of the others."""
 LINGER_S = 2.0
-"""How long what arrives after a refusal is dropped: closing before it was read would reset the connection under the answer."""
+"""Time for which input after a refusal is dropped: closing before it is read would reset the connection under the answer."""
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
 SWEEPS_PER_TIMEOUT = 5
 """A time-out is noticed late by a fifth of it, and by a second at most."""
@@ -49,7 +49,7 @@ class Bounds:
 
     @staticmethod
     def of(web: WebConfig, max_connections: int) -> "Bounds":
-        """`max_connections`: what the process can have, if it is less than what the deployment allows."""
+        """`max_connections`: the limit of the process, if it is below that of the deployment."""
         return Bounds(
             header_timeout_s=web.header_timeout_s,
             body_timeout_s=web.body_timeout_s,

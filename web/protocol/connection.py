@@ -30,7 +30,7 @@ class Handler(Protocol):
 class Connection:
     """`raw` is the transport of the socket itself, under TLS where there is any. `busy`: a request or a WebSocket is under way.
 
-    `address`: what connections are counted by; None where there is none, as for Unix sockets.
+    `address`: the client address by which connections are counted; None for Unix sockets.
     """
 
     __slots__ = ("address", "busy", "handler", "raw")
@@ -102,7 +102,7 @@ class SendProgress:
 
 
 def address_of(peer: tuple[str, int] | None) -> str | None:
-    """What a client's connections are counted by: its IPv4 address, or the network of its IPv6 address."""
+    """Return the key by which a client's connections are counted: its IPv4 address, or the network of its IPv6 address."""
     if peer is None:
         return None
     host = peer[0].partition("%")[0]

@@ -1,4 +1,4 @@
-"""How many connections this process can have: its limit of file descriptors, raised as far as it is allowed to."""
+"""Number of connections that this process can have, from its limit of file descriptors, which is raised to the hard limit."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ log = logging.getLogger("fleet.web")
 RESERVED = 128
 """Descriptors for what the gateway opens besides connections: Redis, files that are served, sockets that are being accepted."""
 UNLIMITED = 1024 * 1024
-"""What to raise the soft limit to where the hard one is none."""
+"""Soft limit to set where there is no hard limit."""
 OPEN_NOW = Path("/proc/self/fd")
 
 

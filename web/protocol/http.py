@@ -76,10 +76,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._head_since: float | None = None
         self._ends_at: float | None = None
-        """When the connection is aborted in any case: set after a refusal, and once there is nothing more to write."""
+        """Time at which the connection is aborted in any case: set after a refusal, and once there is nothing more to write."""
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
-        """What came together with the end of the TLS handshake."""
+        """Input that arrived together with the end of the TLS handshake."""
 
     # the connection
 

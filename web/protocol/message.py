@@ -1,4 +1,4 @@
-"""What is counted of one HTTP message as it arrives: its sizes, and the pace of its body. Knows no socket."""
+"""Counters of one HTTP message as it arrives: its sizes, and the pace of its body. Knows no socket."""
 
 from web.protocol import refusal
 from web.protocol.bounds import (
@@ -14,7 +14,7 @@ from web.protocol.bounds import (
 from web.protocol.refusal import Refusal
 
 FIELD_FRAMING_BYTES = 4
-"""Of a header field: `: ` and the line end."""
+"""Bytes of a header field beside name and value: `: ` and the line end."""
 
 
 class MessageSize:
@@ -32,9 +32,9 @@ class MessageSize:
         self._url_bytes = self._field_bytes = self._num_fields = 0
         self._ended = False
         self.num_head_bytes = 0
-        """Of a head that is not over."""
+        """Bytes of an unfinished head."""
         self.num_chunks = 0
-        """Of this read."""
+        """Chunks of a chunked body in the current read."""
         self.num_discarded = 0
         """Bytes of a body that came after its answer."""
 
@@ -70,7 +70,7 @@ class MessageSize:
             self.num_head_bytes += num_bytes
 
     def end_read(self, *, in_head: bool) -> Refusal | None:
-        """What is wrong with a head, or a body, that is still arriving."""
+        """Return the refusal of a head or body that is still arriving, or None."""
         if self._ended:
             return None
         if in_head:

@@ -12,7 +12,7 @@ from web.protocol.bounds import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, MAX_U
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """`kind`: what the log counts together."""
+    """`kind`: refusals of one kind are counted together in the log."""
 
     status: int
     code: str

@@ -29,7 +29,7 @@ class ConnectionTable:
         self._idle_of: dict[str, OrderedDict[Connection, None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._unchecked: list[Connection] = []
-        """What the sweep under way has still to look at."""
+        """Connections that the current sweep has not checked yet."""
         self._slice = 1
 
     def __len__(self) -> int:

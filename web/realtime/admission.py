@@ -79,7 +79,7 @@ class Admission:
         return has_room or self._num_by_key < self._voice.max_sessions - self._max_by_secret
 
     def _call_next(self) -> None:
-        """Give free places to the first in line who may have them: a secret that may not enter holds up nobody behind it."""
+        """Give free places to the first in line that may have them; a secret that may not enter blocks none of the others."""
         for waiter in tuple(self._line):
             if self._has_place(by_secret=waiter.by_secret):
                 self._line.remove(waiter)

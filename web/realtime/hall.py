@@ -54,7 +54,7 @@ def absence_tries(lease: LeaseConfig) -> int:
 
 
 Undo = Callable[[str, int], Coroutine[None, None, None]]
-"""What becomes of a session, by its name and epoch, whose client left while it was held."""
+"""Callback for a session, given by name and epoch, whose client left while it was being held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Place:
     snapshot: Snapshot
     began_at: float
     active_at: float
-    """When its client last sent something, or was spoken to."""
+    """Time of the last input from its client, or of the last output to it."""
     num_received: int = 0
     away_us: int | None = None
     """Since when its client is away."""

@@ -1,4 +1,4 @@
-"""How fast one session may begin answers that are discarded before their end. Pure; the caller passes the time.
+"""Rate at which one session may begin answers that are discarded before their end. Pure; the caller passes the time.
 
 One response is active at a time, but a client that creates and cancels in turn would make the fleet begin thousands.
 """
@@ -20,7 +20,7 @@ class Pace:
         self._left -= 1
 
     def delay_s(self, now: float) -> float:
-        """How long the client's next event must wait."""
+        """Return the seconds that the client's next event must wait."""
         self._refill(now)
         return max(0.0, -self._left / PER_S)
 

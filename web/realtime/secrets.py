@@ -52,8 +52,8 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """What opened a connection. `owner` names it for the sessions that it opens; `settings` are those that a session of it begins
-    with, or None: then it has expired, or was never made, and may at most continue a session that it opened.
+    """Credential of a connection. `owner` names it for the sessions that it opens; `settings` are those that a session of it
+    begins with, or None: then it has expired, or was never made, and may at most continue a session that it opened.
     """
 
     owner: str
@@ -112,5 +112,5 @@ def expired() -> Unauthorized:
 
 
 def short_name(owner: str) -> str | None:
-    """What people see of a client secret: the first characters of its hash; None for the API key."""
+    """Return the shown part of a client secret, the first characters of its hash; None for the API key."""
     return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

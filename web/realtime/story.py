@@ -10,7 +10,7 @@ from web.realtime.server_events import TimingPart
 
 KEPT_TURNS = 200
 SHOWN_ID_CHARS = 8
-"""Of the 22 random characters of a session's id; the others cannot be guessed."""
+"""Number of shown characters of the 22 random ones in a session's id; the others cannot be guessed."""
 
 
 def shown_id(session_id: str) -> str:

@@ -21,7 +21,7 @@ local function reach_in_words(reach, host)
   if reach == 'network' then return 'workers of other hosts' end
   return 'only workers of its own host, user and container (' .. (host or '') .. ')'
 end
--- How two workers differ in what they demand of each other: why, and the remedy; nil where they do not.
+-- The difference between the peer requirements of two workers, and the remedy; nil if they agree.
 local function mismatch(other, theirs)
   if (given.key_id or '') ~= (theirs.key_id or '') then
     local which = not given.key_id and 'it has no fleet secret, ' .. other .. ' has one'

@@ -1,4 +1,4 @@
-"""Who enters next where places are scarce: client secrets have a share of them, and hold up nobody with the API key."""
+"""Order of admission when places are scarce: client secrets get a share of them, and do not delay clients with the API key."""
 
 import asyncio
 from collections.abc import Callable

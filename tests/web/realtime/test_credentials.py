@@ -1,4 +1,4 @@
-"""How far a client secret reaches: its own sessions, one at a time, on several gateways over a real Redis."""
+"""Access of a client secret: its own sessions, one at a time, on several gateways over a real Redis."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""How long a session lasts: its whole duration, and its idle time, by a clock that the test turns."""
+"""Longest duration and idle time of a session, with a clock that the test sets."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
 @dataclass(slots=True)
 class Client:
-    """What a client is sent. Satisfies `line.Port`."""
+    """Record of the events sent to a client. Satisfies `line.Port`."""
 
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
     closed: tuple[int, str] | None = None
@@ -145,7 +145,7 @@ async def _silent(session: Session) -> bool:
 
 
 async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
-    """How long it may be away is for `voice.resume_s` to say, by the loop's own clock."""
+    """`voice.resume_s`, on the clock of the event loop, bounds how long a client may be away."""
     session = await talk.begin()
     talk.hall.lost(session, talk.client)
     await talk.passes(2 * IDLE_S)

@@ -503,7 +503,7 @@ export class Talk {
     this.connectAgain();
   }
 
-  /** The conversation goes to a new session as text: the server ended the former one while nobody spoke. */
+  /** The conversation goes to a new session as text: the server ended the former one as idle. */
   continueAfterIdle() {
     this.stop();
     this.session = null;
