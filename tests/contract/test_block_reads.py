@@ -103,7 +103,7 @@ def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: Reader)
     peer.lend(4, LENGTH_BYTES)
     finish(reader.read(peer, reader.whole(peer)))
     assert bytes(reader.memory.view) == pattern(4, LENGTH_BYTES)
-    with pytest.raises(TransferError, match="given for nobody"):
+    with pytest.raises(TransferError, match="not that of nobody"):
         reader.transfer.meet(WorkerId("nobody@nowhere:1"), peer.metadata)
 
 
