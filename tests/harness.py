@@ -238,9 +238,7 @@ async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, n
 Heard = Mapping[EdgeName, np.ndarray]
 
 
-async def heard(
-    client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]
-) -> Heard:
+async def heard(client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]) -> Heard:
     """The answer, chunk by chunk; after each, `disturb` is called, on a thread, with its edge and index."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in await client.submit(spec, blob):

@@ -16,7 +16,7 @@ from fleet.control.connect import connect, run, text
 from fleet.core.errors import Aborted
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
-from fleet.worker.link import Mail
+from fleet.worker.link import TurnResult
 from fleet.worker.loop import WorkerLoop
 from tests.harness import ThreadFleet, held
 from tests.support import wait_until
@@ -56,7 +56,7 @@ class Storm:
 
         def exchange(
             calls: Sequence[scripts.Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
-        ) -> Mail:
+        ) -> TurnResult:
             before, after = self._struck(calls)
             self._abort(client, before)
             mail = send(calls, free_slots=free_slots, block_ms=block_ms, ask_live=ask_live)

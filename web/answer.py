@@ -147,9 +147,7 @@ class Answer:
         self._metrics.in_flight.inc()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._metrics.in_flight.dec()
         if not self._ended and self._closing.is_set() and self._outcome in ("", GatewayStopping.code):
             self._outcome = "left"

@@ -18,7 +18,7 @@ from web.body_memory import held_bodies
 from web.connection import is_stalled, read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import UnsupportedValue, envelope_of
-from web.gateway import MIRROR, USAGE, WAV, Gateway, Opened
+from web.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
 from web.middleware import request_id_of
 from web.offload import parse_body
 from web.schema import AudioFormat, ChatBody, parse_chat
@@ -132,9 +132,7 @@ class ChatEndpoint:
         return Response(_encode(completion), media_type="application/json", headers=headers)
 
 
-async def answer_lines(
-    gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool
-) -> AsyncIterator[bytes]:
+async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool) -> AsyncIterator[bytes]:
     """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
 
     The role comes with the first piece: clients take the time of the first event for that of the first token.
@@ -191,6 +189,6 @@ def _check_format(body: ChatBody) -> None:
         raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
 
 
-def _ignored(body: ChatBody, opened: Opened) -> list[str]:
+def _ignored(body: ChatBody, opened: ActiveRequest) -> list[str]:
     unused = ["audio"] if body.audio is not None and not opened.spoken else []
     return sorted([*body.ignored(), *unused])

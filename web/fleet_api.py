@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.core.jobs import EXAMPLE, REPORT_FILES, BenchArguments
-from fleet.core.story import STATES, RequestFilter, RequestRow
+from fleet.core.request_trace import STATES, RequestFilter, RequestRow
 from fleet.core.telemetry import (
     LEVELS,
     WORKER_ORDERS,
@@ -31,7 +31,7 @@ from web.connection import read_body
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE
 from web.ports import TelemetryPort
-from web.story import no_request, quiet_logs, read_told, wav_of
+from web.request_detail import no_request, quiet_logs, read_told, wav_of
 from web.trace import trace_of
 
 MAX_PAGE, MAX_LINES = 200, 1000

@@ -9,7 +9,7 @@ from fleet.core.ids import RequestId
 from web.errors import ErrorBody, UnservedRoute, envelope_of
 from web.gateway import Gateway
 from web.guard import is_trusted
-from web.story import no_request
+from web.request_detail import no_request
 from web.wire import ListedVoice, Model, ModelList, SpeechModel, SpeechModelList, VoiceList
 
 

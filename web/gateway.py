@@ -30,7 +30,7 @@ log = logging.getLogger("fleet.web")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class ActiveRequest:
     """An answer under way, and what was resolved for it."""
 
     answer: Answer
@@ -49,7 +49,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestOverrides:
     """What routes other than chat put beside a body: messages in place of its own, an answer or its beginning that is given, and
     what errors call the prompt and the voice. `continues`: its sound follows other sound, and keeps all of its leading silence.
     """
@@ -84,9 +84,9 @@ class Gateway:
     def speaks(self) -> bool:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
-    def part(self) -> None:
+    def detach_all(self) -> None:
         """End whatever still runs here; see `FleetPort.part`."""
-        self.client.part()
+        self.client.detach_all()
 
     def close(self) -> None:
         """End what the gateway started, after its last request."""
@@ -98,7 +98,9 @@ class Gateway:
             others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
             raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
 
-    async def open(self, body: ChatBody, request_id: RequestId, asked: Asked | None = None, *, kind: str = "") -> Opened:
+    async def open(
+        self, body: ChatBody, request_id: RequestId, asked: RequestOverrides | None = None, *, kind: str = ""
+    ) -> ActiveRequest:
         """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.
 
         `kind`: what people look for it by; speech or text where it is not given, as the body asks.
@@ -110,7 +112,7 @@ class Gateway:
         outputs = self.outputs(spoken=spoken)
         seed = request_seed(body)
         stages = self.graph.stages_for(outputs)
-        asked = asked or Asked()
+        asked = asked or RequestOverrides()
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
@@ -132,9 +134,9 @@ class Gateway:
         if isinstance(asked.given, TextPart):
             spec = self._as_long_as_given(spec)
         stream = await self._submit(spec, blob)
-        return Opened(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
+        return ActiveRequest(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
-    def _silence_of(self, asked: Asked, *, spoken: bool) -> dict[str, str]:
+    def _silence_of(self, asked: RequestOverrides, *, spoken: bool) -> dict[str, str]:
         """The bound on leading silence, kept with the request: positions in its sound are the same at every gateway."""
         max_ms = self.config.web.max_leading_silence_ms
         return {MAX_LEADING_SILENCE_MS: str(max_ms)} if spoken and max_ms is not None and not asked.continues else {}
@@ -175,7 +177,7 @@ class Gateway:
         except FleetError as error:
             log.warning("request %s: what was spared of it is not known: %s", spec.id, error.message)
             return 0
-        spared = [task.spared for task in view.tasks if task.stage == self._main] if view is not None else []
+        spared = [task.cached_rows for task in view.tasks if task.stage == self._main] if view is not None else []
         return min(sum(spared), len(spec.prompt_ids))
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:

@@ -37,8 +37,8 @@ from web.fleet_routes import Aborted, Health, Readiness
 from web.gateway import Gateway
 from web.realtime.routes import SessionEnded, SessionList
 from web.realtime.secrets import Secret, SecretBody
+from web.request_detail import RequestDetail
 from web.schema import ChatBody
-from web.story import Told
 from web.transcription import Transcription, VerboseTranscription
 from web.wire import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
@@ -100,7 +100,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "q": "a part of the id", "limit": "rows", "before": "the `next` of the page before",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=Told),
+    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=RequestDetail),
     Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=Aborted),
     Operation(
         method="GET", path="/v1/fleet/requests/{request_id}/stream",

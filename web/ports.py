@@ -10,7 +10,7 @@ from fleet.core.chunk import Chunk
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
-from fleet.core.story import RequestFilter, RequestPage, Story
+from fleet.core.request_trace import RequestFilter, RequestPage, RequestTrace
 from fleet.core.telemetry import (
     DeadLetterView,
     FeedEntry,
@@ -84,7 +84,7 @@ class TaskView(Protocol):
     @property
     def hand_off(self) -> HandOff | None: ...
     @property
-    def spared(self) -> int: ...
+    def cached_rows(self) -> int: ...
 
 
 class EdgeView(Protocol):
@@ -173,7 +173,7 @@ class TelemetryPort(Protocol):
         """`before`: a page's `next`. Raises: BadInput."""
         ...
 
-    async def story(self, request: RequestId) -> Story | None: ...
+    async def story(self, request: RequestId) -> RequestTrace | None: ...
 
     async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
         """What is kept of an edge, from its first chunk; sound is kept for a minute only."""
@@ -307,7 +307,7 @@ class FleetPort(Protocol):
         """Take a request over from the gateway that held it; None if it is not known."""
         ...
 
-    def part(self) -> None:
+    def detach_all(self) -> None:
         """End every stream with GatewayStopping, but none of their requests."""
         ...
 

@@ -27,9 +27,7 @@ def new_seed() -> int:
     return secrets.randbelow(2**32)
 
 
-def stage_defaults(
-    config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]
-) -> dict[StageName, Sampling]:
+def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]) -> dict[StageName, Sampling]:
     """What each stage samples with when a request says nothing; `of_checkpoint` is the frontend's `sampling`.
 
     Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value out of range.
@@ -41,9 +39,7 @@ def stage_defaults(
             StageFields.model_validate(given)
             sampling = msgspec.convert(given, Sampling, strict=True)
         except (ValueError, msgspec.ValidationError) as error:
-            raise ConfigError(
-                f"stages.{stage.name}.sampling: {error}", param=f"stages.{stage.name}.sampling"
-            ) from error
+            raise ConfigError(f"stages.{stage.name}.sampling: {error}", param=f"stages.{stage.name}.sampling") from error
         if stage.main:
             bound = min(sampling.max_tokens, config.limits.max_answer_tokens)
             sampling = msgspec.structs.replace(sampling, max_tokens=bound)
@@ -118,9 +114,7 @@ def _given(fields: SamplingFields) -> dict[str, Value]:
     return values
 
 
-def _check_bound(
-    values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str
-) -> None:
+def _check_bound(values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str) -> None:
     limit = config.limits.max_answer_tokens
     if not stage.main:
         limit = max(limit, default.max_tokens)

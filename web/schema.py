@@ -124,9 +124,7 @@ def _voice_tag(value: object) -> str:
     return ":object" if isinstance(value, dict | VoiceReference) else ":string"
 
 
-Voice = Annotated[
-    Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")], Discriminator(_voice_tag)
-]
+Voice = Annotated[Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")], Discriminator(_voice_tag)]
 
 
 def voice_name(voice: Voice | None) -> str | None:

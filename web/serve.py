@@ -19,7 +19,7 @@ from fleet.config.schema import FleetConfig
 from fleet.config.settings import Settings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
-from fleet.core.heap import settle
+from fleet.core.gc_freeze import freeze_gc
 from fleet.processing import load_frontend
 from web.app import create_app
 from web.protocol.bounds import Bounds
@@ -95,9 +95,7 @@ def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Pat
         raise SystemExit(1) from None
 
 
-async def serve(
-    config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path, listener: socket.socket
-) -> None:
+async def serve(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path, listener: socket.socket) -> None:
     tls = tls_files(config)
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     client = await FleetClient.connect(redis_url, config)
@@ -107,7 +105,7 @@ async def serve(
         server = Server(uvicorn_config(app, config, tls, connection_bound(config.web)), app)
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, server.stop)
-        settle()
+        freeze_gc()
         listener.listen(BACKLOG)
         _announce(config, listener)
         await server.serve([listener])

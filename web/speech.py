@@ -23,7 +23,7 @@ from web.audio_schema import SpeechBody, parse_speech
 from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import MEDIA_TYPES, open_encoder
 from web.errors import envelope_of
-from web.gateway import Asked, Gateway, Opened
+from web.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.middleware import request_id_of
 from web.offload import parse_body
 from web.schema import AudioOptions, ChatBody, MessageBody, voice_name
@@ -66,7 +66,7 @@ class Speech:
         self._gateway, self._body, self._pieces = gateway, body, pieces
         self._held = AsyncExitStack()
         self._num_input, self._num_output = 0, 0
-        self._opened: Opened | None = None
+        self._opened: ActiveRequest | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,7 +74,7 @@ class Speech:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._held.aclose()
 
-    async def begin(self, request_id: RequestId) -> Opened:
+    async def begin(self, request_id: RequestId) -> ActiveRequest:
         """Raises: whatever `Gateway.open` raises."""
         self._opened = await self._open(self._pieces[0], request_id)
         return self._opened
@@ -100,7 +100,7 @@ class Speech:
             total_tokens=self._num_input + self._num_output,
         )
 
-    async def _open_when_there_is_room(self, piece: str) -> Opened:
+    async def _open_when_there_is_room(self, piece: str) -> ActiveRequest:
         for _ in range(MAX_RETRIES):
             try:
                 return await self._open(piece, new_request_id(), continues=True)
@@ -108,10 +108,10 @@ class Speech:
                 await asyncio.sleep(RETRY_S)
         return await self._open(piece, new_request_id(), continues=True)
 
-    async def _open(self, piece: str, request_id: RequestId, *, continues: bool = False) -> Opened:
+    async def _open(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
         """`continues`: it follows another piece, and the pause between them stays."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
-        asked = Asked(
+        asked = RequestOverrides(
             messages=(Message(role="user", content=prompt),),
             given=TextPart(text=piece, where="input"),
             where="input",

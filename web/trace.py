@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from fleet.core.story import EdgeStory, Story, TaskStory
+from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace
 from fleet.graphs import Graph
 from web.walks import Logs, walks_of
 
@@ -33,7 +33,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     otherData: dict[str, str] = {}
 
 
-def trace_of(story: Story, graph: Graph, logs: Logs) -> Trace:
+def trace_of(story: RequestTrace, graph: Graph, logs: Logs) -> Trace:
     """Lanes in the order of the graph: the request itself, each stage, each edge, the walks of stages, then who owned which keys
     and values. `logs`: the chunks of edges, which say when walks began.
     """
@@ -62,7 +62,7 @@ def trace_of(story: Story, graph: Graph, logs: Logs) -> Trace:
     return Trace(traceEvents=events, otherData={"request": story.id, "graph": story.graph, "state": story.state})
 
 
-def _task_spans(task: TaskStory, end: int, lane: int) -> Iterator[TraceEvent]:
+def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[TraceEvent]:
     args: dict[str, str | int] = {"worker": task.owner, "epoch": task.epoch, "state": task.state}
     for name, begin, until in (
         ("queue", task.granted_us, task.claimed_us or end),
@@ -79,7 +79,7 @@ def _task_spans(task: TaskStory, end: int, lane: int) -> Iterator[TraceEvent]:
         yield TraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
 
 
-def _edge_spans(edge: EdgeStory, lane: int) -> Sequence[TraceEvent]:
+def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[TraceEvent]:
     if not edge.first_us:
         return ()
     args: dict[str, str | int] = {

@@ -22,7 +22,7 @@ from web.connection import read_body, send_stream, until_disconnect
 from web.encoder import encode_whole
 from web.errors import envelope_of
 from web.forms import open_form
-from web.gateway import Asked, Gateway, Opened
+from web.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.middleware import request_id_of
 from web.schema import ChatBody, MessageBody
 from web.wire import event
@@ -106,12 +106,14 @@ async def transcribe(gateway: Gateway, samples: NDArray[np.float32], rate_hz: in
         return "".join([text async for text in _texts(answer)])
 
 
-async def open_transcription(gateway: Gateway, file: bytes, request_id: RequestId, *, temperature: float | None = None) -> Opened:
+async def open_transcription(
+    gateway: Gateway, file: bytes, request_id: RequestId, *, temperature: float | None = None
+) -> ActiveRequest:
     """Greedy unless a temperature is given. Raises: whatever `Gateway.open` raises."""
     prompt = gateway.frontend.transcription_prompt()
     content = (AudioPart(data=file, where="file"), TextPart(text=prompt, where="prompt"))
     body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
-    return await gateway.open(body, request_id, Asked(messages=(Message(role="user", content=content),), where="file"))
+    return await gateway.open(body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file"))
 
 
 class TranscriptionEndpoint:

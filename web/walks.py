@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.core.chunk import Chunk
-from fleet.core.story import Mark, Story, TaskStory
+from fleet.core.request_trace import RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
 
 Logs = Mapping[str, Sequence[Chunk]]
@@ -26,7 +26,7 @@ class WalkSpan:
     to_us: int
 
 
-def walks_of(story: Story, task: TaskStory, graph: Graph, logs: Logs) -> tuple[WalkSpan, ...]:
+def walks_of(story: RequestTrace, task: TaskTrace, graph: Graph, logs: Logs) -> tuple[WalkSpan, ...]:
     """In order, while some worker had the task; nothing of a stage that has one walk only."""
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:
@@ -42,7 +42,7 @@ def walks_of(story: Story, task: TaskStory, graph: Graph, logs: Logs) -> tuple[W
     return tuple(spans)
 
 
-def _transitions(task: TaskStory, graph: Graph, logs: Logs) -> list[tuple[int, str]]:
+def _transitions(task: TaskTrace, graph: Graph, logs: Logs) -> list[tuple[int, str]]:
     """When the task came into a later walk than the one before: by the markers of its inputs; of a task without inputs, when it
     first made something in that walk.
     """
@@ -66,7 +66,7 @@ def _transitions(task: TaskStory, graph: Graph, logs: Logs) -> list[tuple[int, s
     return changes
 
 
-def _held(task: TaskStory, marks: Sequence[Mark], end_us: int) -> list[tuple[str, int, int]]:
+def _held(task: TaskTrace, marks: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
     """Who had the task, from when until when."""
     held: list[tuple[str, int, int]] = []
     worker, since = "", 0

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import configured, own_fleet
 from fleet.bench.errors import BenchError
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.split import body_of, split, split_stages, with_checkpoint
@@ -118,7 +118,7 @@ def measure_hand_offs(options: Options, steps: Steps) -> HandOffResult:
         bodies = [body_of(api.model(), prompt, target.config, **bounds, media=media) for prompt in PROMPTS]
         stages = split_stages(target.config)
         warm_up = _stories(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
-        neighbours = Neighbours()
+        neighbours = BackgroundLoad()
         told = _stories(api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs))
         others_cores = neighbours.cores()
     return HandOffResult(

@@ -27,7 +27,7 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.worker.link import Link, Mail
+from fleet.worker.link import Link, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
 WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}
@@ -180,7 +180,7 @@ def _say_ready(producer: IO[bytes]) -> None:
         producer.flush()
 
 
-def _ages(mail: Mail, arrived_us: float) -> list[float]:
+def _ages(mail: TurnResult, arrived_us: float) -> list[float]:
     return [arrived_us - notice.chunk.made_us for notice in mail.notices if isinstance(notice, ChunkNotice)]
 
 
@@ -200,9 +200,7 @@ def _produce(job: _Job) -> list[float]:
             tensors={"codes": WireTensor("int32", (1, PAYLOAD_CODES), data)},
             made_us=now_us(),
         )
-        item = scripts.Append(
-            stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1
-        )
+        item = scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
         began_s = time.perf_counter()
         answer = cast("list[Reply]", run(client, scripts.append([item])))
         took_us.append((time.perf_counter() - began_s) * 1e6)

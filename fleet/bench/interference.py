@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi, Recording, read_recording
 from fleet.bench.deployment import Target, configured, own_fleet
 from fleet.bench.errors import BenchError
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.split import body_of, num_workers, split, together, with_checkpoint
@@ -148,7 +148,7 @@ class _Load:
         count, stop = self._options.concurrency, threading.Event()
         self._ask(self._long(0, train.characters))
         peace = steps(f"{count} answers at a time, {name}", 1)
-        neighbours = Neighbours()
+        neighbours = BackgroundLoad()
         self._began_s = time.perf_counter()
         with ThreadPoolExecutor(max_workers=count) as pool:
             streams = [pool.submit(self._stream, number, stop) for number in range(count)]

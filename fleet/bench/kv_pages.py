@@ -53,9 +53,7 @@ class _End:
     """One process's pool, with every other page in use, and a region of as many bytes in one piece; both registered."""
 
     def __init__(self, worker: WorkerId) -> None:
-        self.pool = KVPool(
-            SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu")
-        )
+        self.pool = KVPool(SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu"))
         self.table, others = self.pool.borrow(), self.pool.borrow()
         for page in range(NUM_PAGES):
             for table in (self.table, others):

@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 
 from fleet.bench.agreement import compare
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.barge_in import measure_barge_in
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
@@ -23,7 +24,6 @@ from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
 from fleet.bench.machine import describe_machine, usable_cores
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options, parse
 from fleet.bench.plot import draw
 from fleet.bench.progress import Meter, meter
@@ -153,12 +153,12 @@ def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
         questions = given or spoken_questions(api, api.model(), options.requests)
         done()
         if options.voice:
-            neighbours = Neighbours()
+            neighbours = BackgroundLoad()
             voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
             voice = replace(voice, others_cores=neighbours.cores() if options.up else None)
             report = replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
         if options.barge_in:
-            neighbours = Neighbours()
+            neighbours = BackgroundLoad()
             count = options.requests
             barge_in = measure_barge_in(api, questions[0], count, progress.steps("interruptions", count + 1))
             barge_in = replace(barge_in, others_cores=neighbours.cores() if options.up else None)

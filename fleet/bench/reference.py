@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
-from fleet.bench.neighbours import Neighbours
 from fleet.core.request import RequestSpec
 
 TAIL_LINES = 8
@@ -86,7 +86,7 @@ def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable
         asked, told, said = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
         asked.write_bytes(msgspec.json.encode(work))
         command = [sys.executable, "-m", module, *options, "--requests", str(asked), "--out", str(told)]
-        neighbours = Neighbours()
+        neighbours = BackgroundLoad()
         with said.open("w") as stderr:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **PATIENT}

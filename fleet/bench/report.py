@@ -289,9 +289,7 @@ def _interference_table(found: Interference) -> Group:
             table.add_row(f"{name}, {side.name}", *_cells(summary, MS), figure(summary.high * MS if summary else None))
         table.add_section()
     table.add_row("p95 of gaps while they come, split / together", "", figure(found.ratio), "")
-    workers = "; ".join(
-        f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}" for side in sides
-    )
+    workers = "; ".join(f"{side.name}: {', '.join(f'{count} {role}' for role, count in side.workers.items())}" for side in sides)
     load = f"{found.num_streams} running answers, prompts of {found.num_tokens} tokens every {found.interval_s * MS:.0f} ms"
     return titled(f"{load}\n{workers}", table)
 

@@ -19,7 +19,7 @@ from fleet.bench.scale_result import Joined, ScalePhase, ScaleResult
 from fleet.config import FleetConfig
 from fleet.config.schema import EdgeConfig, PolicyConfig
 from fleet.control.client import FleetClient
-from fleet.core.heap import settle
+from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
 
@@ -44,7 +44,7 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
-    settle()
+    freeze_gc()
     phases: list[ScalePhase] = []
     with scale_fleet(paced(base, most)) as fleet:
         for count in sorted(counts):
@@ -55,24 +55,20 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
         joined = asyncio.run(_join(fleet, role.name, most, slots, seconds))
         step()
     graph = base.graph_declaration()
-    return ScaleResult(
-        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined
-    )
+    return ScaleResult(graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.edges), phases=tuple(phases), joined=joined)
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
     """`base` with the fake engine, room for so many streams, and the pace that the top of this file tells of."""
     graph = base.graph_declaration()
-    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), ahead_s=0.0, crowd=1)
+    policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), low_buffer_s=0.0, busy_first_chunk_factor=1)
     stages = {
         stage.name: base.stage(stage.name).model_copy(
             update={"max_batch": streams, "replicas": 1, "standby": 0, "extra": {STEP_KEY: step_ms}}
         )
         for stage in graph.stages
     }
-    edges = {
-        edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.edges
-    }
+    edges = {edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.edges}
     limits = base.limits.model_copy(update={"max_requests": streams})
     # Rows of the fake engine ride in their headers whatever the kind; this one needs no agent to be opened.
     transfer = base.transfer.model_copy(update={"kind": "redis"})

@@ -14,8 +14,8 @@ from typing import cast
 
 import psutil
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.scale_fleet import ScaleFleet
 from fleet.bench.scale_result import Ages, Window
 from fleet.control import keys
@@ -118,7 +118,7 @@ class Load:
 
     async def window(self, seconds: float) -> Window:
         """What happens in so many seconds. Raises: BenchError if a stream ended before they were over."""
-        neighbours = Neighbours()
+        neighbours = BackgroundLoad()
         before = await self._look()
         await asyncio.sleep(seconds)
         after = await self._look()

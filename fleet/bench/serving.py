@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi, ChatBody
 from fleet.bench.deployment import Target
 from fleet.bench.errors import BenchError
 from fleet.bench.load import Advance, Phase, run_phase
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.options import Options
 from fleet.bench.prompts import pick
 from fleet.bench.reference import Work
@@ -77,7 +77,7 @@ def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: 
 
 
 def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, options: Options, step: Advance) -> Phase:
-    neighbours = Neighbours()
+    neighbours = BackgroundLoad()
     phase = run_phase(name, api, bodies, concurrency, step)
     return msgspec.structs.replace(phase, others_cores=neighbours.cores() if options.up else None)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import uvloop
 
+from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import Target, configured
 from fleet.bench.errors import BenchError
-from fleet.bench.neighbours import Neighbours
 from fleet.bench.voice import PATIENCE_S, SILENCE_MS, Question, read_question
 from fleet.bench.voices_client import Caller, Frames
 from fleet.bench.voices_result import Beyond, Talk, VoicesResult
@@ -105,7 +105,7 @@ class _Hall:
                 await asyncio.sleep(OPENING_S)
             await self._until_open(jobs)
             beyond = asyncio.create_task(self._try_one_more()) if self._plan.full else None
-            neighbours, before = Neighbours(), _look(self._target.pid)
+            neighbours, before = BackgroundLoad(), _look(self._target.pid)
             self._begin.set()
             await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             after, others = _look(self._target.pid), neighbours.cores()

@@ -14,8 +14,9 @@ from rich.console import Console
 from fleet.bench.chat import ChatApi
 from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, Target, configured, own_fleet
 from fleet.bench.machine import describe_machine
-from fleet.chaos.blows import Hit, Striker, gateway_words
 from fleet.chaos.errors import ChaosError
+from fleet.chaos.event_log import EventLog
+from fleet.chaos.faults import Hit, Striker, gateway_words
 from fleet.chaos.listen import Gateways
 from fleet.chaos.load import Load, Outcome
 from fleet.chaos.options import Given, Options, chaos_overrides, check
@@ -26,7 +27,6 @@ from fleet.chaos.report import Run, Verdict, judge, show, write_json
 from fleet.chaos.requests import make_bodies
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY, How
 from fleet.chaos.schedule import draw as draw_blows
-from fleet.chaos.trail import Trail
 from fleet.chaos.watch import Residue, Watch
 from fleet.config.settings import read_settings
 
@@ -118,7 +118,7 @@ class Rig:
             extras.start([CONDUCTOR])
             urls = [self.target.url, *self._more_gateways(extras)]
             watch = stack.enter_context(closing(Watch(config, len(urls))))
-            trail = stack.enter_context(closing(Trail(config.redis_data_dir)))
+            trail = stack.enter_context(closing(EventLog(config.redis_data_dir)))
             striker = Striker(watch, trail, extras)
             self.progress.steps("the fleet becoming whole", None)
             if not striker.await_whole():
@@ -181,7 +181,7 @@ class Rig:
         A request whose gateway died before it could tell its name is asked anew, and what it left waits to be taken over.
         """
         lease = self.target.config.lease
-        patience_s = SETTLE_S + lease.worker_s + (lease.resume_s if GATEWAY in self.options.roles else 0)
+        patience_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if GATEWAY in self.options.roles else 0)
         pause, deadline_s = threading.Event(), time.monotonic() + patience_s
         while not (residue := watch.residue()).nothing and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)

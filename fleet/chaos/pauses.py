@@ -6,7 +6,7 @@ import msgspec
 
 from fleet.bench.stats import Summary, summarise
 from fleet.chaos.answer import longest_gap_s
-from fleet.chaos.blows import Hit
+from fleet.chaos.faults import Hit
 from fleet.chaos.load import Outcome
 from fleet.chaos.schedule import CONDUCTOR
 

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from fleet.bench.machine import Machine
 from fleet.bench.stats import Summary, summarise
-from fleet.chaos.aftermath import BY_WHOM
-from fleet.chaos.blows import Hit
+from fleet.chaos.faults import Hit
 from fleet.chaos.load import Outcome
 from fleet.chaos.pauses import Kind, Pauses, by_finding, by_kind, is_caught, pauses
+from fleet.chaos.recovery import BY_WHOM
 from fleet.chaos.requests import is_drawn
 from fleet.chaos.schedule import SIGNALS
 from fleet.chaos.watch import Residue

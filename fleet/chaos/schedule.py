@@ -22,7 +22,7 @@ SIGNALS = {How.KILL: "SIGKILL", How.STOP: "SIGSTOP", How.TERM: "SIGTERM"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blow:
+class Fault:
     """One process of `role` is to be struck, `pause_s` seconds after the fleet became whole.
 
     `in_hand_off`: not before a task is on its way between the halves of the role's stage.
@@ -36,7 +36,7 @@ class Blow:
 
 def draw(
     seed: int, kills: int, roles: Sequence[str], hows: Sequence[How], spacing_s: float, halves: Collection[str] = ()
-) -> list[Blow]:
+) -> list[Fault]:
     """Rounds of every role in every way, each round in an order of its own; a pause is a spacing, give or take half.
 
     `halves`: the roles that serve one half of a split stage; every other blow at each of them waits for a hand-off.
@@ -44,7 +44,7 @@ def draw(
     """
     rng = random.Random(seed)
     in_hand_off = {role: rng.random() < 0.5 for role in roles if role in halves}
-    blows: list[Blow] = []
+    blows: list[Fault] = []
     while len(blows) < kills:
         # Round by round over the roles, so that even a short run meets each of them; the ways rotate from role to role.
         turns = rng.sample(range(len(hows)), len(hows))
@@ -53,7 +53,7 @@ def draw(
             for role in rng.sample(list(roles), len(roles)):
                 how = hows[(first[role] + turn) % len(hows)]
                 pause_s = spacing_s * rng.uniform(0.5, 1.5)
-                blows.append(Blow(role=role, how=how, pause_s=pause_s, in_hand_off=in_hand_off.get(role, False)))
+                blows.append(Fault(role=role, how=how, pause_s=pause_s, in_hand_off=in_hand_off.get(role, False)))
                 if role in in_hand_off:
                     in_hand_off[role] = not in_hand_off[role]
     return blows[:kills]

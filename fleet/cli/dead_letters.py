@@ -159,9 +159,7 @@ async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLett
         await client.stop()
 
 
-async def _listen(
-    client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None
-) -> dict[str, int]:
+async def _listen(client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None) -> dict[str, int]:
     made: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
     async for chunk in await client.submit(spec, blob):
         made[_unit(media[chunk.edge])] += _num_items(chunk)

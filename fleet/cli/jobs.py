@@ -28,9 +28,7 @@ Url = Annotated[
 
 
 @app.callback()
-def jobs(
-    context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, url: Url = None
-) -> None:
+def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, url: Url = None) -> None:
     """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` shows them all.
 
     Jobs survive restarts, since they lie in Redis. Stopping the worker ends the job under way, which then counts as failed. A job

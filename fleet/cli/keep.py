@@ -22,7 +22,7 @@ CANNOT_START_S = 60.0
 WELL_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-"""Well below `lease.no_worker_s`: where starts cannot be announced, requests wait for a role's only worker for that long."""
+"""Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only worker cannot be announced."""
 LAST_LINES = 5
 LINGER_S = 3.0
 LINGER_POLL_S = 0.05

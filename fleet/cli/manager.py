@@ -201,4 +201,3 @@ class FleetManager(Manager):
         if not self._terminating:
             self.culprit = next((name for name, process in self._processes.items() if "returncode" in process), None)
         super().terminate()
-

@@ -168,9 +168,7 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
 
 def _grant(state: ConductorState, record: RequestRecord, task: TaskRecord, *, remake: bool = False) -> GrantTask:
     role = granted_role(state, task)
-    return GrantTask(
-        request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake
-    )
+    return GrantTask(request=record.id, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone, remake=remake)
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
@@ -210,6 +208,4 @@ def _end(
     if record is None or record.ending:
         return state, ()
     state = state.with_request(replace(record, ending=True))
-    return state, (
-        EndRequest(request=request, state=how, code=code, message=message, param=param, dead_stage=dead_stage),
-    )
+    return state, (EndRequest(request=request, state=how, code=code, message=message, param=param, dead_stage=dead_stage),)

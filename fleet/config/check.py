@@ -131,12 +131,12 @@ def ports_differ(config: FleetConfig) -> Iterator[Problem]:
 
 def leases_agree(config: FleetConfig) -> Iterator[Problem]:
     lease = config.lease
-    if lease.no_worker_s < lease.unclaimed_s:
+    if lease.no_worker_timeout_s < lease.claim_timeout_s:
         message = (
-            f"{lease.no_worker_s:g} is shorter than lease.unclaimed_s, which is {lease.unclaimed_s:g}: a request would fail "
-            "before its task was offered again; raise it, or lower lease.unclaimed_s"
+            f"{lease.no_worker_timeout_s:g} is shorter than lease.claim_timeout_s, which is {lease.claim_timeout_s:g}: a "
+            "request would fail before its task was offered again; raise it, or lower lease.claim_timeout_s"
         )
-        yield Problem(("lease", "no_worker_s"), message)
+        yield Problem(("lease", "no_worker_timeout_s"), message)
 
 
 def a_request_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
@@ -150,7 +150,7 @@ def a_request_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
 
 
 def invariant_numerics_have_their_device(config: FleetConfig) -> Iterator[Problem]:
-    """"auto" is a CPU and float32 then, whatever the worker's machine has."""
+    """ "auto" is a CPU and float32 then, whatever the worker's machine has."""
     if config.numerics != "invariant":
         return
     if config.dtype not in ("auto", "float32"):

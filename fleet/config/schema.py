@@ -42,14 +42,14 @@ class Strict(BaseModel):
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `ahead_s` and `crowd` are those of
-    `ChunkPolicy`; None is the graph's.
+    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. `low_buffer_s` and
+    `busy_first_chunk_factor` override those of `ChunkPolicy`; None keeps the graph's.
     """
 
     kind: Literal["each", "ramp", "all"]
     ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
-    ahead_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
-    crowd: Annotated[int, BeforeValidator(Whole(1, 1000))] | None = None
+    low_buffer_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
+    busy_first_chunk_factor: Annotated[int, BeforeValidator(Whole(1, 1000))] | None = None
 
     @field_validator("ramp")
     @classmethod
@@ -117,7 +117,7 @@ class Limits(Strict):
     """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429.
 
     A text to speak is spoken in pieces of at most `speech_piece_tokens`, each an answer of its own.
-    `max_sessions`: conversations of which each worker keeps what it computed, for their next turns; 0 keeps nothing.
+    `max_cached_conversations`: conversations of which each worker keeps what it computed, for their next turns; 0 keeps nothing.
     """
 
     max_requests: Items = 64
@@ -128,7 +128,7 @@ class Limits(Strict):
     max_messages: Items = 256
     max_speech_chars: Items = 4096
     speech_piece_tokens: Annotated[int, BeforeValidator(Whole(2, 1_000_000))] = 48
-    max_sessions: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
+    max_cached_conversations: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
 
 
 class WebConfig(Strict):
@@ -169,20 +169,20 @@ class WebConfig(Strict):
 
 
 class VoiceConfig(Strict):
-    """Voice sessions of one gateway. Beyond `max_sessions` up to `max_waiting` clients wait in line, the next is sent away.
+    """Voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting` clients wait in a queue; others are refused.
 
-    `lead_s`: how far ahead of its listener sound is sent. `resume_s`: how long a session waits for a client whose connection was
-    lost. `speculate_ms`: the silence after which an answer is begun that is thrown away if speech goes on; 0: never.
-    `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long, and is not
-    spoken to, ends. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have open or in line at one time,
-    on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to short-lived secrets; the rest
-    is kept for the API key and the console.
+    `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a session waits for a client whose
+    connection was lost. `speculate_ms`: the silence after which a response is started early, to be discarded if speech continues;
+    0: never. `max_session_s`: the longest duration of a session. `idle_s`: a session whose client sends nothing for so long, and
+    which receives no response meanwhile, ends. `sessions_per_secret`: sessions that one short-lived secret (`ek_...`) may have
+    open or queued at one time, on all gateways together. `secret_share`: the share of `max_sessions` and `max_waiting` open to
+    short-lived secrets; the rest is kept for the API key and the console.
     """
 
     max_sessions: Items = 64
     max_waiting: Annotated[int, BeforeValidator(Whole(0, 100_000))] = 64
-    lead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
-    resume_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
+    send_ahead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
+    reconnect_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
     speculate_ms: Annotated[int, BeforeValidator(Whole(0, 10_000))] = 200
     max_session_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 3600.0
     idle_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 900.0
@@ -202,20 +202,22 @@ class RedisConfig(Strict):
 
 
 class LeaseConfig(Strict):
-    """Units: seconds. A grant nobody claims within `unclaimed_s` is granted again; one whose role has had no worker for
-    `no_worker_s`, and has none starting, fails its request; new requests are admitted on the same terms. A request whose gateway
-    is lost waits `resume_s` for another. What is kept for a conversation's next turn is given up after `session_s`; 0 keeps
-    nothing.
+    """Units: seconds.
+
+    A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has had no worker for
+    `no_worker_timeout_s`, and has none starting, fails its request; new requests are admitted on the same terms. A request whose
+    gateway is lost waits `gateway_timeout_s` for another one. The cached prefix of a conversation is dropped after
+    `prefix_cache_s`; 0 caches nothing.
 
     Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
     """
 
-    worker_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.25
-    conductor_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 1.5
-    unclaimed_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
-    no_worker_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
-    resume_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 60.0
-    session_s: Annotated[float, BeforeValidator(Number(0, 86_400))] = 60.0
+    worker_ttl_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.25
+    conductor_ttl_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 1.5
+    claim_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
+    no_worker_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
+    gateway_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 60.0
+    prefix_cache_s: Annotated[float, BeforeValidator(Number(0, 86_400))] = 60.0
 
 
 class TransferConfig(Strict):
@@ -328,9 +330,9 @@ class FleetConfig(Strict):
         given = self.edges.get(edge.name, EdgeConfig()).policy
         if given is None:
             return edge.policy
-        ahead_s = edge.policy.ahead_s if given.ahead_s is None else given.ahead_s
-        crowd = edge.policy.crowd if given.crowd is None else given.crowd
-        return ChunkPolicy(kind=given.kind, ramp=given.ramp, ahead_s=ahead_s, crowd=crowd)
+        low_buffer_s = edge.policy.low_buffer_s if given.low_buffer_s is None else given.low_buffer_s
+        factor = edge.policy.busy_first_chunk_factor if given.busy_first_chunk_factor is None else given.busy_first_chunk_factor
+        return ChunkPolicy(kind=given.kind, ramp=given.ramp, low_buffer_s=low_buffer_s, busy_first_chunk_factor=factor)
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits

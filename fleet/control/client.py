@@ -73,13 +73,13 @@ class FleetClient:
         jobs = (self._renew(), self._read(), self._poll_slowly(), self._tell())
         self._jobs = [asyncio.create_task(job) for job in jobs]
 
-    def part(self) -> None:
+    def detach_all(self) -> None:
         """End every stream with GatewayStopping; the requests go on, and wait for another gateway once `stop` was called."""
         for stream in list(self._streams.values()):
             stream.fail(GatewayStopping("this gateway stops; another goes on with the answer (Last-Event-ID)"))
 
     async def stop(self) -> None:
-        """Leave: what is still held waits `lease.resume_s` for another gateway, and is then abandoned."""
+        """Leave: what is still held waits `lease.gateway_timeout_s` for another gateway, and is then abandoned."""
         # The flag as well: a cancellation that meets a read's own time-out can be swallowed inside the Redis client.
         self._stopping = True
         jobs = [*self._jobs, *self._unheard.values(), *self._rejoins]
@@ -103,11 +103,11 @@ class FleetClient:
         await run_async(self._redis, scripts.register(self.id, "", self._lease_us(), fields))
 
     def _lease_us(self) -> int:
-        return int(self.config.lease.worker_s * 1e6)
+        return int(self.config.lease.worker_ttl_s * 1e6)
 
     async def _renew(self) -> None:
         while not self._stopping:
-            await asyncio.sleep(self.config.lease.worker_s / RENEWALS)
+            await asyncio.sleep(self.config.lease.worker_ttl_s / RENEWALS)
             try:
                 call = scripts.renew(self.id, self._lease_us(), {"running": len(self._streams)})
                 answer = text(await run_async(self._reader, call))  # not behind a burst of requests
@@ -136,7 +136,7 @@ class FleetClient:
         """Raises: redis's errors; what was not taken back is still astray at the next renewal, which asks for it again."""
         async with self._joining:
             for stream in list(self._streams.values()):
-                if stream.is_astray(self.id):
+                if stream.is_detached(self.id):
                     await self._take_back(stream)
 
     async def _take_back(self, stream: ClientStream) -> None:
@@ -189,7 +189,7 @@ class FleetClient:
         return [role.name for role in self.config.roles() if role.stage in stages]
 
     def _grace_us(self) -> int:
-        return int(self.config.lease.no_worker_s * 1e6)
+        return int(self.config.lease.no_worker_timeout_s * 1e6)
 
     async def _read(self) -> None:
         """Carry the inbox to the streams. The last id read is kept, so a dropped connection loses nothing."""
@@ -255,7 +255,7 @@ class FleetClient:
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
 
-        A role whose worker was lost less than `lease.no_worker_s` ago, or has one starting, admits: the request waits for it.
+        A role admits requests, which wait, if a worker of it is starting or was lost less than `lease.no_worker_timeout_s` ago.
 
         Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable.
         """
@@ -393,7 +393,7 @@ class FleetClient:
         Return True if it did restart since this gateway joined.
         """
         run_id, up_s = await self._ask(self._server())
-        if run_id == self._run_id or up_s > self.config.lease.no_worker_s:
+        if run_id == self._run_id or up_s > self.config.lease.no_worker_timeout_s:
             return False
         seconds, _ = await self._ask(self._redis.time())
         roles = [role.name for role in self.config.roles()]

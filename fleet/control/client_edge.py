@@ -21,7 +21,7 @@ class ClientEdge:
         self.name, self.source, self.stride = name, source, stride
         self.next = self.consumed = self.acked = self.told = 0
         self.epoch = self.checked = Epoch(0)
-        self.ended = self.forked = False
+        self.ended = self.diverged = False
         self._num_rows = 0
         self._early: dict[int, Chunk] = {}
 
@@ -32,13 +32,13 @@ class ClientEdge:
         """Takes a chunk, and returns those that are next by it. Repeats are dropped; that Redis lost what they repeat shows by
         the epoch of whoever makes it again.
         """
-        if self.forked or self.ended or chunk.index < self.next:
+        if self.diverged or self.ended or chunk.index < self.next:
             return []
         self._early.setdefault(chunk.index, chunk)
         ready: list[Chunk] = []
         while (following := self._early.pop(self.next, None)) is not None:
             if following.first_row != self._num_rows:
-                self.forked = True
+                self.diverged = True
                 break
             self.next += 1
             self.epoch, self._num_rows = following.epoch, self._num_rows + following.num_rows
@@ -52,7 +52,7 @@ class ClientEdge:
     def begin_again(self) -> None:
         """Follow the log from its first chunk. What was put and not yet told is in it, or will be made again."""
         self.next = self.consumed = self.acked = self._num_rows = 0
-        self.epoch, self.forked = Epoch(0), False
+        self.epoch, self.diverged = Epoch(0), False
         self.drop_early()
 
     def tell(self, chunk: Chunk) -> Chunk | None:

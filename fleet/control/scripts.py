@@ -44,9 +44,9 @@ def sha(name: str) -> str:
 
 SCRIPTS = (
     "submit", "grant", "claim", "append", "ack", "fail", "set_walk", "end_request", "abort", "attach", "register", "renew",
-    "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "tell", "retain", "drain",
-    "queues", "order", "redeliver", "heard", "tally", "hold_voice", "keep_voice", "end_voice", "reserve", "rest",
-    "announce_start", "end_start", "assume_served", "availability", "admission",
+    "fence_worker", "lead", "relocate", "lose_tensors", "lose_task", "hand_off", "confirm", "release", "set_task_metadata",
+    "cache_prefix", "drain", "queues", "order", "redeliver", "record_playback", "record_metrics", "hold_voice", "keep_voice",
+    "end_voice", "reserve", "report_idle", "announce_start", "end_start", "assume_served", "availability", "admission",
 )  # fmt: skip
 
 
@@ -208,16 +208,16 @@ def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call:
     return Call("release", (request, stage, worker))
 
 
-def tell(request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes) -> Call:
+def set_task_metadata(request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes) -> Call:
     """Adds `line` to the task's story under `name`."""
-    return Call("tell", (request, stage, epoch, name, line))
+    return Call("set_task_metadata", (request, stage, epoch, name, line))
 
 
-def retain(
+def cache_prefix(
     request: RequestId, stage: StageName, epoch: Epoch, worker: WorkerId, session: str, *, kept: int, spared: int, keep_s: float
 ) -> Call:
     """`kept` rows of the task stay with the worker for the session's next request; `spared` are those of its own that were so."""
-    return Call("retain", (request, stage, epoch, worker, session, kept, spared, int(keep_s * 1000)))
+    return Call("cache_prefix", (request, stage, epoch, worker, session, kept, spared, int(keep_s * 1000)))
 
 
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
@@ -230,9 +230,9 @@ def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     return Call("lose_task", (request, stage, epoch))
 
 
-def rest(request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]) -> Call:
+def report_idle(request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]) -> Call:
     """The task waits: everything of `taken`, its chunks by input edge, is worked off."""
-    return Call("rest", (request, stage, epoch, *chain.from_iterable(taken.items())))
+    return Call("report_idle", (request, stage, epoch, *chain.from_iterable(taken.items())))
 
 
 def fail(event: TaskFailed) -> Call:
@@ -330,13 +330,13 @@ def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     return Call("redeliver", (request, stage, epoch))
 
 
-def heard(request: RequestId, played_samples: int, underruns: int) -> Call:
-    return Call("heard", (request, played_samples, underruns))
+def record_playback(request: RequestId, played_samples: int, underruns: int) -> Call:
+    return Call("record_playback", (request, played_samples, underruns))
 
 
-def tally(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
+def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """`counted` is added to this step of the time series; `seen` is what any gateway sees alike."""
-    return Call("tally", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
+    return Call("record_metrics", (len(counted), *(part for pair in (*counted.items(), *seen.items()) for part in pair)))
 
 
 def queues(roles: Sequence[str]) -> Call:
@@ -365,4 +365,3 @@ def end_voice(session: str, epoch: int | None) -> Call:
 
 def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:
     return Call("lead", (candidate, held, lease_ms))
-

@@ -68,7 +68,7 @@ class ClientStream:
         """The right to acknowledge and to abort is that of this incarnation of the gateway, at this epoch."""
         self.gateway, self.epoch = gateway, epoch
 
-    def is_astray(self, gateway: WorkerId) -> bool:
+    def is_detached(self, gateway: WorkerId) -> bool:
         """Whether its right was that of another incarnation than `gateway`, and the answer is still wanted."""
         return bool(self.epoch) and self.gateway != gateway and self._error is None
 
@@ -137,7 +137,7 @@ class ClientStream:
         if line is None:
             return []
         name = f"{RECEIVED}:{self.epoch}"
-        return [run_async(self._redis, scripts.tell(self.request_id, CLIENT, self.epoch, name, line))]
+        return [run_async(self._redis, scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line))]
 
     def _ack_of(self, edge: ClientEdge, *, delivered: bool) -> scripts.Ack:
         return scripts.Ack(
@@ -149,7 +149,7 @@ class ClientStream:
         """Whether each open edge has brought a chunk since this was last asked: then no notice can have been lost."""
         before, self._next_before = self._next_before, {edge.name: edge.next for edge in self._edges.values()}
         open_ = self._open()
-        return bool(open_) and all(edge.next > before[edge.name] and not edge.forked for edge in open_)
+        return bool(open_) and all(edge.next > before[edge.name] and not edge.diverged for edge in open_)
 
     async def catch_up(self) -> None:
         """Read from the logs what no notice brought, and give the credit that is still owed."""
@@ -200,9 +200,9 @@ class ClientStream:
             count, last = edge.next, edge.epoch
             if count and epoch != last:
                 found = await self._logged(edge, count - 1, count - 1)
-                edge.forked |= not found or found[0].epoch != last
+                edge.diverged |= not found or found[0].epoch != last
             edge.checked = epoch
-        if edge.forked and not edge.ended:
+        if edge.diverged and not edge.ended:
             log.warning("redis lost chunks of %s that were told; edge %s is followed anew", self.request_id, edge.name)
             self._ready = deque(chunk for chunk in self._ready if chunk.edge != edge.name)
             edge.begin_again()

@@ -83,7 +83,7 @@ class TaskView:
     walk: str
     epoch: int
     hand_off: HandOff | None = None
-    spared: int = 0
+    cached_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,5 +219,5 @@ def _task(stage: StageName, fields: dict[str, bytes]) -> TaskView:
         walk=text(fields.get("walk")),
         epoch=int(text(fields.get("epoch")) or 0),
         hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
-        spared=int(text(fields.get("spared")) or 0),
+        cached_rows=int(text(fields.get("spared")) or 0),
     )

@@ -147,8 +147,22 @@ class WorkerExpired(Event, frozen=True, kw_only=True):
 
 
 AnyEvent = (
-    RequestSubmitted | TaskGranted | TaskClaimed | ChunkAppended | TaskFinished | TaskFailed | TaskLost | TaskHandedOff
-    | TensorsLost | AnswerDelivered | RequestEnded | WorkerJoined | WorkerLeft | GrantOverdue | RoleDeserted | WorkerExpired
+    RequestSubmitted
+    | TaskGranted
+    | TaskClaimed
+    | ChunkAppended
+    | TaskFinished
+    | TaskFailed
+    | TaskLost
+    | TaskHandedOff
+    | TensorsLost
+    | AnswerDelivered
+    | RequestEnded
+    | WorkerJoined
+    | WorkerLeft
+    | GrantOverdue
+    | RoleDeserted
+    | WorkerExpired
     | ClientGone
 )
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.core.ids import EdgeName, WorkerId
-from fleet.core.story import Receipt
+from fleet.core.request_trace import Receipt
 
 
 @dataclass(slots=True)
 class _Came:
-    """See `fleet.core.story.Receipt`."""
+    """See `fleet.core.request_trace.Receipt`."""
 
     num_chunks: int = 0
     first_us: int = 0

@@ -13,16 +13,16 @@ PolicyKind = Literal["each", "ramp", "all"]
 class ChunkPolicy:
     """When an edge releases a chunk: `each` item at once, a `ramp` of item counts (the last repeats), or `all` at the end.
 
-    Units: `ahead_s` seconds. A ramp's chunk goes early, with what there is, where waiting for one more item would leave who plays
-    them since the first chunk less than this to play: chunks grow as the producer gets ahead of the listener. 0: never early.
-    `crowd`: a ramp's first chunk has its items once for each answer that is under way there, at most so many times: among others
-    the next items come later and less evenly, and who begins to play must have more.
+    Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where waiting for another one would
+    leave a client that plays since the first chunk less than this; chunks grow as the producer gets ahead. 0: never early.
+    `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in progress in the producer, at most by
+    this: with others in progress the next items come later and less evenly, so that playback must start with more.
     """
 
     kind: PolicyKind = "each"
     ramp: tuple[int, ...] = ()
-    ahead_s: float = 0.0
-    crowd: int = 1
+    low_buffer_s: float = 0.0
+    busy_first_chunk_factor: int = 1
 
     def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
         """Items in chunk `chunk_index`, with so many answers under way; None means all that is left at the end."""
@@ -30,7 +30,7 @@ class ChunkPolicy:
             return None
         if self.kind == "each":
             return 1
-        times = max(1, min(num_answers, self.crowd)) if chunk_index == 0 else 1
+        times = max(1, min(num_answers, self.busy_first_chunk_factor)) if chunk_index == 0 else 1
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
 

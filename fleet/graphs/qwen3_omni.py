@@ -57,7 +57,7 @@ QWEN3_OMNI = Graph(
             source=TALKER,
             target=CODE2WAV,
             tensors={"codes": "int32"},
-            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25), ahead_s=0.3, crowd=3),
+            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25), low_buffer_s=0.3, busy_first_chunk_factor=3),
             item_ms=80,
             credits=64,
         ),

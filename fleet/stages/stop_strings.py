@@ -36,9 +36,7 @@ def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:
     def load() -> Tokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise ConfigError(
-                f"checkpoint {folder}: has no tokenizer.json, which stop strings need", param="checkpoint"
-            )
+            raise ConfigError(f"checkpoint {folder}: has no tokenizer.json, which stop strings need", param="checkpoint")
         return Tokenizer.from_file(str(path))
 
     return load

@@ -101,9 +101,7 @@ class Agent:
         self._name = name
         self._bindings = load_bindings()
         self._errors = tuple(
-            value
-            for value in vars(self._bindings).values()
-            if isinstance(value, type) and issubclass(value, Exception)
+            value for value in vars(self._bindings).values() if isinstance(value, type) and issubclass(value, Exception)
         )
         config = self._bindings.nixlAgentConfig()
         config.useProgThread, config.useListenThread, config.pthrDelay = True, False, PROGRESS_DELAY_US

@@ -65,9 +65,7 @@ class Arena:
                 f"request {request} holds {self.request_bytes(request)} bytes of the arena and asks for {size_bytes} more; "
                 f"its cap is {self.request_cap_bytes} (transfer.request_cap_mib)"
             )
-        slot = Slot(
-            offset=self._take(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request
-        )
+        slot = Slot(offset=self._take(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request)
         self._last_generation = slot.generation
         self._slots[slot.generation] = slot
         if request is not None:

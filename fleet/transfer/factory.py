@@ -12,9 +12,7 @@ from fleet.transfer.reach import LOCAL, Reach
 log = logging.getLogger(__name__)
 
 
-def open_transfer(
-    kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
-) -> Transfer:
+def open_transfer(kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL) -> Transfer:
     """Open the worker's transfer: `nixl`, `redis` (inline in chunk headers), or `auto`: NIXL where it starts, else inline.
 
     Raises: ConfigError for another kind, or `nixl` where it does not start.

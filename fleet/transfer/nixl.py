@@ -71,9 +71,7 @@ class NixlTransfer:
     def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
         self._link(peer, peer_metadata).meet()
 
-    def read_blocks(
-        self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
-    ) -> NixlBlockRead:
+    def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         self.reap()
         return self._link(peer, peer_metadata).read_blocks(spans, time.monotonic() + deadline_s)
 

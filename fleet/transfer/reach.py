@@ -57,8 +57,7 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`devices`: the network devices that peers connect to, as UCX names them; none: peers are processes of this host and user.
-    """
+    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on this host as this user."""
 
     devices: tuple[str, ...] = ()
 

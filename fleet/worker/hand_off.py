@@ -120,7 +120,7 @@ def _owner(request: RequestId) -> RequestId:
     return RequestId(f"{request}/{KV}")
 
 
-class Adoption:
+class KVImport:
     """The pull of what was offered. `blocks` once it is here; `failed` once it will not come. `pulled_us`: when it came.
 
     Pages that are read into belong to it until the engine adopts them, or `take_back`.

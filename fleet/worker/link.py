@@ -39,7 +39,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mail:
+class TurnResult:
     """What one turn brought. `still_live` answers the slow poll: for each id asked about, whether it is live."""
 
     replies: list[Reply]
@@ -64,7 +64,7 @@ class Link:
 
     def exchange(
         self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
-    ) -> Mail:
+    ) -> TurnResult:
         """Send `calls`, then read: the role's grants only with free slots; wait up to `block_ms` (0: not at all) for anything."""
         commands: list[Sequence[Arg]] = []
         if self._read_up_to:
@@ -81,7 +81,7 @@ class Link:
             notices += rest
             grants += put_here
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
-        return Mail(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
+        return TurnResult(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
 
     def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
         streams = [self._inbox] + ([self._role] if free_slots > 0 else [])

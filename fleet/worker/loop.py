@@ -39,8 +39,8 @@ from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.worker.claimed import parse_claim
+from fleet.worker.hand_off_coordinator import HandOffCoordinator, PendingCall, told_of
 from fleet.worker.link import Grant, Link
-from fleet.worker.passing import Passing, Post, told_of
 from fleet.worker.receive import Receiver
 from fleet.worker.send import Sender
 from fleet.worker.sessions import Sessions
@@ -77,13 +77,13 @@ class WorkerLoop:
         self.outputs = {edge.name: edge.target for edge in graph.edges_from(self.stage)}
         walks = graph.stage(self.stage).walks
         source = next((other.name for other in config.roles_of(self.stage) if other.next == role), None)
-        self.passing = Passing(
+        self.passing = HandOffCoordinator(
             worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop, self.pulls
         )
         whole = len(config.roles_of(self.stage)) == 1  # between halves, who ends a task is not who begins the next
-        most = config.limits.max_sessions if whole else 0
-        self.sessions = Sessions(self.engine, worker, keep_s=config.lease.session_s, most=most)
-        self.told: list[Post] = []
+        most = config.limits.max_cached_conversations if whole else 0
+        self.sessions = Sessions(self.engine, worker, keep_s=config.lease.prefix_cache_s, most=most)
+        self.told: list[PendingCall] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int | str] = {}
         self.draining = self.leaving = False
@@ -189,11 +189,11 @@ class WorkerLoop:
                 self._drop(request, keep=True)
         self._take(mail.grants)
 
-    def _posts(self) -> list[Post]:
+    def _posts(self) -> list[PendingCall]:
         """What this turn writes, in order: a task's chunks go before its hand-off."""
         appends, relocations = self._collected()
-        acks = [ack for task in self.tasks.values() if task.owes for ack in task.acks_due()]
-        posts: list[Post] = [(scripts.ack(acks), _ignore)] if acks else []
+        acks = [ack for task in self.tasks.values() if task.ack_due for ack in task.acks_due()]
+        posts: list[PendingCall] = [(scripts.ack(acks), _ignore)] if acks else []
         told, self.told = self.told, []
         posts += told + self.passing.stories() + self.sessions.posts()
         # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
@@ -214,17 +214,17 @@ class WorkerLoop:
             self._guard(task, lambda task=task: self.sender.collect(task, appends, relocations))
         return appends, relocations
 
-    def _rests(self) -> list[Post]:
+    def _rests(self) -> list[PendingCall]:
         """Of a task that runs alone, since only such a one is condemned: whether its death from now on would be its own."""
         idle = [task for task in self.tasks.values() if task.alone and self.engine.due_in_s() == math.inf]
         due = [(task, task.rest_due()) for task in idle]
-        return [(scripts.rest(task.request, task.stage, task.epoch, taken), _ignore) for task, taken in due if taken]
+        return [(scripts.report_idle(task.request, task.stage, task.epoch, taken), _ignore) for task, taken in due if taken]
 
     def _block_ms(self, hurry: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
         if hurry or not due_ms or self.receiver.can_advance(self.tasks.values()):
             return 0
-        pulling = self.receiver.pulling() or any(task.adoption is not None for task in self.tasks.values())
+        pulling = self.receiver.pulling() or any(task.kv_import is not None for task in self.tasks.values())
         if not pulling:
             return due_ms
         # Redis looks at the time ten times a second while nothing happens: a block of 1 ms would be one of 100 (measured).
@@ -252,7 +252,7 @@ class WorkerLoop:
         if due or suspects:
             self._claim(due)
 
-    def _reservations(self) -> list[Post]:
+    def _reservations(self) -> list[PendingCall]:
         return [
             (scripts.reserve(self.worker, self.role, g.entry, g.request, g.stage, g.epoch), partial(self._settle_reservation, g))
             for g in self.reserved
@@ -274,7 +274,7 @@ class WorkerLoop:
         self._forget_the_gone()
         self._look_for_consumers()
         for task in self.tasks.values():
-            task.stirred = task.owes = True
+            task.dirty = task.ack_due = True
         self.told += self._reservations()
         if not self.tasks:
             self.passing.meet(self.link.workers_of, self.receiver.peer)
@@ -285,7 +285,7 @@ class WorkerLoop:
         ahead = [(task, name) for task in self.tasks.values() for name, edge in task.outbound.items() if edge.is_ahead()]
         owners = self.link.owners_of([(task.request, self.outputs[name]) for task, name in ahead])
         for (task, name), owner in zip(ahead, owners, strict=True):
-            task.outbound[name].unattended = not owner
+            task.outbound[name].consumer_unassigned = not owner
 
     def _forget_the_gone(self) -> None:
         """A frozen worker may owe us a read for ever; once it has lost its right, what it would write into is free again."""
@@ -354,8 +354,7 @@ class WorkerLoop:
 
     def _claim(self, grants: list[Grant]) -> None:
         calls = [
-            scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch, self.inputs, self.outputs)
-            for g in grants
+            scripts.claim(self.worker, self.role, g.entry, g.request, g.stage, g.epoch, self.inputs, self.outputs) for g in grants
         ]
         kept = self._reservations()
         mail = self.link.exchange([*calls, *(call for call, _ in kept)], free_slots=0, block_ms=0)
@@ -388,7 +387,7 @@ class WorkerLoop:
             self.engine.submit(self.sessions.joined(request, spec.session))
             self.tasks[grant.request] = task
             for piece in first:
-                task.spared += self.engine.feed(grant.request, piece)
+                task.cached_rows += self.engine.feed(grant.request, piece)
             if logs.offer is not None:
                 self.passing.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
                 self.engine.pause(grant.request, paused=True)
@@ -409,14 +408,14 @@ class WorkerLoop:
             self._guard(task, lambda task=task: self._feed_one(task))
 
     def _feed_one(self, task: Task) -> None:
-        task.stirred = False
+        task.dirty = False
         for edge, walk, arrays, final in self.receiver.advance(task):
-            task.owes = True
+            task.ack_due = True
             for piece in task.adapter.consume(edge, walk, arrays, final=final):
-                task.spared += self.engine.feed(task.request, piece)
+                task.cached_rows += self.engine.feed(task.request, piece)
         if task.adapter.stopped() and task.all_ended():
             self.engine.finish(task.request)
-        paused = not task.has_credit() or task.adoption is not None
+        paused = not task.has_credit() or task.kv_import is not None
         if paused != task.paused:
             task.paused = paused
             self.engine.pause(task.request, paused=paused)
@@ -438,9 +437,7 @@ class WorkerLoop:
 
     def _report(self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError) -> None:
         log.warning("request %s fails in %s: %s", request, stage, error.message)
-        event = TaskFailed(
-            request=request, stage=stage, epoch=epoch, code=error.code, message=error.message, param=error.param
-        )
+        event = TaskFailed(request=request, stage=stage, epoch=epoch, code=error.code, message=error.message, param=error.param)
         self.failures.append(event)
 
     def _finish(self, task: Task) -> None:

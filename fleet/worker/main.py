@@ -20,7 +20,7 @@ from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import connect, run, text
 from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
-from fleet.core.heap import settle
+from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
 from fleet.core.telemetry import WorkerOrder
@@ -172,7 +172,7 @@ class WorkerProcess:
             self.loop = loop
             if in_force is not None:
                 run(client, scripts.order(worker, in_force))
-            lease = Lease(lease_client, worker, self.config.lease.worker_s, lambda: {**loop.vitals, **self.gauge.read()})
+            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, lambda: {**loop.vitals, **self.gauge.read()})
             lease.start()
             log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
             try:
@@ -218,7 +218,7 @@ class WorkerProcess:
             "registered_bytes": str(transfer.registered_bytes),
             **self._must_agree(serves.stage),
         }
-        lease_us = int(self.config.lease.worker_s * 1e6)
+        lease_us = int(self.config.lease.worker_ttl_s * 1e6)
         record = self.access.record(worker, self.role, fields, transfer)
         call = scripts.register(worker, self.role, lease_us, record, replicas=serves.replicas, standby=serves.standby)
         answer = run(client, call)
@@ -275,5 +275,5 @@ def run_worker(
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    settle()
+    freeze_gc()
     process.run()

@@ -108,7 +108,7 @@ class OutboundEdge:
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
         self.ended = False
-        self.unattended = False
+        self.consumer_unassigned = False
         """Whether nobody ran its consumer when that was last looked at."""
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
@@ -213,12 +213,12 @@ class OutboundEdge:
         return drafts
 
     def _begin_listening(self, now_s: float) -> _Listened | None:
-        timed = self._policy.ahead_s and self.edge.item_ms
+        timed = self._policy.low_buffer_s and self.edge.item_ms
         return _Listened(began_s=now_s, dry_at_s=now_s) if timed else None
 
     def _is_awaited(self) -> bool:
         """Whether who listens since the first chunk will have little left to play when there is one more item."""
-        return self._listened is not None and self._listened.left_s(self._clock(), len(self._items)) < self._policy.ahead_s
+        return self._listened is not None and self._listened.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
 
     def _release(self, *, final: bool, walk: Walk | None = None) -> Draft:
         group = self._group if self._items else None
@@ -253,7 +253,7 @@ class OutboundEdge:
         """Also while the log is made again: its consumer may be new, too, and wait for tensors of chunks that count as taken. And
         while nobody runs its consumer, which may wait for the very slot that this side would hold.
         """
-        return self.unattended or not self.is_ahead()
+        return self.consumer_unassigned or not self.is_ahead()
 
 
 def _join(items: list[Arrays]) -> Arrays:

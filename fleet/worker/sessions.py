@@ -11,7 +11,7 @@ from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.ids import WorkerId
 from fleet.engine.base import Engine, EngineRequest
-from fleet.worker.passing import Post
+from fleet.worker.hand_off_coordinator import PendingCall
 from fleet.worker.task import Task
 
 
@@ -27,7 +27,7 @@ class Sessions:
         self._engine, self._worker, self._clock = engine, worker, clock
         self._keep_s, self._most = keep_s, most
         self._until: dict[str, float] = {}
-        self._posts: list[Post] = []
+        self._posts: list[PendingCall] = []
 
     def joined(self, request: EngineRequest, session: str) -> EngineRequest:
         """The request as one of its session, whose time begins anew: it talks, even if this turn is cut short."""
@@ -45,8 +45,8 @@ class Sessions:
         if not session or not self._most or not self._keep_s:
             return
         kept = self._engine.kept(session)
-        call = scripts.retain(
-            task.request, task.stage, task.epoch, self._worker, session, kept=kept, spared=task.spared, keep_s=self._keep_s
+        call = scripts.cache_prefix(
+            task.request, task.stage, task.epoch, self._worker, session, kept=kept, spared=task.cached_rows, keep_s=self._keep_s
         )
         self._posts.append((call, partial(self._settle, session, again=self.keeps(session))))
         self._until.pop(session, None)
@@ -67,7 +67,7 @@ class Sessions:
         if answer != "ok" and not (again and answer == "ended"):
             self._give_up(session)
 
-    def posts(self) -> list[Post]:
+    def posts(self) -> list[PendingCall]:
         posts, self._posts = self._posts, []
         return posts
 

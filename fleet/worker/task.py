@@ -15,7 +15,7 @@ from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import Made, TaskAdapter
 from fleet.worker.claimed import Logs
-from fleet.worker.hand_off import Adoption
+from fleet.worker.hand_off import KVImport
 from fleet.worker.inbound import InboundEdge
 from fleet.worker.outbound import Draft, Logged, OutboundEdge
 
@@ -46,15 +46,15 @@ class Task:
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     paused: bool = False
     alone: bool = False
-    adoption: Adoption | None = None
-    moments: HandOff | None = None
+    kv_import: KVImport | None = None
+    timings: HandOff | None = None
     logged: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
-    given_up: bool = False
-    spared: int = 0
-    stirred: bool = True
-    owes: bool = True
+    handed_off: bool = False
+    cached_rows: int = 0
+    dirty: bool = True
+    ack_due: bool = True
     receipts: Receipts = field(default_factory=Receipts)
-    rested: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
+    idle_consumed: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
 
     @property
     def request(self) -> RequestId:
@@ -65,7 +65,7 @@ class Task:
 
         `num_answers`: under way in this worker.
         """
-        self.stirred = self.owes = True
+        self.dirty = self.ack_due = True
         for item in self.adapter.produce(output):
             edge = self.outbound.get(item.edge)
             if edge is not None:
@@ -74,11 +74,11 @@ class Task:
     def credited(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:
             self.outbound[edge].credit(consumed)
-            self.stirred = True
+            self.dirty = True
 
     def may_move(self) -> bool:
         """Whether feeding it could change anything: False only where it surely would not."""
-        return self.stirred or self.paused or any(edge.num_held for edge in self.inbound.values())
+        return self.dirty or self.paused or any(edge.num_held for edge in self.inbound.values())
 
     def has_read_logs(self) -> bool:
         return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
@@ -98,15 +98,15 @@ class Task:
         """With its engine idle: the chunks taken of each input, if it waits for more and that is not told; else nothing."""
         taken = {name: edge.consumed for name, edge in self.inbound.items()}
         held = any(edge.num_held for edge in self.inbound.values())
-        if self.paused or self.adoption is not None or held or taken == self.rested:
+        if self.paused or self.kv_import is not None or held or taken == self.idle_consumed:
             return {}
-        self.rested = taken
+        self.idle_consumed = taken
         return taken
 
     def acks_due(self) -> list[Ack]:
         """Acknowledge in strides; the end of an edge, and of the task, at once."""
         due: list[Ack] = []
-        self.owes = False
+        self.ack_due = False
         closing = self.all_ended()
         for name, edge in self.inbound.items():
             behind = edge.consumed - self.acked.get(name, 0)
@@ -167,5 +167,3 @@ def made_before(logs: Logs) -> Made:
                 if tensor.data is not None:
                     of_walk.setdefault(name, []).append(np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape))
     return {key: {name: np.concatenate(arrays) for name, arrays in found.items()} for key, found in parts.items() if found}
-
-

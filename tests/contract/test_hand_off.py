@@ -23,8 +23,8 @@ from fleet.stages.base import BuildOptions
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.nixl import NixlTransfer
-from fleet.worker import passing
-from fleet.worker.hand_off import Adoption, Offer, Offers, share_pool
+from fleet.worker import hand_off_coordinator
+from fleet.worker.hand_off import KVImport, Offer, Offers, share_pool
 from tests.harness import thread_fleet
 from tests.support import wait_until
 
@@ -118,11 +118,11 @@ def offered(source: End) -> tuple[Offer, list[int]]:
     return offer, begun
 
 
-def adoption_of(offer: Offer, source: End, target: End, deadline_s: float = DEADLINE_S) -> Adoption:
-    return Adoption(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), deadline_s)
+def adoption_of(offer: Offer, source: End, target: End, deadline_s: float = DEADLINE_S) -> KVImport:
+    return KVImport(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), deadline_s)
 
 
-def pulled(adoption: Adoption) -> None:
+def pulled(adoption: KVImport) -> None:
     def came() -> bool:
         adoption.poll()
         return adoption.blocks is not None or adoption.failed
@@ -201,7 +201,7 @@ def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
     def gone(_worker: WorkerId) -> bytes:
         raise TransferError("it is gone")
 
-    adoption = Adoption(offer, target.engine, target.transfer, gone, DEADLINE_S)
+    adoption = KVImport(offer, target.engine, target.transfer, gone, DEADLINE_S)
     adoption.poll()
     assert adoption.failed and adoption.blocks is None
     assert adoption.take_back()
@@ -315,7 +315,7 @@ def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: 
         met.append((role_of(self.agent), peer))
 
     monkeypatch.setattr(NixlTransfer, "meet", noted)
-    monkeypatch.setattr(passing, "MEET_S", 0.01)
+    monkeypatch.setattr(hand_off_coordinator, "MEET_S", 0.01)
     halves = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
     with thread_fleet(redis_url, *halves, transfer="nixl") as fleet:
         first = next(loop.worker for loop in fleet.loops if loop.role == "thinker.prefill")

@@ -14,7 +14,7 @@ from tests.support import run_cli
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 ROLES = [*STAGES, CONDUCTOR, GATEWAY]
-SHORT = ("--requests", "4", "--concurrency", "4", "--how", "kill", "--spacing", "0.2", "--set", "lease.worker_s=20")
+SHORT = ("--requests", "4", "--concurrency", "4", "--how", "kill", "--spacing", "0.2", "--set", "lease.worker_ttl_s=20")
 """With a lease that outlasts a pause: a death that was found was seen."""
 
 

@@ -25,7 +25,7 @@ STAGE = GRAPH.stages[1].name
 OUT = GRAPH.edges_from(STAGE)[0]
 START_S, PATIENCE_S = 90.0, 60.0
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=1",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_ttl_s=1",
     f"stages.{STAGE}.replicas=2", *in_step(GRAPH),
 )  # fmt: skip
 NUM_TOKENS = 40

@@ -85,9 +85,7 @@ def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
             client.audio.speech.create(model=model, voice="nova", input=text, response_format="mp3", extra_body={"seed": 1})
             for text in texts
         ]
-        heard = [
-            client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech
-        ]
+        heard = [client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech]
     assert understood([spoken(text) for text in texts], heard) > UNDERSTOOD, heard
 
 

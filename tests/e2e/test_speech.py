@@ -42,7 +42,6 @@ class Fleet:
     running: Running
 
 
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Fleet]:
     folder: Path = tmp_path_factory.mktemp("fleet")

@@ -24,7 +24,7 @@ GRAPH = GRAPHS[DEFAULT_GRAPH]
 STAGE = GRAPH.stages[1].name
 START_S, PATIENCE_S = 90.0, 60.0
 SETTINGS = (
-    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=3600",
+    "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_ttl_s=3600",
     f"stages.{STAGE}.standby=1", *in_step(GRAPH),
 )  # fmt: skip
 NUM_TOKENS = 40

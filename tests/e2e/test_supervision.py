@@ -24,7 +24,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
-SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_s=3600")
+SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_ttl_s=3600")
 """A lease that no test sees the end of: what goes on before then goes on because a death was seen."""
 START_S = 90.0
 
@@ -119,9 +119,7 @@ def give_request_to(redis_url: str, worker: str) -> RequestId:
     """Submit a request whose client takes nothing, and grant its first stage; returns once the worker holds it."""
     graph, gateway = GRAPHS[DEFAULT_GRAPH], WorkerId("gateway@test:1:a")
     sampling = {stage.name: Sampling(max_tokens=1000, seed=1) for stage in graph.stages}
-    spec = RequestSpec(
-        id=new_request_id(), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media), sampling=sampling
-    )
+    spec = RequestSpec(id=new_request_id(), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media), sampling=sampling)
     stages, edges = [stage.name for stage in graph.stages], [edge.name for edge in graph.edges]
     client = connect(redis_url)
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))

@@ -16,7 +16,7 @@ STAGE = ROLES[1]
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Running]:
-    options = (*OPTIONS, "--set", f"stages.{STAGE}.replicas=2", "--set", "lease.worker_s=10")
+    options = (*OPTIONS, "--set", f"stages.{STAGE}.replicas=2", "--set", "lease.worker_ttl_s=10")
     with start_cli("up", *options, cwd=tmp_path) as running:
         running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
         yield running

@@ -39,9 +39,7 @@ class Control:
 
     def append(self, epoch: Epoch, index: int = 0, *, finish: bool = False) -> str:
         chunk = Chunk(request=REQUEST, edge=TEXT, index=index, epoch=epoch)
-        item = scripts.Append(
-            stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1
-        )
+        item = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1)
         return self.run(scripts.append([item]))
 
     def own(self, worker: WorkerId = WORKER, *, alone: bool = False, remake: bool = False) -> Epoch:

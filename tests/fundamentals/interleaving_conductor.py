@@ -112,7 +112,6 @@ class Conductor:
             self.states.append(state)
         return self._numbers[records]
 
-
     def gist(self, task: TaskRecord) -> tuple[object, ...]:
         """Told of no role, the conductor grants the first one."""
         role = task.role or self.nothing_known.first_roles.get(task.stage, RoleName(task.stage))

@@ -146,7 +146,7 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
-    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("rest", scripts.rest(store, epoch, 1))]
+    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.rest(store, epoch, 1))]
     return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER]))]
 
 

@@ -222,7 +222,7 @@ class Scripts:
         return self._lose(store, stage, task, died=True), "ok"
 
     def rest(self, store: Store, epoch: int, taken: int) -> Answer:
-        """rest.lua, by the consumer."""
+        """report_idle.lua, by the consumer."""
         task = store.tasks[CONSUMER]
         if why := refused(store, task, epoch):
             return store, why
@@ -276,9 +276,7 @@ class Scripts:
         if over:
             deaths, made_at_death = (deaths + 1 if made_at_death == task.produced else 1), task.produced
         alone = over and task.alone
-        task = task._replace(
-            state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone
-        )
+        task = task._replace(state="lost", epoch=epoch, owner="", deaths=deaths, made_at_death=made_at_death, died_alone=alone)
         fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
         return store.with_task(stage, task).told(fact)
 

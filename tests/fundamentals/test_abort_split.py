@@ -16,7 +16,7 @@ SPLITS = ("thinker_pd", "talker_pd", "both_pd")
 ENDLESS = 100_000
 NUM_ABORTS, AT_ONCE, MOST_TURNS = 350, 32, 12
 """In each split. A request's first turns are its claims and hand-offs; later ones fall into its decode."""
-UNHURRIED = (f"limits.max_requests={AT_ONCE}", "lease.worker_s=60")
+UNHURRIED = (f"limits.max_requests={AT_ONCE}", "lease.worker_ttl_s=60")
 """A gateway on a busy machine may be late with its lease, which is not what is tested here."""
 
 

@@ -55,7 +55,7 @@ async def begun(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tupl
 
 @asynccontextmanager
 async def busy(url: str) -> AsyncGenerator[Busy]:
-    with thread_fleet(url, "lease.unclaimed_s=0.3", *in_step(get_graph("text")), without=STAGE) as fleet:
+    with thread_fleet(url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE) as fleet:
         async with gateway(fleet) as client:
             first = fleet.add_worker(STAGE)
             suspect = await begun(client, fleet, first)

@@ -14,7 +14,7 @@ from fleet.worker.link import Link
 from tests.harness import answer, assert_same, fake_spec_of, gateway_at, processes, ready
 from tests.support import REPO
 
-NIXL = ("engine=fake", "device=cpu", "lease.worker_s=60", "transfer.kind=nixl")
+NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nixl")
 
 
 @pytest.fixture
@@ -52,5 +52,5 @@ async def test_while_its_input_is_read(redis_url: str, pulled: EdgeName, broken:
 
 
 async def test_while_it_is_taken_over(redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: list[WorkerId]) -> None:
-    monkeypatch.setattr("fleet.worker.passing.Passing.meet", lambda *_: None)  # it would be the first to look
+    monkeypatch.setattr("fleet.worker.hand_off_coordinator.Passing.meet", lambda *_: None)  # it would be the first to look
     await goes_on_in_another_incarnation(redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken)

@@ -169,9 +169,7 @@ def test_an_expired_lease_is_fenced() -> None:
 def test_the_conductor_drives_walks_only_where_it_is_told_to() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     last = max(edge.transitions, key=lambda t: t.nth)
-    told = ev.ChunkAppended(
-        request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth
-    )
+    told = ev.ChunkAppended(request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth)
     _, silent = play([submitted(), told])
     assert not [c for c in silent if isinstance(c, SetWalk)]
     driven = ConductorState(conductor_driven=frozenset({edge.target}))
@@ -181,9 +179,7 @@ def test_the_conductor_drives_walks_only_where_it_is_told_to() -> None:
 
 
 def test_a_new_leader_grants_what_nobody_was_offered_and_ends_what_has_ended() -> None:
-    pending = RequestRecord(
-        id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks={s: TaskRecord(stage=s) for s in STAGES}
-    )
+    pending = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks={s: TaskRecord(stage=s) for s in STAGES})
     _, commands = resume(ConductorState(), pending)
     assert [c.stage for c in commands if isinstance(c, GrantTask)] == list(STAGES)
     done = {s: TaskRecord(stage=s, state=TaskState.FINISHED, epoch=Epoch(3)) for s in STAGES}

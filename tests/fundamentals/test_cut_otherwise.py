@@ -162,7 +162,14 @@ class Held(FakeEngine):
 
 async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew(own_redis: RedisProcess, tmp_path: Path) -> None:
     """It reads and writes nothing meanwhile, and has taken chunks that the log has no more: they come again, cut otherwise."""
-    settings = ("engine=fake", "device=cpu", "numerics=fast", "transfer.kind=redis", "lease.worker_s=20", "lease.conductor_s=1")
+    settings = (
+        "engine=fake",
+        "device=cpu",
+        "numerics=fast",
+        "transfer.kind=redis",
+        "lease.worker_ttl_s=20",
+        "lease.conductor_ttl_s=1",
+    )
     config = load_config(None, (*settings, *in_step(OMNI, credits=3)))
     tail, held = Tail(own_redis, tmp_path), Held()
 

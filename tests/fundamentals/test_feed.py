@@ -55,7 +55,7 @@ def test_whatever_the_cuts_each_fact_comes_once_and_in_order(redis_url: str, cut
 
 
 async def _newest(board: FleetClient) -> str:
-    return (await board.telemetry._events.newest())  # pyright: ignore[reportPrivateUsage]
+    return await board.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_many_follow_over_one_connection_and_all_are_told(redis_url: str) -> None:

@@ -179,8 +179,6 @@ def test_only_one_leads_and_a_new_term_is_above_the_old(control: Control) -> Non
     assert int(second.rpartition("|")[2]) > int(control.leader.rpartition("|")[2])
 
 
-
-
 def test_a_claim_of_a_grant_that_was_granted_again_is_refused(control: Control) -> None:
     old = control.epoch()
     control.grant(old)
@@ -287,9 +285,9 @@ def test_a_death_over_a_task_that_waited_for_input_is_none(control: Control) -> 
         old, epoch = epochs[-1], control.epoch()
         epochs.append(epoch)
         assert control.run(scripts.claim(WORKER, ROLE, "0-1", REQUEST, STAGE, epoch, inputs=(ROWS, IDS))) == "ok"
-        assert control.run(scripts.rest(REQUEST, STAGE, old, {ROWS: 99})) == "stale"
+        assert control.run(scripts.report_idle(REQUEST, STAGE, old, {ROWS: 99})) == "stale"
         if rested is not None:
-            assert control.run(scripts.rest(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
+            assert control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
         control.kill()
 
     def come() -> None:
@@ -381,7 +379,7 @@ def test_an_incarnation_registers_once_and_a_fenced_one_neither_renews_nor_drain
 
 def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Control) -> None:
     def retain(epoch: Epoch, worker: WorkerId, kept: int = 3) -> str:
-        return control.run(scripts.retain(REQUEST, STAGE, epoch, worker, "talk", kept=kept, spared=2, keep_s=60))
+        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", kept=kept, spared=2, keep_s=60))
 
     old = control.own()
     assert retain(old, WORKER) == "ok"

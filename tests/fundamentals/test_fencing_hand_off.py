@@ -67,7 +67,7 @@ def test_tensors_that_the_owner_skips_cost_it_the_task(control: Control) -> None
 
 def test_only_a_tasks_owner_adds_to_its_story(control: Control) -> None:
     def tell(epoch: Epoch, line: bytes) -> str:
-        return control.run(scripts.tell(REQUEST, STAGE, epoch, "news", line))
+        return control.run(scripts.set_task_metadata(REQUEST, STAGE, epoch, "news", line))
 
     old = control.own()
     assert tell(old, b"true") == "ok"

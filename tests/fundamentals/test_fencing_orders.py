@@ -53,15 +53,15 @@ def test_a_drained_worker_makes_way_for_one_that_stands_by(control: Control) -> 
 
 
 def test_what_a_listener_says_is_written_for_a_known_request_only(control: Control) -> None:
-    assert control.run(scripts.heard(REQUEST, 10, 1)) == "ok"
+    assert control.run(scripts.record_playback(REQUEST, 10, 1)) == "ok"
     assert text(control.client.hget(keys.request(REQUEST), "heard")).startswith("10,1,")
-    assert control.run(scripts.heard(RequestId("req-2"), 10, 1)) == "unknown"
+    assert control.run(scripts.record_playback(RequestId("req-2"), 10, 1)) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 
 
 def test_gateways_add_to_one_step_and_it_ends_by_itself(control: Control) -> None:
     for _ in range(2):
-        assert control.run(scripts.tally({"underruns": 2}, {"running:lm": 5})) == "ok"
+        assert control.run(scripts.record_metrics({"underruns": 2}, {"running:lm": 5})) == "ok"
     steps = list(control.client.keys(keys.PREFIX + "series:*"))  # pyright: ignore[reportGeneralTypeIssues]
     told = [control.client.hgetall(key) for key in steps]
     assert sum(int(fields.get(b"underruns", 0)) for fields in told) == 4  # pyright: ignore[reportAttributeAccessIssue]

@@ -48,9 +48,7 @@ def lapse(control: Control, place: str) -> None:
 def submit(control: Control, request: str, *roles: str, grace_us: int = GRACE_US) -> list[str]:
     spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
     wanted = [RoleName(role) for role in roles]
-    call = scripts.submit(
-        spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=wanted, grace_us=grace_us
-    )
+    call = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=wanted, grace_us=grace_us)
     return [text(part) for part in cast("list[bytes]", run(control.client, call))]
 
 

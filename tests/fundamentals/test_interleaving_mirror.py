@@ -155,7 +155,7 @@ class Twins:
 
     def rest(self) -> None:
         epoch, taken = self.any_epoch(CONSUMER), self.rng.randrange(3)
-        call = scripts.rest(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
+        call = scripts.report_idle(R, STAGES[CONSUMER], self.real(CONSUMER, epoch), {EDGES[PRODUCER]: taken})
         self.both(self.mirror.rest(self.store, epoch, taken), call)
 
     def client_takes(self) -> None:

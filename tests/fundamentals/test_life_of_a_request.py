@@ -94,7 +94,7 @@ async def test_a_stage_that_ends_early_holds_its_producer_up_no_more(redis_url: 
 
 
 async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str) -> None:
-    with thread_fleet(redis_url, "lease.no_worker_s=0.5", "lease.unclaimed_s=0.2") as fleet:
+    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2") as fleet:
         async with gateway(fleet) as client:
             leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
             last_poll, leaver.draining = leaver.next_poll, True

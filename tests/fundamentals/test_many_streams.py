@@ -36,14 +36,14 @@ class SlowReads:
 
     def __call__(self, client: redis.Redis, request: RequestId) -> RequestRecord | None:
         self.seen.append(request)
-        self.driver.led_at -= self.driver.config.lease.conductor_s
+        self.driver.led_at -= self.driver.config.lease.conductor_ttl_s
         self.then(len(self.seen))
         return read_request(client, request)
 
 
 def a_leader_of_many(redis_url: str, client: redis.Redis) -> tuple[Driver, list[RequestId]]:
     """A driver that does not lead yet, and live requests."""
-    config = load_config(None, ("engine=fake", "device=cpu", f"lease.conductor_s={LEASE_S}"))
+    config = load_config(None, ("engine=fake", "device=cpu", f"lease.conductor_ttl_s={LEASE_S}"))
     graph = config.graph_declaration()
     run(client, scripts.register(GATEWAY, "", HOUR_US, {"kind": "gateway"}))
     specs = [fake_spec_of(config) for _ in range(NUM_LIVE)]
@@ -62,7 +62,7 @@ def test_a_leader_goes_by_what_it_saw_in_this_term(redis_url: str) -> None:
         driver.took_over_at = time.monotonic() - 3600
         driver.turn()
         for at in driver.granted_at:
-            driver.granted_at[at] -= driver.config.lease.unclaimed_s + 1
+            driver.granted_at[at] -= driver.config.lease.claim_timeout_s + 1
         driver.next_watch = 0.0
         driver.turn()
         driver.client.close()
@@ -90,9 +90,7 @@ def test_a_new_leader_of_many_requests_keeps_its_lead_while_it_reads_them(
         driver.client.close()
 
 
-def test_a_leader_that_loses_its_lead_while_it_reads_orders_nothing_more(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_that_loses_its_lead_while_it_reads_orders_nothing_more(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redis.Redis.from_url(redis_url) as client:
         driver, live = a_leader_of_many(redis_url, client)
 

@@ -209,7 +209,7 @@ async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redi
             async with gateway(fleet) as leaving:
                 stream = await leaving.submit(spec, None)
                 await anext(stream)
-                leaving.part()
+                leaving.detach_all()
                 with pytest.raises(GatewayStopping):
                     await collected(stream, spec)
             taken = await other.resume(spec.id)
@@ -256,7 +256,7 @@ async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_com
 
 async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
     """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
-    with thread_fleet(redis_url, "lease.worker_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
+    with thread_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -278,7 +278,7 @@ async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_i
 
 
 async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -> None:
-    with thread_fleet(redis_url, "lease.resume_s=0.5", *in_step(OMNI)) as fleet:
+    with thread_fleet(redis_url, "lease.gateway_timeout_s=0.5", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as watching:
             async with gateway(fleet) as client:
                 spec = fake_spec(fleet, num_tokens=NUM_TOKENS)

@@ -23,7 +23,7 @@ from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, 
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
-LEASES = ("lease.worker_s=1.0", "lease.conductor_s=1.0", "transfer.kind=redis")
+LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
 
 
 def server_binaries() -> list[Path]:
@@ -95,9 +95,7 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
             strikes = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-            got = await asyncio.gather(
-                *(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
-            )
+            got = await asyncio.gather(*(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes))
             for one in got:
                 assert_same(one, expected)
         finally:

@@ -18,7 +18,7 @@ from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec
 
 NUM_TOKENS, HELD = 20, 3
 TEXT = in_step(get_graph("text"))
-RENEWS, RENEWS_NEVER = "lease.worker_s=0.5", "lease.worker_s=3600"
+RENEWS, RENEWS_NEVER = "lease.worker_ttl_s=0.5", "lease.worker_ttl_s=3600"
 Send = Callable[[], Awaitable[object]]
 
 
@@ -57,7 +57,7 @@ async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_nex
             await send()
         raise RedisConnectionError("the connection broke")
 
-    with thread_fleet(redis_url, RENEWS, "lease.resume_s=2", *TEXT) as fleet:
+    with thread_fleet(redis_url, RENEWS, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)
@@ -69,7 +69,7 @@ async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_nex
 
 async def test_a_caller_that_gives_up_interrupts_nothing(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
-    with thread_fleet(redis_url, RENEWS_NEVER, "lease.resume_s=2", *TEXT) as fleet:
+    with thread_fleet(redis_url, RENEWS_NEVER, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             held = await begin(client, fleet)

@@ -29,7 +29,7 @@ SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 START_LEASE_US = 600_000_000
-SOON = "lease.unclaimed_s=0.2"
+SOON = "lease.claim_timeout_s=0.2"
 """A killed worker that still reads may take a grant with it, which is then overdue."""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
 
@@ -150,7 +150,7 @@ async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_be
     redis_url: str, *, joins: bool
 ) -> None:
     """The speech that fails beside it shows that the conductor has looked after the grace."""
-    with thread_fleet(redis_url, "lease.no_worker_s=0.5", SOON) as fleet:
+    with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SOON) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
             kill(fleet, THINKER)

@@ -27,7 +27,7 @@ GRAPH = get_graph("text")
 STAGE, ROLE, TEXT = GRAPH.stages[0].name, RoleName(GRAPH.stages[0].name), GRAPH.edges[0].name
 TALK, KEEPER, OTHER, GATEWAY = "talk", WorkerId("lm@test:1:a"), WorkerId("lm@test:2:b"), WorkerId("gateway@test:1:a")
 HOUR_US = 3_600_000_000
-NEVER_OVERDUE = ("lease.unclaimed_s=3600", "lease.no_worker_s=3600")
+NEVER_OVERDUE = ("lease.claim_timeout_s=3600", "lease.no_worker_timeout_s=3600")
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Bench:
         first = self.submit("first")
         assert self.grant(first) == ROLE
         assert self.claim(first, KEEPER) == "ok"
-        retain = scripts.retain(first, STAGE, self.epoch(first), KEEPER, TALK, kept=9, spared=0, keep_s=60)
+        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), KEEPER, TALK, kept=9, spared=0, keep_s=60)
         assert self.ask(retain) == "ok"
         chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
         last = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=True, num_items=1)
@@ -155,9 +155,7 @@ def test_what_is_overdue_goes_to_the_role_and_the_keeper_comes_too_late(bench: B
 
 
 @pytest.mark.parametrize("goes", [fence, drain], ids=lambda f: f.__name__)
-def test_a_keeper_that_goes_before_it_claims_loses_what_was_put_to_it(
-    bench: Bench, goes: Callable[[Bench], None]
-) -> None:
+def test_a_keeper_that_goes_before_it_claims_loses_what_was_put_to_it(bench: Bench, goes: Callable[[Bench], None]) -> None:
     """At once, and without a death being counted: it never held the task."""
     second = bench.submit("second")
     bench.grant(second)
@@ -195,7 +193,7 @@ async def served(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]
     await answer(client, spec)
     view = await client.request_view(spec.id)
     assert view is not None
-    return WorkerId(view.tasks[0].owner), view.tasks[0].spared
+    return WorkerId(view.tasks[0].owner), view.tasks[0].cached_rows
 
 
 def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
@@ -320,7 +318,7 @@ async def test_a_keeper_that_is_lost_with_a_turn_put_to_it_delays_it_no_longer(f
         assert (await asked)[0] != keeper
 
 
-@pytest.mark.parametrize("fleet", [("lease.unclaimed_s=0.3",)], indirect=True)
+@pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3",)], indirect=True)
 async def test_a_keeper_that_only_stands_still_loses_the_turn_when_it_is_overdue(fleet: ThreadFleet) -> None:
     """Its lease still runs, so nobody knows better."""
     async with gateway(fleet) as client:
@@ -329,7 +327,7 @@ async def test_a_keeper_that_only_stands_still_loses_the_turn_when_it_is_overdue
         assert (await served(client, turn(fleet, 1)))[0] != keeper
 
 
-@pytest.mark.parametrize("fleet", [("lease.unclaimed_s=0.3", *in_step(GRAPH))], indirect=True)
+@pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3", *in_step(GRAPH))], indirect=True)
 async def test_a_keeper_that_runs_a_suspect_alone_takes_nothing_beside_it(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
@@ -350,7 +348,7 @@ def stop(fleet: ThreadFleet, worker: WorkerId) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("fleet", [("lease.session_s=0.5",)], indirect=True)
+@pytest.mark.parametrize("fleet", [("lease.prefix_cache_s=0.5",)], indirect=True)
 async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         await answer(client, turn(fleet, 0))
@@ -360,7 +358,7 @@ async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -
         assert (await served(client, turn(fleet, 1)))[1] == 0
 
 
-@pytest.mark.parametrize("fleet", [("limits.max_sessions=2",)], indirect=True)
+@pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
 async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
     stop(fleet, fleet.loops[1].worker)
     fleet.bury(fleet.loops[1])
@@ -370,7 +368,7 @@ async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
     assert [session for session in "abc" if keepers(fleet, session)] == ["a", "c"]
 
 
-@pytest.mark.parametrize("fleet", [("limits.max_sessions=0",), ("lease.session_s=0",)], indirect=True)
+@pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=0",), ("lease.prefix_cache_s=0",)], indirect=True)
 async def test_it_can_be_switched_off(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         for number in range(3):
@@ -385,9 +383,7 @@ async def test_a_split_stage_keeps_nothing(redis_url: str) -> None:
         async with gateway(fleet) as client:
             for number in range(3):
                 assert (await served(client, turn(fleet, number)))[1] == 0
-                assert_same(
-                    await answer(client, turn(fleet, number)), await answer(client, turn(fleet, number, session=""))
-                )
+                assert_same(await answer(client, turn(fleet, number)), await answer(client, turn(fleet, number, session="")))
         assert not keepers(fleet)
 
 
@@ -398,7 +394,7 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         loop = loop_of(fleet, keeper)
         stop(fleet, keeper)
         asked = await client.submit(spec := turn(fleet, 1), None)
-        call = scripts.retain(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
+        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
         assert loop.engine.kept(TALK)
         loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.kept(TALK)

@@ -25,9 +25,7 @@ class Role:
 
     def join(self, name: str, role: str = ROLE) -> str:
         fields: dict[str, str | bytes] = {"kind": "worker"}
-        call = scripts.register(
-            WorkerId(name), role, LEASE_US, fields, replicas=self._replicas, standby=self._standby
-        )
+        call = scripts.register(WorkerId(name), role, LEASE_US, fields, replicas=self._replicas, standby=self._standby)
         return text(run(self.client, call))
 
     def lose(self, name: str) -> None:

@@ -15,7 +15,7 @@ from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import AudioClip, RequestSpec
-from fleet.core.story import END_STATES, RequestFilter, Story
+from fleet.core.request_trace import END_STATES, RequestFilter, RequestTrace
 from fleet.core.telemetry import SERIES_STEP_S
 from tests.fundamentals.control_plane import GATEWAY, KEEP, REQUEST, STAGE, TEXT, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, thread_fleet
@@ -24,10 +24,10 @@ from tests.support import await_until
 IN_STEP = "edges.audio.credits=4"
 
 
-async def ended(client: FleetClient, request: RequestId) -> Story:
+async def ended(client: FleetClient, request: RequestId) -> RequestTrace:
     """Its story once it has one to the end."""
 
-    async def told() -> Story | None:
+    async def told() -> RequestTrace | None:
         story = await client.telemetry.story(request)
         return story if story is not None and story.ended_us else None
 
@@ -36,7 +36,7 @@ async def ended(client: FleetClient, request: RequestId) -> Story:
     return story
 
 
-def order_of(story: Story, stage: str) -> list[str]:
+def order_of(story: RequestTrace, stage: str) -> list[str]:
     return [mark.what for mark in story.marks if mark.stage == stage]
 
 

@@ -55,7 +55,7 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
     """The listener plays items of 80 ms from the first chunk on; no chunk is held while the sound runs out."""
     now_ms = 0
     edge = OutboundEdge(
-        replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), ahead_s=0.1), 64,
+        replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64,
         marks=True, clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[int] = []
@@ -69,7 +69,9 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
 @pytest.mark.parametrize(("num_answers", "first"), [(1, 2), (2, 4), (3, 6), (50, 6)])
 def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, first: int) -> None:
     items = [Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
-    edge = OutboundEdge(replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), crowd=3), 64, marks=True)
+    edge = OutboundEdge(
+        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, marks=True
+    )
     sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
     assert sizes[:2] == [first, 4]
 
@@ -79,7 +81,7 @@ def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
     edge = OutboundEdge(
-        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), ahead_s=0.1), 64, marks=True,
+        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, marks=True,
         logged=Logged(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[tuple[int, int]] = []

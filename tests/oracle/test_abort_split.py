@@ -12,7 +12,7 @@ from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO
 
-WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_s=60", *in_step(QWEN3_OMNI))
+WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60", *in_step(QWEN3_OMNI))
 """With so few credits a request is at work whenever it is aborted."""
 KINDS = ("text", "audio", "three turns", "other voice", "text outlasts speech")
 ASKED = [case for case in CASES if case.name in KINDS]

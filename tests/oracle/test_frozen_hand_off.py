@@ -28,7 +28,7 @@ LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=
 """2 MiB of keys and values a request, however short its prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 OVER_TCP = ("transfer.kind=nixl", "transfer.interface=lo")
-IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_s=2.0")
+IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_ttl_s=2.0")
 KINDS = ("text", "audio", "three turns", "other voice", "speech outlasts text")
 ASKED = [case for case in CASES if case.name in KINDS]
 START_S = 150.0

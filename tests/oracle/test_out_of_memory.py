@@ -43,9 +43,7 @@ async def ask_beside_mates(
     """What the request ends with; its mates are answered as they are without it, and so is one more afterwards."""
     frontend = make_frontend(checkpoint)
     expected = await asyncio.gather(*(answer(client, *spec_of(case, frontend)) for case in MATES))
-    failed, *heard = await asyncio.gather(
-        ask(client, spec, blob), *(ask(client, *spec_of(case, frontend)) for case in MATES)
-    )
+    failed, *heard = await asyncio.gather(ask(client, spec, blob), *(ask(client, *spec_of(case, frontend)) for case in MATES))
     for got, want in zip(heard, expected, strict=True):
         assert not isinstance(got, FleetError), f"a mate failed: {got}"
         assert_same(got, want)

@@ -56,8 +56,7 @@ def cases() -> tuple[Case, ...]:
         ("two turns, then spoken", "ethan"): (*introduced, my_name),
     }
     return tuple(
-        Case(name=name, messages=messages, voice=voice, tokens=TOKENS, frames=FRAMES)
-        for (name, voice), messages in asked.items()
+        Case(name=name, messages=messages, voice=voice, tokens=TOKENS, frames=FRAMES) for (name, voice), messages in asked.items()
     )
 
 

@@ -98,7 +98,7 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
     got = await answer(client, spec, blob)
     view = await client.request_view(spec.id)
     assert view is not None
-    spared = {task.stage: task.spared for task in view.tasks}
+    spared = {task.stage: task.cached_rows for task in view.tasks}
     return Turn(got=got, spared=spared, computed=Counter(rows))
 
 
@@ -157,7 +157,7 @@ async def second_turn(client: FleetClient, talk: Conversation, first: Message, t
 async def spared_of(client: FleetClient, spec: RequestSpec, stage: StageName) -> int:
     view = await client.request_view(spec.id)
     assert view is not None
-    return next(task.spared for task in view.tasks if task.stage == stage)
+    return next(task.cached_rows for task in view.tasks if task.stage == stage)
 
 
 def first_audio(spec: RequestSpec, frontend: Frontend) -> int:
@@ -177,7 +177,7 @@ async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: st
                 if (edge, index) == (TEXT, 3):
                     for stage in (THINKER, TALKER):
                         dying = fleet.owner(spec.id, stage)
-                        assert dying.tasks[spec.id].spared
+                        assert dying.tasks[spec.id].cached_rows
                         fleet.add_worker(stage)
                         fleet.kill(dying)
 

@@ -10,7 +10,7 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
-from fleet.worker.hand_off import Adoption
+from fleet.worker.hand_off import KVImport
 from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
@@ -94,10 +94,10 @@ async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, 
 async def test_a_pull_that_fails_costs_time_only(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(adoption: Adoption) -> None:
+    def fail(adoption: KVImport) -> None:
         adoption.failed = True
 
-    monkeypatch.setattr(Adoption, "poll", fail)
+    monkeypatch.setattr(KVImport, "poll", fail)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, 0.0)
     with thread_fleet(redis_url, *TORCH, *SPLITS["both_pd"], checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         got = await ask_all(fleet, tiny_checkpoint, 0.0)

@@ -9,7 +9,7 @@ from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
 WAYS = (
-    "engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_s=60",
+    "engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60",
     "stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1", *in_step(QWEN3_OMNI),
 )  # fmt: skip
 CASE = next(case for case in CASES if case.name == "audio")

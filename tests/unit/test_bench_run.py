@@ -107,8 +107,16 @@ def gateway() -> Iterator[FakeGateway]:
 
 @pytest.mark.parametrize(
     "words",
-    [["--url", "http://x", "--up"], ["--frames", "1"], ["--max-tokens", "one"], ["--requests", "0"], ["--baseline", "x"],
-     ["--engine", "fake"], ["--engine", "fake", "--sessions", "2", "--url", "http://x"], ["--sessions", "0"]],
+    [
+        ["--url", "http://x", "--up"],
+        ["--frames", "1"],
+        ["--max-tokens", "one"],
+        ["--requests", "0"],
+        ["--baseline", "x"],
+        ["--engine", "fake"],
+        ["--engine", "fake", "--sessions", "2", "--url", "http://x"],
+        ["--sessions", "0"],
+    ],
 )
 def test_a_usage_mistake_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2

@@ -108,8 +108,10 @@ def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
     ("answer", "said"),
     [
         (
-            [{"type": "response.output_audio.delta", "delta": b64encode(bytes(4800)).decode()},
-             {"type": "response.done", "response": {"status": "completed"}}],
+            [
+                {"type": "response.output_audio.delta", "delta": b64encode(bytes(4800)).decode()},
+                {"type": "response.done", "response": {"status": "completed"}},
+            ],
             "the answer to 'q' was silent",
         ),
         ([{"type": "error", "error": {"message": "no room"}}], "the session says: no room"),

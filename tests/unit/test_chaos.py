@@ -15,15 +15,15 @@ from rich.console import Console
 
 from fleet.bench.chat import Recording
 from fleet.bench.machine import describe_machine
-from fleet.chaos.aftermath import Aftermath
 from fleet.chaos.answer import Answer, Broken, Difference, first_difference, longest_gap_s, read_answer
-from fleet.chaos.blows import Hit
 from fleet.chaos.errors import ChaosError
+from fleet.chaos.faults import Hit
 from fleet.chaos.listen import Gateways, Take
 from fleet.chaos.load import Load, Outcome
 from fleet.chaos.options import Given, check
 from fleet.chaos.pauses import gap_over_s
 from fleet.chaos.plot import draw as draw_picture
+from fleet.chaos.recovery import Recovery
 from fleet.chaos.report import Run, Verdict, judge, show, write_json
 from fleet.chaos.requests import is_drawn, make_bodies
 from fleet.chaos.schedule import HOWS, How, draw
@@ -238,7 +238,7 @@ def test_an_event_that_came_in_part_is_forgotten_and_the_last_id_kept() -> None:
     assert not nothing.pieces and nothing.last_id == ""
 
 
-LAPSED = Aftermath(found="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
+LAPSED = Recovery(found="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
 HIT = Hit(
     role="talker", how=How.STOP, victim="talker@h:1:a", requests=("req-1",), at_s=2.0, until_s=5.0, whole_s=6.0, after=LAPSED
 )

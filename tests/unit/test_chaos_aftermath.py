@@ -1,6 +1,6 @@
 """What a blow set off, as the events tell it."""
 
-from fleet.chaos.aftermath import Aftermath, aftermath
+from fleet.chaos.recovery import Recovery, recovery_of
 from fleet.core import events as ev
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 
@@ -28,11 +28,11 @@ def left(worker: WorkerId, how: str) -> ev.WorkerLeft:
 FENCING = [(5_020_000, lost(FIRST, 7)), (5_020_000, lost(SECOND, 8)), (5_020_000, left(VICTIM, "died"))]
 
 
-def told(*more: tuple[int, ev.AnyEvent]) -> Aftermath:
+def told(*more: tuple[int, ev.AnyEvent]) -> Recovery:
     before: list[tuple[int, ev.AnyEvent]] = [
         (5_001_000, claimed(FIRST, 3)), (5_002_000, lost(BYSTANDER, 4)), (5_002_000, left(OTHER, "left"))
     ]  # fmt: skip
-    return aftermath([*before, *FENCING, *more], VICTIM, "lm", BLOW_US)
+    return recovery_of([*before, *FENCING, *more], VICTIM, "lm", BLOW_US)
 
 
 def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
@@ -41,7 +41,7 @@ def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
         (5_021_000, granted(FIRST, 9)), (5_022_000, granted(SECOND, 10)), (5_030_000, claimed(SECOND, 10)),
         (5_040_000, claimed(FIRST, 9)), (6_000_400, claimed(FIRST, 12)), (7_000_400, joined),
     )  # fmt: skip
-    assert after == Aftermath(
+    assert after == Recovery(
         found="died", fenced_s=0.0196, granted_s=0.0216, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
     )
 
@@ -58,4 +58,4 @@ def test_a_task_between_two_halves_of_a_stage_is_no_new_grant() -> None:
 
 
 def test_who_registers_nowhere_leaves_nothing_but_silence() -> None:
-    assert aftermath(FENCING, "conductor@h:9:z", "conductor", BLOW_US) == Aftermath()
+    assert recovery_of(FENCING, "conductor@h:9:z", "conductor", BLOW_US) == Recovery()

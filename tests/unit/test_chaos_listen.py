@@ -51,7 +51,6 @@ class FakeGateway:
         elif self.then == "end":
             handler.wfile.write(b"0\r\n\r\n")
 
-
     def _await_leaving(self, connection: socket.socket) -> None:
         connection.settimeout(0.01)
         while not self.left.is_set() and not self.closing.is_set():

@@ -92,10 +92,10 @@ VALUES = (
         "stages.talker.page_size_tokens: must be a whole number from 1 to 1024 (got 0)"),
     bad("a huge count", f"retention_s: 0x{'f' * 9000}",
         "retention_s: must be a whole number from 1 to 31536000 (got a number of 36000 bits)"),
-    bad("no number of seconds", "lease: {worker_s: .nan}", "lease.worker_s: must be a number from 0.1 to 3600 (got nan)"),
+    bad("no number of seconds", "lease: {worker_ttl_s: .nan}", "lease.worker_ttl_s: must be a number from 0.1 to 3600 (got nan)"),
     bad("endless seconds", "transfer: {deadline_s: .inf}", "transfer.deadline_s: must be a number from 0.01 to 3600 (got inf)"),
-    bad("a lease shorter than a turn", "lease: {conductor_s: 0.1}",
-        "lease.conductor_s: must be a number from 0.5 to 3600 (got 0.1)"),
+    bad("a lease shorter than a turn", "lease: {conductor_ttl_s: 0.1}",
+        "lease.conductor_ttl_s: must be a number from 0.5 to 3600 (got 0.1)"),
     bad("no seconds of sound", "limits: {max_audio_s: 0}",
         "limits.max_audio_s: must be a number above 0 and at most 86400 (got 0)"),
     bad("a number for a switch", "async_chunk: 1", "async_chunk: must be true or false (got 1)"),
@@ -173,9 +173,9 @@ TOGETHER = (
         "stages.talker.extra.step_ms: the builder of talker reads no settings with engine torch; leave it out"),
     bad("one port for two", "web: {port: 6399}\nredis: {port: 6399}",
         "redis.port: 6399 is web.port too; give one of them another"),
-    bad("leases against each other", "lease: {unclaimed_s: 5, no_worker_s: 4}",
-        "lease.no_worker_s: 4 is shorter than lease.unclaimed_s, which is 5: a request would fail before its task was offered "
-        "again; raise it, or lower lease.unclaimed_s"),
+    bad("leases against each other", "lease: {claim_timeout_s: 5, no_worker_timeout_s: 4}",
+        "lease.no_worker_timeout_s: 4 is shorter than lease.claim_timeout_s, which is 5: a request would fail before its "
+        "task was offered again; raise it, or lower lease.claim_timeout_s"),
     bad("a request larger than the arena", "transfer: {arena_mib: 16}",
         "transfer.request_cap_mib: one request may hold 32, and transfer.arena_mib is 16; lower it, or raise transfer.arena_mib"),
     bad("a pool too small for a prompt", "stages: {thinker: {kv_pages: 8}}",
@@ -305,7 +305,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ("redis.port=8000", "--set redis.port: 8000 is web.port too; give one of them another"),
         ("web.port=6399", "x.yaml: redis.port: 6399 is web.port too; give one of them another"),
         ("stages.nobody.replicas=1", f"--set stages.nobody: {NOT_OF_THE_STAGES}"),
-        ("lease.worker_s=1e3", "--set lease.worker_s: must be a number from 0.1 to 3600 (got '1e3')"),
+        ("lease.worker_ttl_s=1e3", "--set lease.worker_ttl_s: must be a number from 0.1 to 3600 (got '1e3')"),
     ],
 )
 def test_a_broken_override_is_refused_in_one_line_that_names_it(override: str, message: str) -> None:
@@ -313,6 +313,28 @@ def test_a_broken_override_is_refused_in_one_line_that_names_it(override: str, m
     with pytest.raises(ConfigError) as caught:
         load_config(Path("x.yaml"), (override,))
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("edges.codes.policy.ahead_s", "low_buffer_s"),
+        ("edges.codes.policy.crowd", "busy_first_chunk_factor"),
+        ("limits.max_sessions", "max_cached_conversations"),
+        ("voice.lead_s", "send_ahead_s"),
+        ("voice.resume_s", "reconnect_timeout_s"),
+        ("lease.worker_s", "worker_ttl_s"),
+        ("lease.conductor_s", "conductor_ttl_s"),
+        ("lease.unclaimed_s", "claim_timeout_s"),
+        ("lease.no_worker_s", "no_worker_timeout_s"),
+        ("lease.resume_s", "gateway_timeout_s"),
+        ("lease.session_s", "prefix_cache_s"),
+    ],
+)
+def test_renamed_key_is_refused_with_its_new_name(old: str, new: str) -> None:
+    kind = ("edges.codes.policy.kind=each",) if old.startswith("edges") else ()
+    with pytest.raises(ConfigError, match=rf"{old}: was renamed to {new}"):
+        load_config(None, (*kind, f"{old}=1"))
 
 
 def test_an_override_reaches_into_a_section_that_is_empty() -> None:

@@ -158,7 +158,9 @@ def test_cluster_redis_speaks_tls_only_and_has_no_open_user() -> None:
     (redis,) = pods()["redis"]["spec"]["containers"]
     given = dict(zip(redis["args"][1::2], redis["args"][2::2], strict=True))
     assert given["--port"] == "0" and given["--tls-port"] == "6379" and given["--aclfile"] == "/etc/redis/users.acl"
-    assert documents("Secret")["fleet-redis"]["stringData"]["REDIS_URL"].startswith("rediss://fleet:change-me@redis:6379?ssl_ca_certs=")
+    assert documents("Secret")["fleet-redis"]["stringData"]["REDIS_URL"].startswith(
+        "rediss://fleet:change-me@redis:6379?ssl_ca_certs="
+    )
     users = documents("Secret")["fleet-redis-users"]["stringData"]["users.acl"].splitlines()
     assert users[0] == "user default off" and len(users) == 2
 

@@ -60,9 +60,7 @@ def test_a_slice_of_a_gpu_has_no_number_for_how_busy_it_is(monkeypatch: pytest.M
     assert told is not None and "gpu_percent" not in told
 
 
-def test_a_driver_that_cannot_be_asked_harms_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_driver_that_cannot_be_asked_harms_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     about = SimpleNamespace(name="a GPU", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=RuntimeError("no driver"), memory_reserved=3, utilization=1)
     gauge = Gauge("cuda:1")

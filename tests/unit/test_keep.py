@@ -31,7 +31,7 @@ def test_what_has_served_can_start_however_soon_it_fails() -> None:
 
 def test_kills_that_follow_each_other_leave_a_role_without_a_worker_for_less_than_requests_wait() -> None:
     """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
-    kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_s
+    kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):
         pause_s = kept.pause_s(KILLED, now_s, now_s + 3.0)
         assert pause_s is not None and pause_s <= patience_s / 2

@@ -58,7 +58,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # Chaos puts the benchmark's load on a fleet; two modules of it look into Redis: for what is there, and for what is told.
     "fleet.chaos": ("fleet.core", "fleet.config", "fleet.bench", "fleet.chaos"),
     "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
-    "fleet.chaos.trail": ("fleet.core", "fleet.control", "fleet.chaos"),
+    "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,
     "fleet": (),
 }

@@ -111,9 +111,7 @@ def make(request: pytest.FixtureRequest) -> Make:
     return loop
 
 
-def submit(
-    loop: Loop, name: str, numbers: list[int], max_tokens: int = 6, *, final: bool = True, session: str = ""
-) -> RequestId:
+def submit(loop: Loop, name: str, numbers: list[int], max_tokens: int = 6, *, final: bool = True, session: str = "") -> RequestId:
     params = {NUM_POSITIONS: str(len(numbers) + max_tokens)}
     sampling = Sampling(max_tokens=max_tokens)
     loop.submit(EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session))

@@ -200,9 +200,7 @@ def test_an_answer_may_be_given_as_text_or_as_tokens(frontend: Frontend) -> None
     assert frontend.prepare(saying((5, 6)))[0].given == (5, 6) and frontend.prepare(saying(()))[0].given == ()
 
 
-def test_a_checkpoint_without_generation_config_ends_its_answers_as_its_config_says(
-    frontend: Frontend, tmp_path: Path
-) -> None:
+def test_a_checkpoint_without_generation_config_ends_its_answers_as_its_config_says(frontend: Frontend, tmp_path: Path) -> None:
     folder = write_frontend_files(tmp_path)
     (folder / "generation_config.json").unlink()
     bare = load_frontend(REFERENCE, folder, Limits())

@@ -125,21 +125,15 @@ TEMPLATES = (
 def test_a_template_is_rendered_as_transformers_does(checkpoint: Path, source: str) -> None:
     from transformers import AutoTokenizer
 
-    messages = [
-        {"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")
-    ]
+    messages = [{"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")]
     reference = AutoTokenizer.from_pretrained(checkpoint)
-    expected = reference.apply_chat_template(
-        messages, chat_template=source, tokenize=False, add_generation_prompt=True
-    )
+    expected = reference.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=True)
     special = {"eos_token": reference.eos_token}
     assert ChatTemplate(source, special).render(messages) == expected
 
 
 def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
-    return ChatRequest(
-        id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken
-    )
+    return ChatRequest(id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken)
 
 
 def test_text_parts_are_joined_and_audio_is_refused(checkpoint: Path) -> None:
@@ -189,9 +183,7 @@ def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) ->
         ({}, None),
     ],
 )
-def test_positions_are_bounded_where_the_config_says_so(
-    config: dict[str, object], expected: int | None, tmp_path: Path
-) -> None:
+def test_positions_are_bounded_where_the_config_says_so(config: dict[str, object], expected: int | None, tmp_path: Path) -> None:
     assert num_positions(sized(tmp_path, **config)) == expected
 
 

@@ -54,7 +54,9 @@ def test_address_with_a_password_or_on_this_machine_is_accepted(url: str | None)
     check_redis_password(url)
 
 
-@pytest.mark.parametrize("url", ["redis://:change-me@10.0.0.9", "rediss://fleet:Change%2DMe@redis:6379", "redis://redis?password=changeme"])
+@pytest.mark.parametrize(
+    "url", ["redis://:change-me@10.0.0.9", "rediss://fleet:Change%2DMe@redis:6379", "redis://redis?password=changeme"]
+)
 def test_password_of_the_examples_is_refused_and_nothing_permits_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", url)
     with pytest.raises(ConfigError, match="REDIS_URL: a placeholder is no password"):

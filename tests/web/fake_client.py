@@ -16,8 +16,8 @@ from fleet.core.errors import FleetError, GatewayStopping
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.core.story import LIVE_STATES, AudioIn, EdgeStory, TaskStory
-from fleet.core.story import Story as Told
+from fleet.core.request_trace import LIVE_STATES, AudioIn, EdgeTrace, TaskTrace
+from fleet.core.request_trace import RequestTrace as Told
 from fleet.core.telemetry import WorkerStory
 from fleet.graphs import Graph
 from tests.web.fake_telemetry import FakeTelemetry
@@ -61,7 +61,7 @@ class Task:
     owner: str
     walk: str = "decode"
     hand_off: HandOff | None = None
-    spared: int = 0
+    cached_rows: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -297,7 +297,7 @@ class FakeClient:
         self.streams[request] = FakeStream(self, spec, self._chunks(spec), self.stories[request])
         return spec, self.streams[request]
 
-    def part(self) -> None:
+    def detach_all(self) -> None:
         for stream in self.streams.values():
             stream.part()
 
@@ -305,7 +305,7 @@ class FakeClient:
         edges = self.graph.edges_for(spec.outputs)
         return Story(
             tasks=tuple(
-                Task(stage=s, state="running", owner=f"{s}@host", spared=self.script.spared)
+                Task(stage=s, state="running", owner=f"{s}@host", cached_rows=self.script.spared)
                 for s in self.graph.stages_for(spec.outputs)
             ),
             edges=tuple(EdgeCount(name=e.name, source=e.source, target=e.target) for e in edges),
@@ -453,15 +453,15 @@ class FakeClient:
             raise self.unreachable
 
 
-def _task_story(task: Task) -> TaskStory:
-    return TaskStory(
+def _task_story(task: Task) -> TaskTrace:
+    return TaskTrace(
         stage=StageName(task.stage), state=task.state, role=task.stage, owner=task.owner, walk=task.walk, epoch=Epoch(1),
-        spared=task.spared, hand_off=task.hand_off,
+        cached_rows=task.cached_rows, hand_off=task.hand_off,
     )  # fmt: skip
 
 
-def _edge_story(edge: EdgeCount) -> EdgeStory:
-    return EdgeStory(
+def _edge_story(edge: EdgeCount) -> EdgeTrace:
+    return EdgeTrace(
         name=EdgeName(edge.name), source=StageName(edge.source), target=StageName(edge.target), produced=edge.produced,
         consumed=edge.consumed, items=edge.items,
     )  # fmt: skip

@@ -11,7 +11,16 @@ from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, Conflict, FleetError, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, new_request_id
 from fleet.core.jobs import read_arguments
-from fleet.core.story import LIVE_STATES, STATES, Heard, Mark, RequestFilter, RequestPage, RequestRow, Story
+from fleet.core.request_trace import (
+    LIVE_STATES,
+    STATES,
+    PlaybackReport,
+    RequestFilter,
+    RequestPage,
+    RequestRow,
+    RequestTrace,
+    TraceEvent,
+)
 from fleet.core.telemetry import (
     LEVELS,
     DeadLetterView,
@@ -35,7 +44,7 @@ class FakeTelemetry:
     """Satisfies `web.ports.TelemetryPort`. What a test changes with `say` wakes whoever follows."""
 
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
-    stories: dict[str, Story] = field(default_factory=dict[str, Story])
+    stories: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     edge_logs: dict[tuple[str, str], list[Chunk]] = field(default_factory=dict[tuple[str, str], list[Chunk]])
     worker_list: list[WorkerStory] = field(default_factory=list[WorkerStory])
     queue_list: list[Queue] = field(default_factory=list[Queue])
@@ -54,7 +63,7 @@ class FakeTelemetry:
     underruns: int = 0
     unreachable_of: Callable[[], FleetError | None] = lambda: None
     workers_of: Callable[[], list[WorkerStory]] = list[WorkerStory]
-    story_of: Callable[[RequestId], Story | None] = lambda _request: None
+    story_of: Callable[[RequestId], RequestTrace | None] = lambda _request: None
     on_retry: Callable[[RequestId, RequestId], None] = lambda _request, _again: None
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
@@ -79,7 +88,7 @@ class FakeTelemetry:
         shown = found[:limit]
         return RequestPage(rows=tuple(shown), next=shown[-1].id if len(found) > limit else "", counts=counts, now_us=now_us())
 
-    async def story(self, request: RequestId) -> Story | None:
+    async def story(self, request: RequestId) -> RequestTrace | None:
         self._reach()
         return self.stories.get(request) or self.story_of(request)
 
@@ -94,7 +103,7 @@ class FakeTelemetry:
         self._reach()
         self.heard.append((request, played_samples, underruns))
         if request in self.stories:
-            heard = Heard(played_samples=played_samples, underruns=underruns, at_us=now_us())
+            heard = PlaybackReport(played_samples=played_samples, underruns=underruns, at_us=now_us())
             self.stories[request] = msgspec.structs.replace(self.stories[request], heard=heard)
 
     def note_underruns(self, count: int) -> None:
@@ -111,7 +120,7 @@ class FakeTelemetry:
         self.retried.append(request)
         again = new_request_id()
         self.on_retry(request, again)
-        mark = Mark(at_us=now_us(), what="submitted")
+        mark = TraceEvent(at_us=now_us(), what="submitted")
         self.stories[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", marks=(mark,))
         self.rows.append(
             RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)

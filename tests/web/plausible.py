@@ -11,17 +11,17 @@ from fleet.core.hand_off import HandOff
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.jobs import BenchArguments
 from fleet.core.request import Sampling
-from fleet.core.story import (
+from fleet.core.request_trace import (
     AudioIn,
-    EdgeStory,
-    Heard,
-    KvSpan,
-    Mark,
+    EdgeTrace,
+    KVSpan,
+    PlaybackReport,
     Receipt,
     RequestRow,
-    Story,
+    RequestTrace,
     TaskBrief,
-    TaskStory,
+    TaskTrace,
+    TraceEvent,
 )
 from fleet.core.telemetry import (
     SERIES_KEPT_S,
@@ -125,14 +125,14 @@ def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
     )
 
 
-def _story(number: int, start: int, graph: Graph) -> Story:
+def _story(number: int, start: int, graph: Graph) -> RequestTrace:
     row = _row(number, start, tuple(stage.name for stage in graph.stages))
     at, ended = row.created_us, row.ended_us
     stages = [task.stage for task in row.tasks]
     inputs = [next((edge.name for edge in graph.edges_to(task.stage)), EdgeName("")) for task in row.tasks]
     tasks = tuple(_task(n, task, at, ended, row.state, inputs[n]) for n, task in enumerate(row.tasks))
     edges = tuple(
-        EdgeStory(
+        EdgeTrace(
             name=edge.name,
             source=edge.source,
             target=edge.target,
@@ -148,7 +148,7 @@ def _story(number: int, start: int, graph: Graph) -> Story:
         )
         for n, edge in enumerate(graph.edges)
     )
-    return Story(
+    return RequestTrace(
         id=row.id,
         graph=graph.name,
         state=row.state,
@@ -171,13 +171,13 @@ def _story(number: int, start: int, graph: Graph) -> Story:
         edges=edges,
         marks=_marks(row, stages),
         kv=_kv(row, stages),
-        heard=Heard(played_samples=40_000, underruns=1, at_us=at + 900_000) if row.state != "submitted" else None,
+        heard=PlaybackReport(played_samples=40_000, underruns=1, at_us=at + 900_000) if row.state != "submitted" else None,
     )
 
 
-def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: EdgeName) -> TaskStory:
+def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: EdgeName) -> TaskTrace:
     if state == "submitted":
-        return TaskStory(stage=brief.stage, state=brief.state, role=brief.stage, owner="", walk="", epoch=Epoch(0))
+        return TaskTrace(stage=brief.stage, state=brief.state, role=brief.stage, owner="", walk="", epoch=Epoch(0))
     first = at + 60_000 * (number + 1)
     moved = HandOff(
         prefilled_us=first,
@@ -201,7 +201,7 @@ def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: 
         pull_us=5_400,
         pull_max_us=2_200,
     )
-    return TaskStory(
+    return TaskTrace(
         stage=brief.stage,
         state=brief.state,
         role=brief.stage,
@@ -212,39 +212,41 @@ def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: 
         claimed_us=at + 2_300,
         first_us=first,
         finished_us=ended - 30_000 if ended else 0,
-        spared=120 if number == 0 else 0,
+        cached_rows=120 if number == 0 else 0,
         hand_off=moved if number == 0 else None,
         receipts=(receipt,) if number else (),
     )
 
 
-def _marks(row: RequestRow, stages: list[StageName]) -> tuple[Mark, ...]:
+def _marks(row: RequestRow, stages: list[StageName]) -> tuple[TraceEvent, ...]:
     at = row.created_us
-    marks = [Mark(at_us=at, what="submitted", detail="30 prompt tokens")]
+    marks = [TraceEvent(at_us=at, what="submitted", detail="30 prompt tokens")]
     if row.state == "submitted":
         return tuple(marks)
     for n, stage in enumerate(stages):
-        marks.append(Mark(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800)))
-        marks.append(Mark(at_us=at + 2_300, what="claimed", stage=stage, epoch=Epoch(at + 800), worker=worker_id(stage, 9)))
-        marks.append(Mark(at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)))
+        marks.append(TraceEvent(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800)))
+        marks.append(TraceEvent(at_us=at + 2_300, what="claimed", stage=stage, epoch=Epoch(at + 800), worker=worker_id(stage, 9)))
+        marks.append(TraceEvent(at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)))
     lost, later = stages[0], at + 300_000
-    marks.append(Mark(at_us=later, what="lost", stage=lost, epoch=Epoch(later), worker=worker_id(lost, 9), detail="died"))
-    marks.append(Mark(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900)))
-    marks.append(Mark(at_us=later + 2_000, what="claimed", stage=lost, epoch=Epoch(later + 900), worker=worker_id(lost)))
+    marks.append(TraceEvent(at_us=later, what="lost", stage=lost, epoch=Epoch(later), worker=worker_id(lost, 9), detail="died"))
+    marks.append(TraceEvent(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900)))
+    marks.append(TraceEvent(at_us=later + 2_000, what="claimed", stage=lost, epoch=Epoch(later + 900), worker=worker_id(lost)))
     if row.ended_us:
-        marks += [Mark(at_us=row.ended_us - 30_000, what="finished", stage=stage, worker=worker_id(stage)) for stage in stages]
-        marks.append(Mark(at_us=row.ended_us - 5_000, what="delivered", stage=CLIENT))
-        marks.append(Mark(at_us=row.ended_us, what="ended", detail=row.state))
+        marks += [
+            TraceEvent(at_us=row.ended_us - 30_000, what="finished", stage=stage, worker=worker_id(stage)) for stage in stages
+        ]
+        marks.append(TraceEvent(at_us=row.ended_us - 5_000, what="delivered", stage=CLIENT))
+        marks.append(TraceEvent(at_us=row.ended_us, what="ended", detail=row.state))
     return tuple(sorted(marks, key=lambda mark: mark.at_us))
 
 
-def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KvSpan, ...]:
+def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KVSpan, ...]:
     at, end = row.created_us, row.ended_us
     if row.state == "submitted":
         return ()
     return (
-        KvSpan(stage=stages[0], worker=worker_id(stages[0], 9), from_us=at + 2_300, to_us=at + 300_000, how="computed"),
-        KvSpan(stage=stages[0], worker=worker_id(stages[0]), from_us=at + 302_000, to_us=end, how="computed"),
+        KVSpan(stage=stages[0], worker=worker_id(stages[0], 9), from_us=at + 2_300, to_us=at + 300_000, how="computed"),
+        KVSpan(stage=stages[0], worker=worker_id(stages[0]), from_us=at + 302_000, to_us=end, how="computed"),
     )
 
 

@@ -57,8 +57,13 @@ def test_a_typed_message_is_answered_in_text_and_sound(page: Page, gateway: Gate
     latency = page.locator(".turn.assistant .latency")
     expect(latency.locator(".legend .name")).to_have_text(
         [
-            "endpointing", "queue", *(stage.name for stage in gateway.client.graph.stages),
-            "gateway", "silence", "network", "buffer",
+            "endpointing",
+            "queue",
+            *(stage.name for stage in gateway.client.graph.stages),
+            "gateway",
+            "silence",
+            "network",
+            "buffer",
         ]  # fmt: skip
     )
     assert latency.get_attribute("href") == f"/requests/{spec.id}"

@@ -219,8 +219,12 @@ def test_route_of_other_servers_names_what_is_served_instead(gateway: Gateway, m
         *(
             ("POST", path, "base URL be http://HOST:PORT/v1, for /v1/chat/completions")
             for path in (
-                "/openai/v1/chat/completions", "/api/v1/chat/completions", "/openai/deployments/x/chat/completions",
-                "/v1/chat/completions/chat/completions", "/api/chat/completions", "/any/where/chat/completions",
+                "/openai/v1/chat/completions",
+                "/api/v1/chat/completions",
+                "/openai/deployments/x/chat/completions",
+                "/v1/chat/completions/chat/completions",
+                "/api/chat/completions",
+                "/any/where/chat/completions",
                 "//v1//v2/chat/completions",
             )
         ),

@@ -129,9 +129,7 @@ def test_a_request_can_be_aborted(gateway: Gateway) -> None:
     assert gateway.http.delete(path).json()["aborted"] is False
     assert gateway.http.delete("/v1/fleet/requests/req-0").status_code == 404
     gateway.client.script = Script(stall_at=1)
-    with gateway.http.stream(
-        "POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}
-    ) as stream:
+    with gateway.http.stream("POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}) as stream:
         request = stream.headers["x-request-id"]
         assert gateway.http.delete(f"/v1/fleet/requests/{request}").json() == {
             "id": request,

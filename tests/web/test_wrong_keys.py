@@ -146,9 +146,7 @@ def test_back_off_doubles_up_to_its_longest_and_is_forgiven(wrong_keys: WrongKey
     assert [wrong_keys.note("a") for _ in range(NUM_FREE)] == [None] * NUM_FREE
 
 
-def test_log_has_one_line_an_address_and_minute(
-    wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_has_one_line_an_address_and_minute(wrong_keys: WrongKeys, time: Minutes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fleet.web"):
         for _ in range(300):
             wrong_keys.note("10.0.0.1")

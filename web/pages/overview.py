@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.ids import StageName, stage_of
-from fleet.core.story import RequestFilter, RequestRow
+from fleet.core.request_trace import RequestFilter, RequestRow
 from fleet.core.telemetry import SERIES_STEP_S, Queue, SeriesPoint, WorkerStory
 from web.gateway import Gateway
 from web.pages import units

@@ -7,12 +7,12 @@ import shlex
 from dataclasses import dataclass
 
 from fleet.core.ids import CLIENT, RequestId
-from fleet.core.story import LIVE_STATES, EdgeStory, Mark, TaskStory
+from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEvent
 from fleet.core.telemetry import LogLine, LogQuery
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 from web.pages.waterfall import Waterfall, waterfall_of
-from web.story import Told, quiet_logs, read_told
+from web.request_detail import RequestDetail, quiet_logs, read_told
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
@@ -42,11 +42,11 @@ class RequestStory(Frame):
     """`told` is None where the request is not known."""
 
     id: str
-    told: Told | None
+    told: RequestDetail | None
     waterfall: Waterfall | None
-    tasks: tuple[TaskStory, ...] = ()
-    edges: tuple[EdgeStory, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    tasks: tuple[TaskTrace, ...] = ()
+    edges: tuple[EdgeTrace, ...] = ()
+    marks: tuple[TraceEvent, ...] = ()
     colours: dict[str, int]
     sound: Sound | None = None
     lines: tuple[LogLine, ...] = ()
@@ -104,7 +104,7 @@ class RequestStoryPage:
             lines=tuple(reversed(logged.lines)),
         )
 
-    async def _sound(self, told: Told) -> Sound | None:
+    async def _sound(self, told: RequestDetail) -> Sound | None:
         edge = self._gateway.edges.audio
         if edge is None or not told.audio_samples or not told.audio_rate_hz:
             return None
@@ -118,7 +118,7 @@ class RequestStoryPage:
         )
 
 
-def curl_of(told: Told, origin: str) -> str:
+def curl_of(told: RequestDetail, origin: str) -> str:
     """Return the request as a command: with the body that was sent, where it was kept, else as a retry of the kept request."""
     if not told.body:
         return f"curl -X POST {shlex.quote(f'{origin}/v1/fleet/requests/{told.id}/retry')} {_KEY}"

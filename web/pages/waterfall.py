@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.core.ids import CLIENT
-from fleet.core.story import EdgeStory, KvSpan, Mark, Receipt, Story, TaskStory
+from fleet.core.request_trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
 from web.pages import units
 from web.pages.charts import top_of
@@ -87,7 +87,7 @@ class Axis:
         return f"at {units.ms((us - self.start_us) / 1000)}"
 
 
-def waterfall_of(story: Story, graph: Graph, logs: Logs, colour_of: Mapping[str, int]) -> Waterfall:
+def waterfall_of(story: RequestTrace, graph: Graph, logs: Logs, colour_of: Mapping[str, int]) -> Waterfall:
     """`logs`: the chunks of edges; one that is not given shows no ticks."""
     ticks = {edge: [chunk.made_us for chunk in chunks] for edge, chunks in logs.items()}
     axis = Axis(story.created_us, max(story.ended_us or story.now_us, story.created_us + 1))
@@ -129,7 +129,7 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis, colour_of: Map
     yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", colour=colour, note=note, spans=tuple(drawn))
 
 
-def _request_lane(story: Story, axis: Axis) -> Lane:
+def _request_lane(story: RequestTrace, axis: Axis) -> Lane:
     took = units.ms((axis.end_us - axis.start_us) / 1000)
     span = axis.span(axis.start_us, axis.end_us, "whole", f"request {story.state}, {took}")
     marks = [mark for mark in story.marks if mark.stage in ("", CLIENT) and mark.what not in ("submitted", "ended")]
@@ -139,12 +139,12 @@ def _request_lane(story: Story, axis: Axis) -> Lane:
     return Lane(key="request", label="request", kind="request", colour=-1, note=took, spans=(span,), points=tuple(points))
 
 
-def _point(mark: Mark, axis: Axis) -> Point:
+def _point(mark: TraceEvent, axis: Axis) -> Point:
     words = [mark.what.replace("_", " "), mark.stage, mark.worker, mark.detail, axis.at(mark.at_us)]
     return Point(x=axis.x(mark.at_us), kind=mark.what, detail=", ".join(word for word in words if word))
 
 
-def _stage_lane(task: TaskStory, story: Story, axis: Axis, colour: int) -> Lane:
+def _stage_lane(task: TaskTrace, story: RequestTrace, axis: Axis, colour: int) -> Lane:
     marks = [mark for mark in story.marks if mark.stage == task.stage]
     spans = tuple(_turns(marks, axis)) or tuple(_brief(task, axis))
     points = tuple(_point(mark, axis) for mark in marks if mark.what in ("lost", "failed", "handed_off"))
@@ -164,7 +164,7 @@ class _Turn:
     worker: str = ""
     spans: list[Span] = field(default_factory=list[Span])
 
-    def take(self, mark: Mark) -> None:
+    def take(self, mark: TraceEvent) -> None:
         if mark.what == "granted":
             self.waits_us = self.waits_us or mark.at_us
         elif mark.what == "claimed":
@@ -200,7 +200,7 @@ class _Turn:
         self.works_us = self.gives_us = 0
 
 
-def _turns(marks: Sequence[Mark], axis: Axis) -> list[Span]:
+def _turns(marks: Sequence[TraceEvent], axis: Axis) -> list[Span]:
     turn = _Turn(axis)
     for mark in marks:
         turn.take(mark)
@@ -208,7 +208,7 @@ def _turns(marks: Sequence[Mark], axis: Axis) -> list[Span]:
     return turn.spans
 
 
-def _brief(task: TaskStory, axis: Axis) -> Iterator[Span]:
+def _brief(task: TaskTrace, axis: Axis) -> Iterator[Span]:
     """The same without marks, from what the task itself keeps."""
     steps = (
         ("wait", "waits for a worker", task.granted_us, task.claimed_us),
@@ -221,7 +221,7 @@ def _brief(task: TaskStory, axis: Axis) -> Iterator[Span]:
             yield axis.span(begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {words}, {took}")
 
 
-def _hand_off_lane(task: TaskStory, axis: Axis, colour: int) -> Lane:
+def _hand_off_lane(task: TaskTrace, axis: Axis, colour: int) -> Lane:
     told = task.hand_off
     assert told is not None
     steps = (
@@ -244,7 +244,7 @@ def _hand_off_lane(task: TaskStory, axis: Axis, colour: int) -> Lane:
 
 
 def _hop_lane(
-    edge: EdgeStory, story: Story, ticks: Mapping[str, Sequence[int]], axis: Axis, colour_of: Mapping[str, int]
+    edge: EdgeTrace, story: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis, colour_of: Mapping[str, int]
 ) -> Lane:
     receipts = [receipt for task in story.tasks for receipt in task.receipts if receipt.edge == edge.name]
     words = [f"{edge.produced} chunks of {edge.items} items, {units.size(edge.num_bytes)} through the log"]
@@ -262,7 +262,7 @@ def _hop_lane(
     )
 
 
-def _volume(edge: EdgeStory, receipts: Sequence[Receipt]) -> str:
+def _volume(edge: EdgeTrace, receipts: Sequence[Receipt]) -> str:
     pulled, took_us = sum(receipt.pull_bytes for receipt in receipts), sum(receipt.pull_us for receipt in receipts)
     volume = units.size(edge.num_bytes + max(edge.remote_bytes, pulled))
     return f"{volume} at {pulled / took_us / 1000:.2f} GB/s" if pulled and took_us else volume
@@ -284,7 +284,7 @@ def _ticks(made_us: Sequence[int], axis: Axis) -> tuple[Point, ...]:
     return tuple(Point(x=axis.x(at), kind="tick", detail="") for at in made_us[::every] if at)
 
 
-def _kv_lane(task: TaskStory, owned: Sequence[KvSpan], axis: Axis, colour_of: Mapping[str, int]) -> list[Lane]:
+def _kv_lane(task: TaskTrace, owned: Sequence[KVSpan], axis: Axis, colour_of: Mapping[str, int]) -> list[Lane]:
     mine = [span for span in owned if span.stage == task.stage]
     if not mine:
         return []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
-from fleet.core.story import RequestFilter
+from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE

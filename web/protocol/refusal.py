@@ -20,9 +20,7 @@ class Refusal:
     message: str
 
     def response(self, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        body = msgspec.json.encode(
-            ErrorEnvelope(ErrorBody(message=self.message, type=type_of(self.status), code=self.code))
-        )
+        body = msgspec.json.encode(ErrorEnvelope(ErrorBody(message=self.message, type=type_of(self.status), code=self.code)))
         status = HTTPStatus(self.status)
         lines = [b"HTTP/1.1 %d %s" % (self.status, status.phrase.encode())]
         lines += [name + b": " + value for name, value in default_headers]

@@ -12,7 +12,7 @@ from fleet.core.errors import Overloaded
 
 
 @dataclass(slots=True, eq=False)
-class Waiter:
+class QueuedClient:
     """A client in line. `by_secret`: it has a client secret, and not the API key."""
 
     by_secret: bool
@@ -29,11 +29,11 @@ class Admission:
         self._max_by_secret = max(1, _share_of(voice.max_sessions, voice.secret_share))
         self._max_waiting_by_secret = _share_of(voice.max_waiting, voice.secret_share)
         self._num_by_key = self._num_by_secret = 0
-        self._line: list[Waiter] = []
+        self._line: list[QueuedClient] = []
 
-    def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> Waiter:
+    def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> QueuedClient:
         """Take a place (then `turn` is set already), or join the line. Raises: Overloaded if there is no room in line either."""
-        waiter = Waiter(by_secret, on_position)
+        waiter = QueuedClient(by_secret, on_position)
         if self._has_place(by_secret=by_secret):
             self.take(by_secret=by_secret)
             waiter.turn.set()
@@ -45,7 +45,7 @@ class Admission:
         self._report_positions()
         return waiter
 
-    async def wait(self, waiter: Waiter) -> None:
+    async def wait(self, waiter: QueuedClient) -> None:
         """Wait until the client has a place. One that is cancelled leaves the line, or gives its place back."""
         try:
             await waiter.turn.wait()

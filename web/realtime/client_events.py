@@ -133,9 +133,7 @@ class ResponsePatch(Patch):
     input: Annotated[list[ItemPatch], Field(max_length=256, fail_fast=True)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     metadata: (
-        Annotated[
-            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_keys(MAX_METADATA)
-        ]
+        Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_keys(MAX_METADATA)]
         | None
     ) = None
     output_modalities: Modalities | None = None

@@ -28,7 +28,7 @@ FRAME_MS = 80
 ROOT = "root"
 
 
-class Said(msgspec.Struct, kw_only=True):
+class PlayedSpeech(msgspec.Struct, kw_only=True):
     """An assistant's speech. Units: samples at 24 kHz. `sent` of its sound left for the client, `heard` of it was played before
     something cut it; nothing is said in `silent`. `whole`: what the speech of `text` would be without silence.
     """
@@ -47,7 +47,7 @@ class Part(msgspec.Struct, kw_only=True):
     text: str = ""
     clip: str = ""
     """The name of the sound among the conversation's clips."""
-    said: Said | None = None
+    said: PlayedSpeech | None = None
 
 
 class Item(msgspec.Struct, kw_only=True):

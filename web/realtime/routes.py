@@ -11,11 +11,11 @@ from fleet.core.ids import RequestId
 from web.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
-from web.realtime.hall import Hall
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import RefusalLog, accept, refuse_socket
 from web.realtime.secrets import API_KEY, Credential, Secrets, expired
 from web.realtime.served import default_settings
+from web.realtime.session_registry import SessionRegistry
 from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
 from web.realtime.views import decode_view, read_views
@@ -50,7 +50,7 @@ class UnknownSocket(BadInput):
 
 class VoiceRoutes:
     def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> None:
-        self.hall = Hall(gateway)
+        self.hall = SessionRegistry(gateway)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
         self._refusal_log = refusal_log

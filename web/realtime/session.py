@@ -18,16 +18,16 @@ from web.gateway import Gateway
 from web.offload import read_in_thread
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
+from web.realtime.client_connection import ClientConnection
 from web.realtime.conversation import Clip, Conversation, Item
 from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader, no_input_format
-from web.realtime.line import Line
-from web.realtime.listening import Listener
 from web.realtime.refusal import error_event
-from web.realtime.replies import Replies
-from web.realtime.run import Run
+from web.realtime.response_manager import ResponseManager
+from web.realtime.response_stream import ResponseStream
 from web.realtime.settings import ServerVad, Settings
 from web.realtime.story import SessionView, Story, shown_id, timing_parts
+from web.realtime.turn_manager import TurnManager
 from web.realtime.update import updated
 from web.realtime.vad import Together
 
@@ -35,7 +35,7 @@ log = logging.getLogger("fleet.web")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class SessionCallbacks:
     """Observer of a session: `changed` is called after each change that another gateway needs to continue it."""
 
     changed: Callable[[], None]
@@ -50,27 +50,27 @@ class Shared:
 
 
 class Session:
-    """Satisfies `replies.Watcher`."""
+    """Satisfies `response_manager.ResponseObserver`."""
 
     def __init__(
-        self, gateway: Gateway, settings: Settings, shared: Shared, watch: Watch, conversation_id: str | None = None
+        self, gateway: Gateway, settings: Settings, shared: Shared, watch: SessionCallbacks, conversation_id: str | None = None
     ) -> None:
         limits = gateway.config.limits
         self.id = settings.id
         self.settings = settings
         self.conversation_id = conversation_id or say.new_id("conv")
         self.created_us = now_us()
-        self.line = Line()
+        self.line = ClientConnection()
         self.story = Story()
         self.watch = watch
         self.num_received = 0
         """Frames of its client, of any kind."""
         self.conversation = Conversation(limits.max_messages - 1, limits.max_audio_s)
-        self.replies = Replies(
+        self.replies = ResponseManager(
             gateway, self.line, self.conversation, lambda: self.settings, self,
             conversation_id=self.conversation_id, rate=shared.rate,
         )  # fmt: skip
-        self.listener = Listener(
+        self.listener = TurnManager(
             gateway, self.line, self.conversation, self.replies, lambda: self.settings, self._add, shared.together
         )
         self._gateway = gateway
@@ -243,7 +243,7 @@ class Session:
 
     # replies.Watcher
 
-    def began(self, run: Run) -> None:
+    def began(self, run: ResponseStream) -> None:
         self.listener.on_answer_begun()
         if run.plan.in_conversation:
             self.story.turns += 1
@@ -251,16 +251,16 @@ class Session:
                 self._spawn(self._tell_timing(run))
         self.note()
 
-    def voiced(self, run: Run) -> None:
+    def voiced(self, run: ResponseStream) -> None:
         if run.plan.in_conversation and run.marks.first_sent:
             self._spawn(self._tell_timing(run))
 
-    def over(self, run: Run) -> None:
+    def over(self, run: ResponseStream) -> None:
         self.story.server_underruns += run.playhead.underruns
         self.listener.on_answer_over()
         self.note()
 
-    async def _tell_timing(self, run: Run) -> None:
+    async def _tell_timing(self, run: ResponseStream) -> None:
         """From the marks of this process, and those of the stages: the clocks of other machines may differ, ours do not."""
         marks, aloud = run.marks, run.plan.spoken
         first = marks.first_voiced if aloud else marks.first_sent

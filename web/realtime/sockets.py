@@ -11,11 +11,11 @@ from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError, NotFound
-from web.realtime.hall import Hall, Received
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import close_code, close_reason, error_event
 from web.realtime.secrets import Credential, expired
 from web.realtime.session import Session
+from web.realtime.session_registry import Received, SessionRegistry
 
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
@@ -56,7 +56,7 @@ class VoiceSocket:
     """One connection, from its first frame to its last."""
 
     def __init__(
-        self, hall: Hall, websocket: WebSocket, port: SocketPort, on_refused: Callable[[FleetError], FleetError]
+        self, hall: SessionRegistry, websocket: WebSocket, port: SocketPort, on_refused: Callable[[FleetError], FleetError]
     ) -> None:
         """`on_refused` is called with the error that ends the connection, and returns the one to send."""
         self._hall, self._websocket, self._port = hall, websocket, port

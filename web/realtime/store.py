@@ -12,11 +12,11 @@ from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import RequestId
 from web.gateway import Gateway
 from web.realtime.conversation import Clip, Item
+from web.realtime.generation import Generation
 from web.realtime.heard import SpeakingRate
-from web.realtime.making import Making
-from web.realtime.run import Marks, Plan, Run
+from web.realtime.response_stream import ResponsePlan, ResponseStream, TurnTimestamps
 from web.realtime.server_events import Resumed
-from web.realtime.session import Session, Shared, Watch
+from web.realtime.session import Session, SessionCallbacks, Shared
 from web.realtime.settings import Settings
 
 STATE, CLIP = "state", "clip:"
@@ -30,7 +30,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     active: bool
     sent_samples: int
     sent_chars: int
-    plan: Plan
+    plan: ResponsePlan
 
 
 class SessionState(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,14 +84,14 @@ def _state(session: Session) -> SessionState:
     )
 
 
-def _run_state(run: Run) -> RunState:
+def _run_state(run: ResponseStream) -> RunState:
     return RunState(
         response_id=run.id, item_id=run.item_id, request_id=run.making.request_id, active=run.active,
         sent_samples=run.playhead.sent, sent_chars=run.sent_chars, plan=run.plan,
     )  # fmt: skip
 
 
-def restore(gateway: Gateway, fields: Mapping[str, bytes], shared: Shared, watch: Watch) -> Session:
+def restore(gateway: Gateway, fields: Mapping[str, bytes], shared: Shared, watch: SessionCallbacks) -> Session:
     """The session as its last holder wrote it; an answer under way is taken over too, and told from where it was.
 
     Raises: UnknownWireVersion if another version wrote it.
@@ -111,11 +111,11 @@ def restore(gateway: Gateway, fields: Mapping[str, bytes], shared: Shared, watch
 
 
 def _restore_run(gateway: Gateway, session: Session, told: RunState, rate: SpeakingRate) -> None:
-    making = Making(gateway, None, RequestId(told.request_id))
+    making = Generation(gateway, None, RequestId(told.request_id))
     making.take_over()
-    run = Run(
-        replace(told.plan), making, session.conversation, session.replies, lead_s=gateway.config.voice.lead_s, rate=rate,
-        marks=Marks(first_sent=0.0 if told.sent_samples or told.sent_chars else None),
+    run = ResponseStream(
+        replace(told.plan), making, session.conversation, session.replies, lead_s=gateway.config.voice.send_ahead_s, rate=rate,
+        marks=TurnTimestamps(first_sent=0.0 if told.sent_samples or told.sent_chars else None),
         response_id=told.response_id, item_id=told.item_id,
     )  # fmt: skip
     run.item = next((item for item in session.conversation.items if item.id == told.item_id), None)

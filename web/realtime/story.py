@@ -63,7 +63,12 @@ class Story:
 
 
 def timing_parts(
-    begin_us: int, decided_us: int, claimed_us: int | None, first_us: Mapping[str, int], stages: Sequence[str], arrived_us: int,
+    begin_us: int,
+    decided_us: int,
+    claimed_us: int | None,
+    first_us: Mapping[str, int],
+    stages: Sequence[str],
+    arrived_us: int,
     voiced_us: int | None,
 ) -> list[TimingPart]:
     """The time from the end of speech to the answer, cut where each mark lies; the parts add up to the whole.

@@ -29,7 +29,7 @@ from fleet.control.connect import connect, exchange, run, text
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.heap import settle
+from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Driver:
             time.sleep(TICK_MS / 1000)
             return
         now = time.monotonic()
-        if now - self.last_turn > self.config.lease.worker_s:
+        if now - self.last_turn > self.config.lease.worker_ttl_s:
             self._spare()
         self.last_turn = now
         for event in self._read():
@@ -88,7 +88,7 @@ class Driver:
             self._watch()
 
     def _lead(self) -> bool:
-        lease_ms = int(self.config.lease.conductor_s * 1000)
+        lease_ms = int(self.config.lease.conductor_ttl_s * 1000)
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
         self.led_at = time.monotonic()
         if value and value != self.leader:
@@ -101,7 +101,7 @@ class Driver:
     def _still_leads(self) -> bool:
         """Asked between many facts or requests, which may take longer than the lead lasts; renews it in time."""
         leader = self.leader
-        if time.monotonic() - self.led_at <= self.config.lease.conductor_s / RENEWALS:
+        if time.monotonic() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
             return True
         return self._lead() and self.leader == leader
 
@@ -128,7 +128,7 @@ class Driver:
                 self._apply(fact)
 
     def _spare(self) -> None:
-        self.spare_until = time.monotonic() + self.config.lease.worker_s
+        self.spare_until = time.monotonic() + self.config.lease.worker_ttl_s
 
     def _read(self) -> list[ev.AnyEvent]:
         # Not beyond the next deadline: a listener waits for each moment that a lapsed lease goes unseen.
@@ -205,14 +205,14 @@ class Driver:
             elif now >= self.spare_until:
                 self._apply(ev.WorkerExpired(worker=WorkerId(text(worker))))
         for request, (since, epoch) in list(self.orphans.items()):
-            if now - since > self.config.lease.resume_s:
+            if now - since > self.config.lease.gateway_timeout_s:
                 del self.orphans[request]
                 self._apply(ev.ClientGone(request=request, epoch=epoch))
         self._watch_grants(now)
 
     def _watch_grants(self, now: float) -> None:
-        """Handle each grant that stayed unclaimed for `unclaimed_s`, for as long as this conductor leads."""
-        overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.unclaimed_s]
+        """Handle each grant that stayed unclaimed for `claim_timeout_s`, for as long as this conductor leads."""
+        overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.claim_timeout_s]
         deserted = self._deserted(overdue)
         for request, stage in overdue:
             if not self._still_leads():
@@ -238,9 +238,9 @@ class Driver:
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
         """Return which roles of these grants have no worker and expect none, by the rule of `availability` in `common.lua`.
 
-        None before this conductor has led for `no_worker_s`: Redis may have been away for longer than that.
+        None before this conductor has led for `no_worker_timeout_s`: Redis may have been away for longer than that.
         """
-        grace_s = self.config.lease.no_worker_s
+        grace_s = self.config.lease.no_worker_timeout_s
         tasks = [self._task(request, stage) for request, stage in overdue]
         roles = sorted({granted_role(self.state, task) for task in tasks if task is not None})
         if not roles or time.monotonic() - self.took_over_at <= grace_s:
@@ -261,7 +261,7 @@ def run_conductor(config: FleetConfig, redis_url: str) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     log.info("conductor %s is up", driver.me)
-    settle()
+    freeze_gc()
     driver.run()
     if driver.leader:
         run(client, scripts.lead(driver.me, driver.leader, 1))

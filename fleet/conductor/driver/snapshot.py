@@ -42,9 +42,7 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
             alone = died_alone == "1"
             facts.append(TaskLost(request=record.id, stage=stage, epoch=at, deaths=int(deaths or 0), alone=alone))
         elif state == TaskState.FAILED:
-            facts.append(
-                TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None)
-            )
+            facts.append(TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None))
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 

@@ -20,8 +20,8 @@ from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
 from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, says
 from fleet.control.telemetry.queues import find_letter, letter_view, read_letters_async, read_queues
+from fleet.control.telemetry.request_trace import read_story
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
-from fleet.control.telemetry.story import read_story
 from fleet.control.telemetry.workers import read_pulls, read_worker_stories, transfers_of
 from fleet.control.views import read_roles
 from fleet.core.chunk import Chunk, decode_chunk
@@ -31,7 +31,7 @@ from fleet.core.events import decode_event
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, WorkerId, new_request_id
 from fleet.core.pulls import KV
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.story import RequestFilter, RequestPage, Story
+from fleet.core.request_trace import RequestFilter, RequestPage, RequestTrace
 from fleet.core.telemetry import (
     DeadLetterView,
     FeedEntry,
@@ -70,7 +70,7 @@ class Telemetry:
     async def requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
         return await _ask(read_page(self._redis, wanted, before=before, limit=limit))
 
-    async def story(self, request: RequestId) -> Story | None:
+    async def story(self, request: RequestId) -> RequestTrace | None:
         return await _ask(read_story(self._redis, request))
 
     async def log_of(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
@@ -81,7 +81,7 @@ class Telemetry:
         return bool(await _ask(self._redis.exists(keys.edge(request, edge))))
 
     async def note_heard(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
-        await _ask(run_async(self._redis, scripts.heard(request, played_samples, underruns)))
+        await _ask(run_async(self._redis, scripts.record_playback(request, played_samples, underruns)))
 
     def note_underruns(self, count: int) -> None:
         self._tally.underruns(count)
@@ -98,7 +98,7 @@ class Telemetry:
             seen = {f"running:{role.role}": role.running for role in roles}
             seen |= {f"waiting:{role.role}": role.queue_depth for role in roles}
             seen |= {f"pulled:{edge}": counts.num_bytes for edge, counts in pulls.items()}
-            await run_async(self._redis, scripts.tally(counted, seen))
+            await run_async(self._redis, scripts.record_metrics(counted, seen))
         except RedisError:
             self._tally.give_back(counted)
             raise
@@ -163,9 +163,7 @@ class Telemetry:
         roles = await _ask(read_roles(self._redis, [role.name for role in self._config.roles()]))
         steps = await _ask(self._series.read())
         stages = {str(role.name): role.stage for role in self._config.roles()}
-        return await _ask(
-            read_queues(self._redis, roles, stages, {"in": rates_of(steps, "in"), "out": rates_of(steps, "out")})
-        )
+        return await _ask(read_queues(self._redis, roles, stages, {"in": rates_of(steps, "in"), "out": rates_of(steps, "out")}))
 
     async def dead_letters(self) -> Sequence[DeadLetterView]:
         return [letter_view(letter) for letter in await _ask(read_letters_async(self._redis))]

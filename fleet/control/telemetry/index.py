@@ -12,7 +12,7 @@ from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput
 from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
-from fleet.core.story import LIVE_STATES, STATES, RequestFilter, RequestPage, RequestRow, TaskBrief
+from fleet.core.request_trace import LIVE_STATES, STATES, RequestFilter, RequestPage, RequestRow, TaskBrief
 
 BATCH, MAX_SCANNED = 200, 2000
 FIELDS: tuple[str, ...] = (
@@ -31,9 +31,7 @@ async def read_page(client: redis.asyncio.Redis, wanted: RequestFilter, *, befor
     *counts, (seconds, micros) = cast("tuple[*tuple[int, ...], tuple[int, int]]", tuple(await pipe.execute()))
     now_us = seconds * 1_000_000 + micros
     rows, following = await _scan(client, wanted, before, limit, now_us)
-    return RequestPage(
-        rows=tuple(rows), next=following, counts=dict(zip(STATES, counts, strict=True)), now_us=now_us
-    )
+    return RequestPage(rows=tuple(rows), next=following, counts=dict(zip(STATES, counts, strict=True)), now_us=now_us)
 
 
 async def _scan(
@@ -130,5 +128,3 @@ def _at_work(request_state: str, task_state: str) -> bool:
     if request_state in LIVE_STATES:
         return task_state != "finished"
     return request_state != "failed" or task_state == "failed"
-
-

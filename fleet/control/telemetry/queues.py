@@ -35,9 +35,7 @@ async def read_queues(
     ]
 
 
-def _queue(
-    role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float
-) -> Queue:
+def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float) -> Queue:
     delivered = _delivered(groups)
     found = cast("list[tuple[bytes, object]]", entries) if isinstance(entries, list) else []
     return Queue(

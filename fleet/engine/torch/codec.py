@@ -53,9 +53,7 @@ class WindowDecoder(Protocol[StateT]):
         """One pass over windows whose sound is known, which takes a fraction of decoding them: the next states."""
         ...
 
-    def decode(
-        self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]
-    ) -> tuple[Sequence[StateT], NDArray[np.float32]]:
+    def decode(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> tuple[Sequence[StateT], NDArray[np.float32]]:
         """One pass over B windows of T frames: the next states, and the samples, B x samples."""
         ...
 
@@ -74,9 +72,7 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         if not self.ramp or min(self.ramp) < 1:
-            raise ConfigError(
-                f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame", param="policy.ramp"
-            )
+            raise ConfigError(f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame", param="policy.ramp")
 
     def num_frames(self, window_index: int, num_waiting: int, *, ended: bool) -> int:
         """Frames of the next window; 0 while it has to wait for more."""
@@ -210,9 +206,7 @@ class CodecEngine(Generic[StateT]):
         if len(outside):
             frame, codebook = outside[0]
             place = f"frame {frame} of the chunk, codebook {codebook}"
-            raise EngineError(
-                f"codes: {codes[frame, codebook]} at {place} is not in 0..{codebook_size - 1}", param="codes"
-            )
+            raise EngineError(f"codes: {codes[frame, codebook]} at {place} is not in 0..{codebook_size - 1}", param="codes")
         return codes.astype(np.int32, copy=False)
 
     def _window_frames(self, stream: _Stream[StateT]) -> int:
@@ -252,9 +246,7 @@ class CodecEngine(Generic[StateT]):
         lengths = [self._decoder.num_samples(state, codes_BTQ.shape[1]) for state in states]
         return self._decoder.skip(states, codes_BTQ), [np.zeros(length, np.float32) for length in lengths]
 
-    def _advance(
-        self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int
-    ) -> EngineOutput:
+    def _advance(self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int) -> EngineOutput:
         stream.state, stream.waiting_TQ = state, stream.waiting_TQ[num_frames:]
         stream.num_windows += 1
         del self._streams[stream.request_id]

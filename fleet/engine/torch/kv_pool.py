@@ -32,9 +32,7 @@ class KVPool:
     Invariants: every page is free or in exactly one lent table; `check()` holds between calls.
     """
 
-    def __init__(
-        self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)

@@ -88,9 +88,7 @@ class TileRunner(Generic[TaskT]):
         layout = RowLayout(self._pool, extents, TILE_ROWS)
         done = self._program.forward(padded(rows_NH), layout, [task for task, _ in tile])
         tapped = done.tapped_NH
-        return Forwarded(
-            last_NH=done.last_NH[: len(rows_NH)], tapped_NH=None if tapped is None else tapped[: len(rows_NH)]
-        )
+        return Forwarded(last_NH=done.last_NH[: len(rows_NH)], tapped_NH=None if tapped is None else tapped[: len(rows_NH)])
 
     def draw(self, entries: Sequence[tuple[TaskT, Tensor]]) -> Sequence[Sequence[EngineOutput]]:
         outputs: list[Sequence[EngineOutput]] = []

@@ -40,9 +40,7 @@ class Draw:
         return self.sampling.temperature <= 0
 
 
-def draw(
-    logits_SV: Tensor, draws: Sequence[Draw], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
-) -> Tensor:
+def draw(logits_SV: Tensor, draws: Sequence[Draw], *, suppressed_V: Tensor | None = None, one_by_one: bool = False) -> Tensor:
     """One id a row (int64 [S]); -1 where the row's logits are not finite. May overwrite the logits.
 
     `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result cannot depend on its

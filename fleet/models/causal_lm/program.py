@@ -74,9 +74,7 @@ class CausalLM:
     Raises: ConfigError for those that do not, and for experts where numerics are invariant.
     """
 
-    def __init__(
-        self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool
-    ) -> None:
+    def __init__(self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool) -> None:
         config = read_config(folder)
         kind = config.model_type
         if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):

@@ -133,9 +133,7 @@ def run(work: Work, folder: Path) -> Result:
     for spec, messages in zip(work.requests, work.messages, strict=True):
         answers.append(baseline.answer(spec, messages))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
-    return Result(
-        answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype
-    )
+    return Result(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
 
 
 def main() -> int:

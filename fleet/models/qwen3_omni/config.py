@@ -73,7 +73,5 @@ def read_config(folder: Path) -> OmniConfig:
     talker = config.talker_config
     for decoder in (config.thinker_config.text_config, talker.text_config, talker.code_predictor_config):
         if decoder.hidden_act != "silu":
-            raise ConfigError(
-                f"checkpoint {folder}: activation {decoder.hidden_act} is not known here", param="checkpoint"
-            )
+            raise ConfigError(f"checkpoint {folder}: activation {decoder.hidden_act} is not known here", param="checkpoint")
     return config

@@ -19,9 +19,7 @@ THINKER_EMBEDDING = ("thinker.model.embed_tokens.weight", "thinker.model.languag
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 
 
-def load_decoder(
-    reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int
-) -> Decoder:
+def load_decoder(reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int) -> Decoder:
     """`prefix` ends where layer numbers begin; the final norm lies beside `layers.`."""
     shape = DecoderShape(
         num_heads=config.num_attention_heads,
@@ -34,9 +32,7 @@ def load_decoder(
     return Decoder(shape, layers, norm, _rope(config, num_positions, norm))
 
 
-def _load_layer(
-    reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts
-) -> LayerWeights:
+def _load_layer(reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts) -> LayerWeights:
     attention = prefix + "self_attn."
     projections = [f"{attention}{name}_proj" for name in "qkv"]
     q_norm, k_norm = reader.get(attention + "q_norm.weight"), reader.get(attention + "k_norm.weight")

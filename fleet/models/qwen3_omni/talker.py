@@ -206,9 +206,7 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
 class Talker:
     """Holds the Thinker's embedding table too: text reaches it as ids."""
 
-    def __init__(
-        self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int, *, tiled: bool
-    ) -> None:
+    def __init__(self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int, *, tiled: bool) -> None:
         talker = config.talker_config
         self._tiled = tiled
         self._decoder = load_decoder(reader, "talker.model.layers.", talker.text_config, experts, num_positions)
@@ -286,10 +284,7 @@ class Talker:
         speaking = [at for at, code in enumerate(first) if code >= 0 and code != self.codec_end]
         frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
         made = dict(zip(speaking, frames, strict=True))
-        return [
-            made[at] if at in made else (task.ended() if first[at] >= 0 else task.failed())
-            for at, task in enumerate(tasks)
-        ]
+        return [made[at] if at in made else (task.ended() if first[at] >= 0 else task.failed()) for at, task in enumerate(tasks)]
 
     def _frames(
         self, tasks: Sequence[TalkerTask], last_SH: Tensor, first_S: Tensor, speaking: list[int]

@@ -145,9 +145,7 @@ class Thinker:
         self._accept_layer: int = config.talker_config.accept_hidden_layer
         if self._accept_layer >= thinker.text_config.num_hidden_layers:
             raise ConfigError(f"checkpoint: accept_hidden_layer {self._accept_layer} is no layer", param="checkpoint")
-        self._decoder = load_decoder(
-            reader, reader.first_prefix(THINKER_TEXT), thinker.text_config, experts, num_positions
-        )
+        self._decoder = load_decoder(reader, reader.first_prefix(THINKER_TEXT), thinker.text_config, experts, num_positions)
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         tied = bool(thinker.text_config.tie_word_embeddings) and not reader.has("thinker.lm_head.weight")
         self._head = self._table if tied else reader.get("thinker.lm_head.weight")

@@ -16,9 +16,7 @@ from tokenizers.models import BPE
 NUM_TEXT_TOKENS = 512
 """Ids below this are byte-level BPE entries, 256 of them single bytes; the added tokens follow."""
 
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 # Qwen3-Omni's added tokens in the order of its ids (151643 and up); False marks those that are not "special",
 # which `skip_special_tokens` keeps.

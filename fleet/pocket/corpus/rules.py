@@ -30,8 +30,13 @@ SUMS = (
     _sums("times", [(a, b, a * b) for a in range(2, 11) for b in range(2, 11)], by_rule=False),
     Table(
         asks=[
-            "which is bigger {a} or {b}", "which is more {a} or {b}", "what is bigger {a} or {b}", "is {a} or {b} bigger",
-            "tell me which is more {a} or {b}", "which number is bigger {a} or {b}", "do you know which is bigger {a} or {b}",
+            "which is bigger {a} or {b}",
+            "which is more {a} or {b}",
+            "what is bigger {a} or {b}",
+            "is {a} or {b} bigger",
+            "tell me which is more {a} or {b}",
+            "which number is bigger {a} or {b}",
+            "do you know which is bigger {a} or {b}",
         ],
         new_asks=["what is more {a} or {b}", "tell me which is bigger {a} or {b}"],
         answer="{more} is bigger than {less}",
@@ -55,8 +60,13 @@ def _count(first: int, last: int) -> str:
 COUNTING = (
     Table(
         asks=[
-            "count to {last}", "count up to {last}", "can you count to {last}", "count from one to {last}",
-            "please count up to {last}", "can you count up to {last}", "please count from one to {last}",
+            "count to {last}",
+            "count up to {last}",
+            "can you count to {last}",
+            "count from one to {last}",
+            "please count up to {last}",
+            "can you count up to {last}",
+            "please count from one to {last}",
             "count for me to {last}",
         ],
         new_asks=["please count to {last}", "can you count from one to {last}"],
@@ -65,8 +75,12 @@ COUNTING = (
     ),
     Table(
         asks=[
-            "count from {a} to {b}", "please count from {a} to {b}", "can you count from {a} to {b}",
-            "can you please count from {a} to {b}", "count for me from {a} to {b}", "please count for me from {a} to {b}",
+            "count from {a} to {b}",
+            "please count from {a} to {b}",
+            "can you count from {a} to {b}",
+            "can you please count from {a} to {b}",
+            "count for me from {a} to {b}",
+            "please count for me from {a} to {b}",
         ],
         new_asks=["please can you count from {a} to {b}"],
         answer="{counted}",
@@ -221,10 +235,17 @@ def _num_letters(word: str) -> Row:
 SPELLING = (
     Table(
         asks=[
-            "spell {word}", "please spell {word}", "how do you spell {word}", "can you spell {word}", "spell the word {word}",
-            "how is {word} spelled", "tell me how to spell {word}", "please spell the word {word}",
+            "spell {word}",
+            "please spell {word}",
+            "how do you spell {word}",
+            "can you spell {word}",
+            "spell the word {word}",
+            "how is {word} spelled",
+            "tell me how to spell {word}",
+            "please spell the word {word}",
             "how do you spell the word {word}",
-            "how do we spell {word}", "do you know how to spell {word}",
+            "how do we spell {word}",
+            "do you know how to spell {word}",
         ],
         new_asks=["can you spell the word {word}", "how do i spell {word}"],
         answer="{letters}",
@@ -234,8 +255,11 @@ SPELLING = (
     ),
     Table(
         asks=[
-            "what is the first letter of {word}", "which letter is the first of {word}", "tell me the first letter of {word}",
-            "which letter is the first letter of {word}", "what letter is first in {word}",
+            "what is the first letter of {word}",
+            "which letter is the first of {word}",
+            "tell me the first letter of {word}",
+            "which letter is the first letter of {word}",
+            "what letter is first in {word}",
             "do you know the first letter of {word}",
         ],
         new_asks=["which is the first letter of {word}", "what letter is the first of {word}"],
@@ -246,9 +270,14 @@ SPELLING = (
     ),
     Table(
         asks=[
-            "how many letters are in {word}", "how many letters does {word} have", "how many letters has {word}",
-            "tell me how many letters are in {word}", "do you know how many letters {word} has", "count the letters of {word}",
-            "tell me how many letters does {word} have", "can you tell me how many letters {word} has",
+            "how many letters are in {word}",
+            "how many letters does {word} have",
+            "how many letters has {word}",
+            "tell me how many letters are in {word}",
+            "do you know how many letters {word} has",
+            "count the letters of {word}",
+            "tell me how many letters does {word} have",
+            "can you tell me how many letters {word} has",
         ],
         new_asks=["tell me how many letters {word} has", "do you know how many letters are in {word}"],
         answer="{word} has {count} letters",

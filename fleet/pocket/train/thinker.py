@@ -206,10 +206,7 @@ def _sources(begins: Words, turns: Iterable[Words]) -> Iterator[tuple[int, int]]
     """
     for index, (word, begin) in enumerate(begins):
         places = [
-            (_run(begins, index, turn, at), before)
-            for turn in turns
-            for at, (said, before) in enumerate(turn)
-            if said == word
+            (_run(begins, index, turn, at), before) for turn in turns for at, (said, before) in enumerate(turn) if said == word
         ]
         longest = max((run for run, _ in places), default=0)
         for before in (before for run, before in places if run == longest):

@@ -97,9 +97,7 @@ def cut_clips(spec: RequestSpec, blob: bytes | None) -> list[NDArray[np.float32]
     """Raises: BadInput where the blob is shorter than the clips say."""
     samples = np.frombuffer(blob or b"", dtype="<f4")
     if any(clip.offset_samples + clip.num_samples > len(samples) for clip in spec.audio):
-        raise BadInput(
-            f"audio: the request's clips need more samples than the {len(samples)} that came", param="messages"
-        )
+        raise BadInput(f"audio: the request's clips need more samples than the {len(samples)} that came", param="messages")
     return [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.story import EdgeStory, Story
+from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
 from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeHeldVoice
@@ -30,7 +30,7 @@ def fill(gateway: Gateway) -> None:
         gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
 
 
-def chunks(story: Story, told: EdgeStory, graph: Graph) -> list[Chunk]:
+def chunks(story: RequestTrace, told: EdgeTrace, graph: Graph) -> list[Chunk]:
     """As a producer marks them: some made in each of its walks, a boundary where its consumer comes into another."""
     edge, walks = graph.edge(told.name), graph.stage(told.source).walks
     step_us = max((told.last_us - told.first_us) // NUM_TICKS, 1)

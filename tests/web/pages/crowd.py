@@ -3,7 +3,7 @@
 import msgspec
 
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
-from fleet.core.story import RequestRow
+from fleet.core.request_trace import RequestRow
 from tests.web.conftest import Gateway
 from tests.web.fake_client import FakeHeldVoice
 from tests.web.fake_telemetry import now_us

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
-from fleet.core.story import EdgeStory, Mark, Story, TaskStory
+from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import get_graph
 from tests.web.plausible import busy
 from web.pages import units
@@ -54,7 +54,7 @@ def test_the_top_of_a_chart_is_round_and_near(highest: float) -> None:
 
 marks = st.lists(
     st.builds(
-        Mark,
+        TraceEvent,
         at_us=st.integers(0, 2_000_000),
         what=st.sampled_from(WHATS),
         stage=st.sampled_from(["", *STAGES]),
@@ -66,7 +66,7 @@ marks = st.lists(
 
 @given(marks, st.integers(1, 1_500_000), st.integers(0, 3_000_000), st.lists(st.integers(0, 10**7), max_size=900))
 def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
-    told: list[Mark], created_us: int, length_us: int, ticks: list[int]
+    told: list[TraceEvent], created_us: int, length_us: int, ticks: list[int]
 ) -> None:
     story = story_of(tuple(told), created_us, created_us + length_us)
     walks = ("prefill", "decode")
@@ -84,15 +84,15 @@ def test_lanes_stay_on_the_axis_whatever_the_clocks_say(
         assert all(span.detail for span in lane.spans)
 
 
-def story_of(told: tuple[Mark, ...], created_us: int, now_us: int) -> Story:
+def story_of(told: tuple[TraceEvent, ...], created_us: int, now_us: int) -> RequestTrace:
     tasks = tuple(
-        TaskStory(stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)) for stage in STAGES
+        TaskTrace(stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)) for stage in STAGES
     )
-    edge = EdgeStory(
+    edge = EdgeTrace(
         name=EdgeName("text"), source=STAGES[0], target=StageName("client"), produced=3, consumed=2, items=9,
         first_us=created_us + 5, last_us=created_us + 9,
     )  # fmt: skip
-    return Story(
+    return RequestTrace(
         id=RequestId("req-1"), graph="g", state="running", kind="text", model="m", code="", error=None, param="",
         created_us=created_us, ended_us=0, now_us=now_us, session="", retry_of="", outputs=(EdgeName("text"),), params={},
         sampling={}, prompt_ids=(), audio=(), tasks=tasks, edges=(edge,), marks=told,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 from playwright.sync_api import Page, expect
 
-from fleet.core.story import Mark
+from fleet.core.request_trace import TraceEvent
 from tests.web.conftest import Gateway
 from tests.web.fake_telemetry import FakeTelemetry, now_us
 from tests.web.pages.browsing import stir
@@ -81,7 +81,7 @@ def test_one_request_keeps_what_is_open_chosen_and_selected(open_page: Callable[
     page.evaluate("document.getElementById('history').scrollIntoView()")
     place = page.locator("#history summary").evaluate(TOP)
     selected = page.evaluate(SELECT, "e-codes")
-    mark = Mark(at_us=now_us(), what="finished", stage="talker", detail="came while it was read")
+    mark = TraceEvent(at_us=now_us(), what="finished", stage="talker", detail="came while it was read")
     ended = now_us()
     telemetry.stories[story.id] = msgspec.structs.replace(story, state="finished", ended_us=ended, marks=(*story.marks, mark))
     stir(telemetry)

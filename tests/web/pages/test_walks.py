@@ -5,7 +5,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from fleet.core.story import Story
+from fleet.core.request_trace import RequestTrace
 from fleet.graphs import get_graph
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.pages.catalogue import chunks
@@ -20,7 +20,7 @@ THINKER, TALKER, CODE2WAV = (stage.name for stage in GRAPH.stages)
 ALL_WALKS = ["prefill", "last_prefill", "decode"]
 
 
-def told() -> tuple[Story, Logs]:
+def told() -> tuple[RequestTrace, Logs]:
     story = next(story for story in busy(GRAPH).stories.values() if story.state == "finished")
     return story, {edge.name: chunks(story, edge, GRAPH) for edge in story.edges if not edge.medium}
 

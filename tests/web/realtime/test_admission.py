@@ -8,7 +8,7 @@ import pytest
 
 from fleet.config.schema import VoiceConfig
 from fleet.core.errors import Overloaded
-from web.realtime.admission import Admission, Waiter
+from web.realtime.admission import Admission, QueuedClient
 
 SECRET, KEY = True, False
 
@@ -20,7 +20,7 @@ class Line:
     admission: Admission = field(default_factory=lambda: Admission(VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75)))
     positions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
-    def join(self, by_secret: bool, name: str = "") -> Waiter:
+    def join(self, by_secret: bool, name: str = "") -> QueuedClient:
         return self.admission.join(by_secret=by_secret, on_position=self.positions.setdefault(name, []).append)
 
     def fill(self, by_secret: bool, number: int) -> None:
@@ -81,7 +81,7 @@ def test_share_of_the_places_is_rounded_down_and_never_nothing(sessions: int, sh
     assert sum(entered) == most
 
 
-async def cancelled(line: Line, waiter: Waiter, before: Callable[[], None]) -> None:
+async def cancelled(line: Line, waiter: QueuedClient, before: Callable[[], None]) -> None:
     """Cancel a client in line, after `before`."""
     waiting = asyncio.create_task(line.admission.wait(waiter))
     await asyncio.sleep(0)

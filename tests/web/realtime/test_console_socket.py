@@ -15,7 +15,7 @@ from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.page import opened
 from tests.web.realtime.spoken import blocks, silence, speech
-from web.realtime import hall
+from web.realtime import session_registry
 
 PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence"]
 LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
@@ -257,7 +257,7 @@ async def test_words_come_once_however_long_ago_they_were_written_down(loaded: L
             await page.ask("hello")
             response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
             wait_until(lambda: written(page.session), "the answer to be written down")
-            monkeypatch.setattr(hall, "SETTLE_S", 3600)
+            monkeypatch.setattr(session_registry, "SETTLE_S", 3600)
             while len(page.shown(response)) < written(page.session) + 15:
                 await page.until("response.output_audio_transcript.delta")
             await page.drop()

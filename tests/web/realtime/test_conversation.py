@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput, NotFound
-from web.realtime.conversation import Clip, Conversation, Item, Part, Said
+from web.realtime.conversation import Clip, Conversation, Item, Part, PlayedSpeech
 from web.schema import InputAudioPartBody
 
 RATE_HZ = 24_000
@@ -19,7 +19,7 @@ def text(item_id: str, words: str, role: str = "user") -> Item:
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:
     samples = int(seconds * RATE_HZ)
-    said = Said(text=words, whole=samples, sent=samples, heard=samples)
+    said = PlayedSpeech(text=words, whole=samples, sent=samples, heard=samples)
     return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, said=said)])
 
 

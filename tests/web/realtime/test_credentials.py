@@ -26,7 +26,7 @@ from tests.support import await_until
 from tests.web.conftest import Loaded
 from web.app import create_app
 from web.guard import LOGIN, OPEN_PATHS
-from web.realtime import hall
+from web.realtime import session_registry
 from web.realtime.secrets import OWNER
 from web.serve import Server, uvicorn_config
 
@@ -168,7 +168,7 @@ async def test_operator_end_is_not_shown_to_another_credential(loaded: Loaded, r
 @pytest.fixture
 def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """No former connection of the secret is waited for."""
-    monkeypatch.setattr(hall, "absence_tries", lambda _lease: 1)
+    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1)
 
 
 @pytest.mark.usefixtures("refused_immediately")
@@ -219,7 +219,7 @@ async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost session is replaced, on whichever gateway it was; the client of it finds nothing any more."""
-    monkeypatch.setattr(hall, "absence_tries", lambda _lease: 1000)
+    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret, lost = await first.secret(), set[str]()
         for gateway in (first, first, second):
@@ -241,7 +241,7 @@ async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_h
         dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
         await hold(database, loaded.config.voice, "sess_dead", dead, 60, owner, new=True)
         seconds, micros = await database.time()
-        lease_us = int(loaded.config.lease.worker_s * 1e6)
+        lease_us = int(loaded.config.lease.worker_ttl_s * 1e6)
         await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})
         assert await opens(gateway, secret)
         assert await not_there(gateway, "sess_dead")
@@ -251,7 +251,7 @@ async def test_session_that_returns_to_a_gateway_before_its_next_write_is_contin
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has what was said at the other gateway meanwhile."""
-    monkeypatch.setattr(hall, "RENEW_S", 60.0)
+    monkeypatch.setattr(session_registry, "RENEW_S", 60.0)
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret = await first.secret()
         async with opening(first, secret) as client:
@@ -319,7 +319,7 @@ async def test_age_of_a_session_counts_on_at_another_gateway(loaded: Loaded, red
 
 
 async def test_idle_session_ends_with_its_reason(loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hall, "RENEW_S", 0.01)
+    monkeypatch.setattr(session_registry, "RENEW_S", 0.01)
     async with serving(loaded, redis_url, idle_s=0.1) as gateway, opening(gateway, KEY) as client:
         error = (await client.next())["error"]
         assert error["code"] == "session_idle" and "voice.idle_s" in error["message"]

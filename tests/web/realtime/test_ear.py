@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tests.web.conftest import Gateway
 from tests.web.realtime.page import opened
-from web.realtime.ear import Ear
+from web.realtime.input_buffer import AudioInputBuffer
 from web.realtime.turns import RATE_HZ, TurnRules
 
 RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
@@ -27,12 +27,12 @@ def quiet(rate_hz: int, ms: int) -> bytes:
     return bytes(2 * (rate_hz * ms // 1000))
 
 
-def hear(ear: Ear, pcm: bytes, step: int | None = None) -> None:
+def hear(ear: AudioInputBuffer, pcm: bytes, step: int | None = None) -> None:
     for piece in _cut(ear, pcm, step):
         ear.hear(piece)
 
 
-def _cut(ear: Ear, pcm: bytes, step: int | None) -> Iterator[bytes]:
+def _cut(ear: AudioInputBuffer, pcm: bytes, step: int | None) -> Iterator[bytes]:
     for start in range(0, len(pcm), step or len(pcm)):
         yield from ear.pieces(pcm[start : start + (step or len(pcm))])
 
@@ -53,7 +53,7 @@ def same(one: bytes, other: bytes) -> bool:
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz: int) -> None:
     """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
-    ear = Ear(rate_hz, TurnRules())
+    ear = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
     hear(ear, pcm)
     at = loud(ear.peek(0, ear.position))
@@ -64,7 +64,7 @@ def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz:
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("rules", [None, TurnRules()])
 def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules | None) -> None:
-    ear, before = Ear(rate_hz, rules), 0
+    ear, before = AudioInputBuffer(rate_hz, rules), 0
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
         hear(ear, pcm, 2 * rate_hz // 50)
@@ -80,7 +80,7 @@ def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("take", [True, False])
 def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, take: bool) -> None:
-    ear = Ear(rate_hz, None)
+    ear = AudioInputBuffer(rate_hz, None)
     hear(ear, tone(rate_hz, 300))
     if take:
         ear.take_all()
@@ -93,20 +93,20 @@ def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, t
 
 @pytest.mark.parametrize("take", [True, False])
 def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> None:
-    ear = Ear(24_000, None)
+    ear = AudioInputBuffer(24_000, None)
     hear(ear, tone(24_000, 200) + b"\x55")
     if take:
         ear.take_all()
     else:
         ear.clear()
-    clean = Ear(24_000, None)
+    clean = AudioInputBuffer(24_000, None)
     for listening in (ear, clean):
         hear(listening, tone(24_000, 200))
     assert same(ear.take_all(), clean.take_all())
 
 
 def test_half_a_sample_is_made_whole_within_its_turn() -> None:
-    ear, clean, pcm = Ear(24_000, None), Ear(24_000, None), tone(24_000, 200)
+    ear, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
     hear(ear, pcm, 801)
     hear(clean, pcm)
     assert same(ear.take_all(), clean.take_all())
@@ -115,7 +115,7 @@ def test_half_a_sample_is_made_whole_within_its_turn() -> None:
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
     """Still or not, taken, thrown away or neither: a tick is where it was."""
-    ear, silent = Ear(rate_hz, TurnRules()), quiet(rate_hz, 500)
+    ear, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
         begin = ear.came

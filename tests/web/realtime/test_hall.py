@@ -13,7 +13,7 @@ from tests.web.fake_client import Script
 from tests.web.realtime.page import opened
 from web.realtime import sockets
 
-VOICE = {"max_sessions": 2, "max_waiting": 2, "resume_s": 0.5}
+VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
 
 @pytest.fixture(scope="module")

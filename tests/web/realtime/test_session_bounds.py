@@ -15,13 +15,13 @@ from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
 from web.gateway import Gateway
-from web.realtime import hall
-from web.realtime.hall import Hall, Received
+from web.realtime import session_registry
 from web.realtime.pace import BURST, PER_S, Pace
 from web.realtime.secrets import API_KEY
 from web.realtime.served import default_settings
 from web.realtime.server_events import Error, ResponseCreated, ServerEvent
 from web.realtime.session import Session
+from web.realtime.session_registry import Received, SessionRegistry
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
 SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})
@@ -52,16 +52,16 @@ class Client:
 
 @dataclass(slots=True)
 class Talk:
-    """A session of a hall whose clock stands still unless the test turns it."""
+    """A session of a session_registry whose clock stands still unless the test turns it."""
 
-    hall: Hall
+    session_registry: SessionRegistry
     fake: FakeClient
     gateway: Gateway
     now: list[float]
     client: Client = field(default_factory=Client)
 
     async def begin(self) -> Session:
-        return await self.hall.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
+        return await self.session_registry.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
 
     async def passes(self, seconds: float) -> None:
         """Let the time pass, and let the gateway see it more than once."""
@@ -70,20 +70,20 @@ class Talk:
         await await_until(lambda: self._seen(looked + 3), "the gateway to look at the session")
 
     async def _seen(self, number: int) -> bool:
-        return self.fake.num_kept >= number or not self.hall.sessions
+        return self.fake.num_kept >= number or not self.session_registry.sessions
 
 
 @pytest.fixture
 async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
-    monkeypatch.setattr(hall, "RENEW_S", 0.001)
-    monkeypatch.setattr(hall, "SETTLE_S", 0.0)
+    monkeypatch.setattr(session_registry, "RENEW_S", 0.001)
+    monkeypatch.setattr(session_registry, "SETTLE_S", 0.0)
     fake = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
     gateway = Gateway(loaded.config, fake, loaded.frontend)
     now = [1000.0]
-    talk = Talk(Hall(gateway, lambda: now[0]), fake, gateway, now)
+    talk = Talk(SessionRegistry(gateway, lambda: now[0]), fake, gateway, now)
     yield talk
-    for name in list(talk.hall.sessions):
-        talk.hall.end(name)
+    for name in list(talk.session_registry.sessions):
+        talk.session_registry.end(name)
     await await_until(lambda: _none_held(fake), "the sessions to end")
 
 
@@ -145,17 +145,17 @@ async def _silent(session: Session) -> bool:
 
 
 async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
-    """`voice.resume_s`, on the clock of the event loop, bounds how long a client may be away."""
+    """`voice.reconnect_timeout_s`, on the clock of the event loop, bounds how long a client may be away."""
     session = await talk.begin()
-    talk.hall.lost(session, talk.client)
+    talk.session_registry.lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
     again = Client()
-    assert await talk.hall.resume(session.id, again, NOTHING, API_KEY) is session
+    assert await talk.session_registry.resume(session.id, again, NOTHING, API_KEY) is session
     await talk.passes(IDLE_S - 1)
     assert again.error is None
-    talk.hall.lost(session, again)
+    talk.session_registry.lost(session, again)
     await talk.passes(MAX_S)
-    assert not talk.hall.sessions
+    assert not talk.session_registry.sessions
 
 
 async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
@@ -217,7 +217,7 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     entering = asyncio.create_task(talk.begin())
     if others:
         await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
-        talk.hall.end(others.pop().id)
+        talk.session_registry.end(others.pop().id)
     await asked.wait()
     entering.cancel()
     await asyncio.wait({entering})
@@ -230,7 +230,7 @@ async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: 
     """It may come back, and a client secret may begin another session in its place."""
     session = await talk.begin()
     await talk.passes(0)
-    other, hold, asked, gate = Hall(talk.gateway), talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
 
     async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)

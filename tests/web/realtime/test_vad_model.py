@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.support import REPO
 from tests.web.realtime.spoken import blocks, silence, speech
-from web.realtime.ear import Ear
+from web.realtime.input_buffer import AudioInputBuffer
 from web.realtime.turns import FRAME_SAMPLES, Paused, Started, Stopped, TurnEvent, TurnRules
 from web.realtime.vad import Together, Vad, judge
 
@@ -20,7 +20,7 @@ SHA256 = {
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
-    ear, told = Ear(24_000, TurnRules()), list[TurnEvent]()
+    ear, told = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
     for block in blocks(pcm, block_ms):
         for piece in ear.pieces(block):
             ear.hear(piece)
@@ -49,7 +49,7 @@ def test_stillness_takes_no_sound_and_no_time_away() -> None:
     """What came is kept where it was, however often it was still before: the resampler's delay does not add up."""
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
-    ear = Ear(24_000, TurnRules())
+    ear = AudioInputBuffer(24_000, TurnRules())
     for block in blocks(20 * tick.tobytes() + silence(1_000), 20):
         ear.hear(block)
     assert ear.position == 21 * 16_000

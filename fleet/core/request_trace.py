@@ -67,7 +67,7 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a story. `worker`: whose it is, "" where nobody's; `detail` is for people.
 
     `what`: submitted, granted, claimed, output (the first of all), finished, failed, lost, handed_off, confirmed, released, kept,
@@ -103,7 +103,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     num_failed_pulls: int = 0
 
 
-class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
+class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
     """`owner`: who holds or held it last. `hand_off`: how its decode came to another worker than its prefill. `spared`: the rows
     of it that the conversation's earlier turn had computed. `deaths`: workers that died over it since it last made anything.
     """
@@ -119,12 +119,12 @@ class TaskStory(msgspec.Struct, frozen=True, kw_only=True):
     first_us: int = 0
     finished_us: int = 0
     deaths: int = 0
-    spared: int = 0
+    cached_rows: int = 0
     hand_off: HandOff | None = None
     receipts: tuple[Receipt, ...] = ()
 
 
-class EdgeStory(msgspec.Struct, frozen=True, kw_only=True):
+class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """`produced` and `consumed` count chunks; `items` counts what they hold (tokens, frames, windows), `rows` those of its first
     tensor (tokens, frames, samples). `medium`: what it carries to the client, "" inside the graph.
 
@@ -145,7 +145,7 @@ class EdgeStory(msgspec.Struct, frozen=True, kw_only=True):
     medium: str = ""
 
 
-class KvSpan(msgspec.Struct, frozen=True, kw_only=True):
+class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
     """Who owned the keys and values of a task, from when until when (0: still). `how` it came to them: computed, taken over."""
 
     stage: StageName
@@ -155,7 +155,7 @@ class KvSpan(msgspec.Struct, frozen=True, kw_only=True):
     how: str
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the listener's own player said: `played_samples` of the answer, and how often it ran dry."""
 
     played_samples: int
@@ -169,7 +169,7 @@ class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
+class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One request, complete. `retry_of`: the request that this one repeats. `now_us`: when this was read. `body`: what the client
     sent, without its sound; "" where it was not kept.
 
@@ -195,8 +195,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     sampling: dict[StageName, Sampling]
     prompt_ids: tuple[int, ...]
     audio: tuple[AudioIn, ...]
-    tasks: tuple[TaskStory, ...]
-    edges: tuple[EdgeStory, ...]
-    marks: tuple[Mark, ...] = ()
-    kv: tuple[KvSpan, ...] = ()
-    heard: Heard | None = None
+    tasks: tuple[TaskTrace, ...]
+    edges: tuple[EdgeTrace, ...]
+    marks: tuple[TraceEvent, ...] = ()
+    kv: tuple[KVSpan, ...] = ()
+    heard: PlaybackReport | None = None

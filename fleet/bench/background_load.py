@@ -5,7 +5,7 @@ import time
 import psutil
 
 
-class Neighbours:
+class BackgroundLoad:
     """Cores kept busy by processes that are not ours, from here to `cores()`. Ours: this process and all it started.
 
     A fleet that was not started here counts as a neighbour.

@@ -18,12 +18,12 @@ from web.errors import type_of
 from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime import vad
+from web.realtime.client_connection import ClientConnection
 from web.realtime.conversation import Clip, Conversation, Item, Part
-from web.realtime.ear import Ear
+from web.realtime.input_buffer import AudioInputBuffer
 from web.realtime.items import MIN_CLIP_MS
-from web.realtime.line import Line
-from web.realtime.replies import BufferEmpty, Replies
-from web.realtime.run import Marks
+from web.realtime.response_manager import BufferEmpty, ResponseManager
+from web.realtime.response_stream import TurnTimestamps
 from web.realtime.settings import INPUT_FORMAT, PcmFormat, Settings
 from web.realtime.turns import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
 from web.schema import InputAudio, InputAudioPartBody, MessageBody
@@ -43,16 +43,16 @@ class Turn:
     start: int
 
 
-class Listener:
+class TurnManager:
     def __init__(
-        self, gateway: Gateway, line: Line, conversation: Conversation, replies: Replies, settings: Callable[[], Settings],
-        add: Callable[[Item, dict[str, Clip]], None], together: vad.Together,
+        self, gateway: Gateway, line: ClientConnection, conversation: Conversation, replies: ResponseManager,
+        settings: Callable[[], Settings], add: Callable[[Item, dict[str, Clip]], None], together: vad.Together,
     ) -> None:  # fmt: skip
         self._gateway, self._line, self._conversation, self._replies = gateway, line, conversation, replies
         self._settings, self._add = settings, add
         self._max_s = gateway.config.limits.max_audio_s
         form = settings().audio.input.format or PcmFormat()
-        self.ear = Ear(form.rate, self._rules())
+        self.ear = AudioInputBuffer(form.rate, self._rules())
         self.interruptions = 0
         self._together = together
         self._hearing = asyncio.Lock()
@@ -62,7 +62,7 @@ class Listener:
         self._judging = asyncio.Lock()
         self._unjudged = 0
         """Turns that are over, and of which it is not decided yet whether they were any."""
-        self._owed: Marks | None = None
+        self._owed: TurnTimestamps | None = None
         """A turn that ended under an answer which may not be interrupted: it is answered next."""
         self._unwritten: list[str] = []
         """Items whose words nobody wrote down yet: that waits until the answer has begun."""
@@ -137,12 +137,12 @@ class Listener:
         self._add_turn(turn.item_id if turn is not None else say.new_id("item"), pcm, self._marks_of(pcm))
         self._write_down_unless_answered()
 
-    def _marks_of(self, pcm: bytes) -> Marks:
+    def _marks_of(self, pcm: bytes) -> TurnTimestamps:
         """Find the end of the speech in audio that the client committed: no detector has judged where it lies."""
         silent = _trailing_silence(pcm)
         if silent is None:
-            return Marks()
-        return Marks(voiced_end=self._came_at - silent / RATE_HZ, voiced_end_ms=self._ms(self.ear.position - silent))
+            return TurnTimestamps()
+        return TurnTimestamps(voiced_end=self._came_at - silent / RATE_HZ, voiced_end_ms=self._ms(self.ear.position - silent))
 
     def clear(self) -> None:
         self.ear.clear()
@@ -156,9 +156,9 @@ class Listener:
         item_id, start_ms = say.new_id("item"), max(0, end_ms - self.ear.kept_ms)
         self._line.tell(say.TimeoutTriggered(audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id))
         if self.ear.kept_ms >= MIN_CLIP_MS:
-            self._add_turn(item_id, self.ear.take_all(), Marks())
+            self._add_turn(item_id, self.ear.take_all(), TurnTimestamps())
         if self._replies.active is None:
-            self._replies.answer(Marks())
+            self._replies.answer(TurnTimestamps())
 
     def on_answer_begun(self) -> None:
         """The first sound left: now there is time to write down what the user said."""
@@ -215,7 +215,7 @@ class Listener:
         self._line.tell(say.SpeechStopped(audio_end_ms=self._ms(stopped.end), item_id=turn.item_id))
         pcm = self.ear.take(turn.start, stopped.end)
         silent_s = (self.ear.position - stopped.voiced_end) / RATE_HZ
-        marks = Marks(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
+        marks = TurnTimestamps(voiced_end=time.monotonic() - silent_s, voiced_end_ms=self._ms(stopped.voiced_end))
         if not self._unjudged and not self._may_be_none(stopped):
             self._end_turn(turn, pcm, marks)
             return
@@ -226,7 +226,7 @@ class Listener:
         """So short that it may be a cough."""
         return self._replies.interrupted is not None and stopped.voiced_ms < FALSE_ALARM_MS
 
-    async def _judge(self, turn: Turn, pcm: bytes, stopped: Stopped, marks: Marks) -> None:
+    async def _judge(self, turn: Turn, pcm: bytes, stopped: Stopped, marks: TurnTimestamps) -> None:
         """It is a turn if there are words in it. If the user has gone on meanwhile, what comes last is answered, or goes on.
 
         Only here does a transcription stand between the user and an answer: what is longer is answered at once. Turns are judged
@@ -255,7 +255,7 @@ class Listener:
             log.warning("what interrupted an answer could not be understood: %s", error.message)
             return False
 
-    def _end_turn(self, turn: Turn, pcm: bytes, marks: Marks) -> None:
+    def _end_turn(self, turn: Turn, pcm: bytes, marks: TurnTimestamps) -> None:
         detection = self._settings().detection
         answered = detection is not None and detection.create_response
         ahead = self._replies.take_ahead()
@@ -267,7 +267,7 @@ class Listener:
             self._owed = marks
         self._write_down_unless_answered()
 
-    def _add_turn(self, item_id: str, pcm: bytes, marks: Marks) -> None:
+    def _add_turn(self, item_id: str, pcm: bytes, marks: TurnTimestamps) -> None:
         self._line.tell(say.Committed(previous_item_id=self._conversation.last_id, item_id=item_id))
         name = f"{item_id}.0"
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])

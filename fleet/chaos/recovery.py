@@ -12,7 +12,7 @@ BY_WHOM = {"died": "its keeper", "lapsed": "its lease", "left": "its goodbye"}
 """How the fleet learns that it is one less. A keeper is who started the process and sees it die: `fleet up`, or `--keep`."""
 
 
-class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """`found`: a key of `BY_WHOM`, "" where nobody registered was struck. `requests` are those whose tasks the victim lost.
 
     Units: seconds after the blow. `fenced_s`: its right ended; `granted_s`, `claimed_s`: the last of its tasks was offered again,
@@ -27,7 +27,7 @@ class Aftermath(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[str, ...] = ()
 
 
-def aftermath(events: Sequence[Told], victim: str, role: str, blow_us: int) -> Aftermath:
+def recovery_of(events: Sequence[Told], victim: str, role: str, blow_us: int) -> Recovery:
     """`events` since the blow, oldest first. `role` as workers register it: "" for a gateway."""
 
     def after_s(at_us: int | None) -> float | None:
@@ -37,13 +37,13 @@ def aftermath(events: Sequence[Told], victim: str, role: str, blow_us: int) -> A
     joined = next((at for at, event in events if isinstance(event, WorkerJoined) and event.role == role), None)
     fenced, found, lost = _fencing(events, victim)
     if fenced is None:
-        return Aftermath(joined_s=after_s(joined))
+        return Recovery(joined_s=after_s(joined))
     since = [told for told in events if told[0] >= fenced]
     ended = {event.request for _, event in since if isinstance(event, RequestEnded)}
     granted = [_first(since, TaskGranted, task) for task in lost]
     claimed = [_first(since, TaskClaimed, task) for task in lost]
     open_ = [at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)]
-    return Aftermath(
+    return Recovery(
         found=found,
         fenced_s=after_s(fenced),
         granted_s=after_s(max((at for at in granted if at is not None), default=None)),

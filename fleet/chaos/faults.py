@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from fleet.chaos.aftermath import Aftermath
 from fleet.chaos.errors import ChaosError
+from fleet.chaos.event_log import EventLog, HandOff
 from fleet.chaos.processes import Extras, find, listening_port
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, SIGNALS, Blow, How
-from fleet.chaos.trail import HandOff, Trail
+from fleet.chaos.recovery import Recovery
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, SIGNALS, Fault, How
 from fleet.chaos.watch import Member, Watch
 from fleet.core.ids import StageName
 
@@ -47,7 +47,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: float | None
     aimed: bool = False
     in_hand_off: bool = False
-    after: Aftermath = Aftermath()
+    after: Recovery = Recovery()
 
     @property
     def signal(self) -> str:
@@ -64,12 +64,12 @@ class _Target:
 class Striker:
     """Carries blows out. Whom SIGTERM made leave for good is replaced here; whom SIGKILL took, its keeper starts again."""
 
-    def __init__(self, watch: Watch, trail: Trail, extras: Extras) -> None:
+    def __init__(self, watch: Watch, trail: EventLog, extras: Extras) -> None:
         self._watch, self._trail, self._extras = watch, trail, extras
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
-    def strike_all(self, blows: Iterable[Blow], now_s: Callable[[], float], tell: Callable[[Hit], None]) -> list[Hit]:
+    def strike_all(self, blows: Iterable[Fault], now_s: Callable[[], float], tell: Callable[[Hit], None]) -> list[Hit]:
         """`now_s` is the phase's clock. Ends early if the fleet does not become whole again: another blow would tell nothing."""
         self._now_s = now_s
         hits: list[Hit] = []
@@ -85,7 +85,7 @@ class Striker:
         """Whether the fleet became whole in time."""
         return self._until(self._watch.is_whole)
 
-    def _strike(self, blow: Blow) -> Hit:
+    def _strike(self, blow: Fault) -> Hit:
         target = self._choose(blow)
         victim, process = target.victim, target.process
         words = _words(blow.role, process)
@@ -116,7 +116,7 @@ class Striker:
             aimed=blow.in_hand_off, in_hand_off=in_hand_off, after=after,
         )  # fmt: skip
 
-    def _choose(self, blow: Blow) -> _Target:
+    def _choose(self, blow: Fault) -> _Target:
         """Raises: ChaosError if nobody is there to be struck."""
         aimed = self._in_hand_off(blow.role) if blow.in_hand_off else None
         return aimed or self._busiest(blow.role)

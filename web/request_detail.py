@@ -8,12 +8,12 @@ import numpy as np
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
-from fleet.core.story import Story
+from fleet.core.request_trace import RequestTrace
 from web.encoder import encode_whole
 from web.gateway import Gateway
 
 
-class Told(Story, frozen=True, kw_only=True):
+class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     """A story and its words. `audio_samples`: of the answer's sound so far, at `audio_rate_hz` (0: it has none)."""
 
     object: str = "fleet.request"
@@ -23,15 +23,15 @@ class Told(Story, frozen=True, kw_only=True):
     audio_rate_hz: int = 0
 
 
-async def read_told(gateway: Gateway, request: RequestId) -> Told:
+async def read_told(gateway: Gateway, request: RequestId) -> RequestDetail:
     """Raises: NotFound, RedisUnreachable."""
     story = await gateway.client.telemetry.story(request)
     if story is None:
         raise no_request(request)
     ids = _joined(await gateway.client.telemetry.log_of(request, gateway.edges.text), "ids", "<i4")
     sound = next((edge for edge in story.edges if edge.name == gateway.edges.audio), None)
-    fields = {name: getattr(story, name) for name in Story.__struct_fields__}
-    return Told(
+    fields = {name: getattr(story, name) for name in RequestTrace.__struct_fields__}
+    return RequestDetail(
         **fields,
         prompt=_text(gateway, story.prompt_ids),
         answer=_text(gateway, tuple(int(token) for token in ids)),
@@ -53,7 +53,7 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     return await asyncio.to_thread(encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav")
 
 
-async def quiet_logs(gateway: Gateway, story: Story) -> dict[str, Sequence[Chunk]]:
+async def quiet_logs(gateway: Gateway, story: RequestTrace) -> dict[str, Sequence[Chunk]]:
     """Every edge's chunks but sound's, since those come with all of the sound."""
     quiet = [edge.name for edge in story.edges if edge.name != gateway.edges.audio]
     return {name: await gateway.client.telemetry.log_of(story.id, name) for name in quiet}

@@ -13,22 +13,20 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.core.receipts import decode_receipts
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.story import AudioIn, EdgeStory, Heard, KvSpan, Mark, Receipt, Story, TaskStory
+from fleet.core.request_trace import AudioIn, EdgeTrace, KVSpan, PlaybackReport, Receipt, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph, get_graph
 
 Fields = Mapping[str, bytes]
 OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
-async def read_story(client: redis.asyncio.Redis, request: RequestId) -> Story | None:
+async def read_story(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
     """None once its retention is over. Two round trips."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
     pipe.lrange(keys.story(request), 0, -1)
     pipe.time()
-    raw, lines, (seconds, micros) = cast(
-        "tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
-    )
+    raw, lines, (seconds, micros) = cast("tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute()))
     head = pairs(raw)
     if "spec" not in head:
         return None
@@ -42,13 +40,13 @@ async def read_story(client: redis.asyncio.Redis, request: RequestId) -> Story |
 
 
 def _story(
-    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], marks: Sequence[Mark], now_us: int
-) -> Story:
+    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], marks: Sequence[TraceEvent], now_us: int
+) -> RequestTrace:
     graph, state = get_graph(spec.graph), text(head.get("state"))
     ended_us = _number(head, "ended_us")
     edges = tuple(_edges(graph, spec, hashes))
     failed = text(head.get("failed_stage"))
-    return Story(
+    return RequestTrace(
         id=spec.id,
         graph=spec.graph,
         state=state,
@@ -76,9 +74,9 @@ def _story(
     )
 
 
-def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskStory:
+def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
     first = [int(value) for name, value in fields.items() if name.startswith("first_us:")]
-    return TaskStory(
+    return TaskTrace(
         stage=stage,
         state="failed" if failed else text(fields.get("state")),
         role=text(fields.get("role")),
@@ -90,7 +88,7 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskStory:
         first_us=min(first, default=0),
         finished_us=_number(fields, "finished_us"),
         deaths=_number(fields, "deaths"),
-        spared=_number(fields, "spared"),
+        cached_rows=_number(fields, "spared"),
         hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
         receipts=_receipts(fields),
     )
@@ -102,10 +100,10 @@ def _receipts(fields: Fields) -> tuple[Receipt, ...]:
     return tuple(receipt for _, raw in told for receipt in decode_receipts(raw))
 
 
-def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeStory]:
+def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeTrace]:
     for edge in graph.edges_for(spec.outputs):
         made, taken = hashes[edge.source], hashes[edge.target]
-        yield EdgeStory(
+        yield EdgeTrace(
             name=edge.name,
             source=edge.source,
             target=edge.target,
@@ -121,17 +119,17 @@ def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) 
         )
 
 
-def _mark(line: str) -> Mark | None:
+def _mark(line: str) -> TraceEvent | None:
     """`at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of another version."""
     parts = line.split("|", 5)
     if len(parts) != 6 or not parts[0].isdecimal():
         return None
     at_us, what, stage, epoch, worker, detail = parts
     number = Epoch(int(epoch) if epoch.isdecimal() else 0)
-    return Mark(at_us=int(at_us), what=what, stage=stage, epoch=number, worker=worker, detail=detail)
+    return TraceEvent(at_us=int(at_us), what=what, stage=stage, epoch=number, worker=worker, detail=detail)
 
 
-def _kv(marks: Sequence[Mark], stages: Sequence[StageName], ended_us: int) -> Iterator[KvSpan]:
+def _kv(marks: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int) -> Iterator[KVSpan]:
     """From each claim of a task until somebody else has it, or it is done."""
     for stage in stages:
         if stage == CLIENT:
@@ -143,14 +141,14 @@ def _kv(marks: Sequence[Mark], stages: Sequence[StageName], ended_us: int) -> It
                 continue
             how = "taken over" if mark.epoch in taken else "computed"
             until = following.at_us if following is not None else ended_us
-            yield KvSpan(stage=stage, worker=mark.worker, from_us=mark.at_us, to_us=until, how=how)
+            yield KVSpan(stage=stage, worker=mark.worker, from_us=mark.at_us, to_us=until, how=how)
 
 
-def _heard(told: str) -> Heard | None:
+def _heard(told: str) -> PlaybackReport | None:
     if not told:
         return None
     played, underruns, at_us = (int(part) for part in told.split(","))
-    return Heard(played_samples=played, underruns=underruns, at_us=at_us)
+    return PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
 
 
 def _number(fields: Fields, name: str) -> int:

@@ -39,7 +39,7 @@ class Frame:
         return self.pcm.astype(np.float32) * np.float32(1 / 32768)
 
 
-class Ear:
+class AudioInputBuffer:
     """Units: positions count samples at 16 kHz since the session's first.
 
     Fifty microphones are mostly silent: long stillness, before any speech, is neither resampled nor judged, and is kept as zeros.

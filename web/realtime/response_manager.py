@@ -15,15 +15,15 @@ from web.errors import UnsupportedValue
 from web.gateway import Gateway
 from web.realtime import server_events as say
 from web.realtime.ask import chat_body
+from web.realtime.client_connection import ClientConnection
 from web.realtime.client_events import ResponsePatch
 from web.realtime.conversation import Conversation
+from web.realtime.generation import Generation
 from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader
-from web.realtime.line import Line
-from web.realtime.making import Making
 from web.realtime.pace import Pace
 from web.realtime.refusal import error_event
-from web.realtime.run import CANCELLED, Marks, Plan, Run
+from web.realtime.response_stream import CANCELLED, ResponsePlan, ResponseStream, TurnTimestamps
 from web.realtime.served import check_speaks
 from web.realtime.settings import (
     OUTPUT_FORMAT,
@@ -53,39 +53,39 @@ class BufferEmpty(BadInput):
     code = "input_audio_buffer_commit_empty"
 
 
-class Watcher(Protocol):
+class ResponseObserver(Protocol):
     """Who is told how answers fare: the session."""
 
-    def began(self, run: Run) -> None: ...
+    def began(self, run: ResponseStream) -> None: ...
 
-    def voiced(self, run: Run) -> None: ...
+    def voiced(self, run: ResponseStream) -> None: ...
 
-    def over(self, run: Run) -> None: ...
+    def over(self, run: ResponseStream) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class SpeculativeResponse:
     """An answer begun before the turn was over. It serves if nothing of this has changed by then."""
 
-    making: Making
+    making: Generation
     version: int
     settings: Settings
 
 
-class Replies:
-    """Satisfies `run.Out`."""
+class ResponseManager:
+    """Satisfies `response_stream.ResponseSink`."""
 
     def __init__(
-        self, gateway: Gateway, line: Line, conversation: Conversation, settings: Callable[[], Settings], watcher: Watcher,
-        *, conversation_id: str, rate: SpeakingRate,
+        self, gateway: Gateway, line: ClientConnection, conversation: Conversation, settings: Callable[[], Settings],
+        watcher: ResponseObserver, *, conversation_id: str, rate: SpeakingRate,
     ) -> None:  # fmt: skip
-        self.run: Run | None = None
-        self.interrupted: Run | None = None
-        self._aside: dict[str, Run] = {}
-        self._earlier: list[Run] = []
+        self.run: ResponseStream | None = None
+        self.interrupted: ResponseStream | None = None
+        self._aside: dict[str, ResponseStream] = {}
+        self._earlier: list[ResponseStream] = []
         """Responses before `run` whose audio is still being sent to a client that came back."""
-        self._ahead: Ahead | None = None
-        self._unanswered: tuple[str, Marks] | None = None
+        self._ahead: SpeculativeResponse | None = None
+        self._unanswered: tuple[str, TurnTimestamps] | None = None
         """The item of the user's last spoken turn, and when its speech ended, until an answer to it begins."""
         self._gateway, self._line, self._conversation = gateway, line, conversation
         self._settings, self._watcher, self._rate = settings, watcher, rate
@@ -94,7 +94,7 @@ class Replies:
         self.pace = Pace()
 
     @property
-    def active(self) -> Run | None:
+    def active(self) -> ResponseStream | None:
         return self.run if self.run is not None and self.run.active else None
 
     def sounding(self, now: float) -> bool:
@@ -106,11 +106,11 @@ class Replies:
         return self.sounding(now) or any(run.active or run.playhead.left_s(now) > 0 for run in self._runs)
 
     @property
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[ResponseStream]:
         """All responses that may still send something."""
         return [run for run in (self.run, *self._earlier, *self._aside.values()) if run is not None]
 
-    def find(self, response_id: str) -> Run | None:
+    def find(self, response_id: str) -> ResponseStream | None:
         known = [self.run, *self._aside.values()]
         return next((run for run in known if run is not None and run.id == response_id), None)
 
@@ -127,14 +127,14 @@ class Replies:
             return
         messages = [*self._conversation.messages(settings.instructions), said]
         making = self._make(messages, settings, plan)
-        self._ahead = Ahead(making=making, version=self._conversation.version, settings=settings)
+        self._ahead = SpeculativeResponse(making=making, version=self._conversation.version, settings=settings)
 
     def drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._stop(ahead.making)
 
-    def take_ahead(self) -> Making | None:
+    def take_ahead(self) -> Generation | None:
         """What was begun on speculation, if it is the answer to what is so now. Ask before the turn's item is added."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
@@ -147,11 +147,11 @@ class Replies:
 
     # answers
 
-    def note_turn(self, item_id: str, marks: Marks) -> None:
+    def note_turn(self, item_id: str, marks: TurnTimestamps) -> None:
         """Keep when the speech of this item ended: the client may ask for the answer to it."""
         self._unanswered = (item_id, marks)
 
-    def answer(self, marks: Marks, making: Making | None = None) -> None:
+    def answer(self, marks: TurnTimestamps, making: Generation | None = None) -> None:
         """Answer the conversation as it stands. Where it is empty, or an answer is under way (`over` says when), it is not."""
         settings = self._settings()
         plan = self._plan(settings)
@@ -184,7 +184,7 @@ class Replies:
         if not messages:
             where = "response.input"
             raise BadInput(f"{where}: there is nothing to answer; add an item, sound or instructions", param=where)
-        marks = Marks()
+        marks = TurnTimestamps()
         if not aside:
             turn, self._unanswered = self._unanswered, None
             if turn is not None and turn[0] == asked.last_id:
@@ -253,9 +253,9 @@ class Replies:
         plan = replace(
             old.plan, skip_samples=old.plan.skip_samples + _heard_of(old), skip_chars=old.plan.skip_chars + chars, metadata=None
         )
-        making = Making(self._gateway, old.making.body, shorten=old.making.shorten)
+        making = Generation(self._gateway, old.making.body, shorten=old.making.shorten)
         making.make_rest(old.making)
-        self._begin(plan, making, Marks())
+        self._begin(plan, making, TurnTimestamps())
 
     # run.Out
 
@@ -266,17 +266,17 @@ class Replies:
     def tell(self, event: say.ServerEvent) -> None:
         self._line.tell(event)
 
-    def sound(self, run: Run, first_sample: int, pcm: bytes) -> None:
+    def sound(self, run: ResponseStream, first_sample: int, pcm: bytes) -> None:
         self._line.sound(run.id, run.item_id, first_sample, pcm)
 
-    def began(self, run: Run) -> None:
+    def began(self, run: ResponseStream) -> None:
         self._watcher.began(run)
 
-    def voiced(self, run: Run, sample: int) -> None:
+    def voiced(self, run: ResponseStream, sample: int) -> None:
         self._line.tell(say.Voiced(response_id=run.id, sample=sample))
         self._watcher.voiced(run)
 
-    def over(self, run: Run) -> None:
+    def over(self, run: ResponseStream) -> None:
         self._aside.pop(run.id, None)
         self._watcher.over(run)
 
@@ -294,13 +294,15 @@ class Replies:
         for run in self._runs:
             run.let_go()
 
-    def adopt(self, run: Run) -> None:
+    def adopt(self, run: ResponseStream) -> None:
         """A response that another gateway began."""
         self.run = run
         run.start(told=True)
 
-    def _begin(self, plan: Plan, making: Making, marks: Marks) -> None:
-        run = Run(plan, making, self._conversation, self, lead_s=self._gateway.config.voice.lead_s, rate=self._rate, marks=marks)
+    def _begin(self, plan: ResponsePlan, making: Generation, marks: TurnTimestamps) -> None:
+        run = ResponseStream(
+            plan, making, self._conversation, self, lead_s=self._gateway.config.voice.send_ahead_s, rate=self._rate, marks=marks
+        )
         if plan.in_conversation:
             self._earlier = [other for other in self._runs if other.resending]
             self.run = run
@@ -308,35 +310,35 @@ class Replies:
             self._aside[run.id] = run
         run.start()
 
-    def _cut(self, run: Run, reason: str, heard: int) -> None:
+    def _cut(self, run: ResponseStream, reason: str, heard: int) -> None:
         self.pace.discard(time.monotonic())
         run.cut("turn_detected" if reason == "turn_detected" else "client_cancelled", heard)
         self._aside.pop(run.id, None)
         self._watcher.over(run)
 
-    def _make(self, messages: list[MessageBody], settings: Settings, plan: Plan) -> Making:
+    def _make(self, messages: list[MessageBody], settings: Settings, plan: ResponsePlan) -> Generation:
         body = chat_body(
             self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice,
             max_output_tokens=self._max_tokens(plan), session=self._conversation_id if plan.in_conversation else None,
         )  # fmt: skip
-        making = Making(self._gateway, body, shorten=settings.truncation == "auto")
+        making = Generation(self._gateway, body, shorten=settings.truncation == "auto")
         making.start()
         return making
 
-    def _max_tokens(self, plan: Plan) -> int | None:
+    def _max_tokens(self, plan: ResponsePlan) -> int | None:
         """OpenAI's clients ask for as much as its models can; nobody gets more than this server's limit."""
         wanted = plan.max_output_tokens
         return min(wanted, self._gateway.config.limits.max_answer_tokens) if isinstance(wanted, int) else None
 
-    def _stop(self, making: Making) -> None:
+    def _stop(self, making: Generation) -> None:
         self.pace.discard(time.monotonic())
         task = making.stop()
         if task is not None and not task.done():
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
 
-    def _plan(self, settings: Settings) -> Plan:
-        return Plan(
+    def _plan(self, settings: Settings) -> ResponsePlan:
+        return ResponsePlan(
             spoken="audio" in settings.output_modalities,
             in_conversation=True,
             conversation_id=self._conversation_id,
@@ -344,7 +346,7 @@ class Replies:
             voice=settings.audio.output.voice,
         )
 
-    def _wanted_plan(self, settings: Settings, wanted: ResponsePatch) -> Plan:
+    def _wanted_plan(self, settings: Settings, wanted: ResponsePatch) -> ResponsePlan:
         ignored = ("response.tools",) if wanted.tools else ()
         in_conversation = wanted.conversation != "none"
         plan = replace(self._plan(settings), in_conversation=in_conversation, metadata=wanted.metadata, ignored=ignored)
@@ -378,7 +380,7 @@ def _no_output_format() -> UnsupportedValue:
     return UnsupportedValue(message, param=OUTPUT_FORMAT)
 
 
-def _heard_of(run: Run) -> int:
+def _heard_of(run: ResponseStream) -> int:
     """Samples of it that were played, as far as is known."""
     said = run.item.parts[0].said if run.item is not None else None
     return said.heard if said is not None else 0

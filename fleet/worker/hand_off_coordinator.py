@@ -24,7 +24,7 @@ from fleet.core.pulls import KV, PullTally
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
 from fleet.transfer.base import Transfer
-from fleet.worker.hand_off import Adoption, Offer, Offers
+from fleet.worker.hand_off import KVImport, Offer, Offers
 from fleet.worker.task import Task
 
 log = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ LEASE_S = 10.0
 MEET_S = 2.0
 """How often workers are looked for that have not been met."""
 TOLD = "hand_off"
-Post = tuple[scripts.Call, Callable[[Reply], None]]
+PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
 """A script to run, and what to do with its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gift:
+class _PendingHandOff:
     task: Task
     blocks: KVBlocks | KVPages | None
     prefilled_us: int
 
 
-class Passing:
+class HandOffCoordinator:
     """Both ends, for one worker. `tasks` are the loop's own, and `finish` and `drop` are what it does when one ends.
 
     `source`: the role that hands off to this one. `walks`: of the stage, in order.
@@ -60,14 +60,14 @@ class Passing:
         self._engine, self._transfer = engine, transfer
         self._tasks, self._finish, self._drop = tasks, finish, drop
         self._tally = tally
-        self._giving: list[_Gift] = []
+        self._giving: list[_PendingHandOff] = []
         self._told: list[scripts.Call] = []
-        self._abandoned: list[Adoption] = []
+        self._abandoned: list[KVImport] = []
         self._met: set[WorkerId] = set()
         self._meet_again_s = 0.0
         self.offers = Offers(engine, transfer, worker, LEASE_S)
 
-    def confirms(self, posts: Sequence[Post]) -> bool:
+    def confirms(self, posts: Sequence[PendingCall]) -> bool:
         """Whether a task goes on with the answers to these."""
         return any(call.script == "confirm" for call, _ in posts)
 
@@ -96,28 +96,28 @@ class Passing:
         task's last one of this step, since an answer's given tokens come in one, its end with them.
         """
         is_next = self._serves.next is not None and output.walk == self._walks[-1]
-        if not is_next or output.final or task.given_up or task.all_ended() or task.request not in self._tasks:
+        if not is_next or output.final or task.handed_off or task.all_ended() or task.request not in self._tasks:
             return
-        task.given_up = True
-        self._giving.append(_Gift(task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us))
+        task.handed_off = True
+        self._giving.append(_PendingHandOff(task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us))
 
     def tell(self, task: Task, resumed_us: int) -> None:
         """If this is the first step of a task that came from another worker, the way here can be told."""
-        if task.moments is not None and task.adoption is None:
-            line = encode_hand_off(msgspec.structs.replace(task.moments, resumed_us=resumed_us))
-            self._told.append(scripts.tell(task.request, task.stage, task.epoch, TOLD, line))
-            task.moments = None
+        if task.timings is not None and task.kv_import is None:
+            line = encode_hand_off(msgspec.structs.replace(task.timings, resumed_us=resumed_us))
+            self._told.append(scripts.set_task_metadata(task.request, task.stage, task.epoch, TOLD, line))
+            task.timings = None
 
-    def stories(self) -> list[Post]:
+    def stories(self) -> list[PendingCall]:
         """To be written before the chunk that may end the task."""
         told, self._told = self._told, []
         return [(call, _ignore) for call in told]
 
-    def posts(self) -> list[Post]:
+    def posts(self) -> list[PendingCall]:
         """Offers that nobody took in time, blocks that are here, and hand-offs: after a task's chunks."""
         self._abandoned = [adoption for adoption in self._abandoned if not adoption.take_back()]
         stage = self._serves.stage
-        posts: list[Post] = [
+        posts: list[PendingCall] = [
             (scripts.release(request, stage, self._worker), partial(self._withdrawn, request))
             for request in self.offers.overdue()
         ]
@@ -129,10 +129,10 @@ class Passing:
         """Nobody can take it any more; or it was taken, and the notice of that is on its way."""
         self.offers.free(request)
 
-    def _gifts(self) -> list[Post]:
+    def _gifts(self) -> list[PendingCall]:
         """Hand-offs of tasks that have come to the end of this role's walks."""
         giving, self._giving = self._giving, []
-        posts: list[Post] = []
+        posts: list[PendingCall] = []
         for gift in giving:
             task, role = gift.task, self._serves.next
             if self._tasks.get(task.request) is not task or role is None:
@@ -162,28 +162,28 @@ class Passing:
     ) -> None:
         """A task was opened that comes with blocks: begin to pull them. `fields`: what its hash says."""
         before = {name: int(fields[name]) for name in ("prefilled_us", "handed_us", "claimed_us")}
-        task.moments = HandOff(**before, opened_us=now_us())
-        task.adoption = Adoption(offer, self._engine, self._transfer, peer, deadline_s)
-        task.adoption.poll()
+        task.timings = HandOff(**before, opened_us=now_us())
+        task.kv_import = KVImport(offer, self._engine, self._transfer, peer, deadline_s)
+        task.kv_import.poll()
 
     def _arrived(self) -> list[Task]:
         """Tasks whose blocks are here, and whose input reaches as far as it did when they were opened: to be confirmed."""
         due: list[Task] = []
         for task in self._tasks.values():
-            if task.adoption is None:
+            if task.kv_import is None:
                 continue
-            task.adoption.poll()
-            if task.adoption.failed:
+            task.kv_import.poll()
+            if task.kv_import.failed:
                 self._tally.failed(KV)
                 log.warning("request %s: what %s computed could not be pulled; it is computed here", task.request, task.stage)
                 self.forget(task)
-            elif task.adoption.blocks is not None and task.has_read_logs():
+            elif task.kv_import.blocks is not None and task.has_read_logs():
                 due.append(task)
         return due
 
     def _adopt(self, task: Task, reply: Reply) -> None:
         """The blocks are ours if they were still on offer; if not, they are computed here."""
-        adoption, task.adoption = task.adoption, None
+        adoption, task.kv_import = task.kv_import, None
         if adoption is None:
             return
         is_ours = self._tasks.get(task.request) is task and text(reply) == "ok"
@@ -191,20 +191,20 @@ class Passing:
             self._abandoned.append(adoption)
             return
         self._note_pull(task, adoption)
-        if task.moments is not None:
-            task.moments = msgspec.structs.replace(task.moments, pulled_us=adoption.pulled_us, confirmed_us=now_us())
+        if task.timings is not None:
+            task.timings = msgspec.structs.replace(task.timings, pulled_us=adoption.pulled_us, confirmed_us=now_us())
         task.adopted(self._walks[:-1])
 
-    def _note_pull(self, task: Task, adoption: Adoption) -> None:
-        if task.moments is not None and adoption.pulled_us is not None:
-            self._tally.ended(KV, adoption.num_bytes, max(0, adoption.pulled_us - task.moments.opened_us))
+    def _note_pull(self, task: Task, adoption: KVImport) -> None:
+        if task.timings is not None and adoption.pulled_us is not None:
+            self._tally.ended(KV, adoption.num_bytes, max(0, adoption.pulled_us - task.timings.opened_us))
 
     def forget(self, task: Task) -> None:
         """Its blocks are not wanted any more."""
-        if task.adoption is not None:
-            task.adoption.cancel()
-            self._abandoned.append(task.adoption)
-            task.adoption = None
+        if task.kv_import is not None:
+            task.kv_import.cancel()
+            self._abandoned.append(task.kv_import)
+            task.kv_import = None
 
     def close(self) -> None:
         """The incarnation has lost its rights and its transfer is closed: nobody reads from our pages or writes into them."""
@@ -224,7 +224,7 @@ class Passing:
 def told_of(task: Task, worker: WorkerId) -> list[scripts.Call]:
     """What its owner tells of a task when it has done with it, while it still has the right to."""
     line = task.receipts.line(worker)
-    return [scripts.tell(task.request, task.stage, task.epoch, f"{RECEIVED}:{task.epoch}", line)] if line else []
+    return [scripts.set_task_metadata(task.request, task.stage, task.epoch, f"{RECEIVED}:{task.epoch}", line)] if line else []
 
 
 def _ignore(_reply: Reply) -> None:

@@ -18,9 +18,9 @@ from fleet.processing.voiced import FirstVoiced
 from web.answer import BYTES_PER_SAMPLE
 from web.errors import type_of
 from web.realtime import server_events as say
-from web.realtime.conversation import Conversation, Item, Part, Said
+from web.realtime.conversation import Conversation, Item, Part, PlayedSpeech
+from web.realtime.generation import Generation
 from web.realtime.heard import Span, SpeakingRate, silences, speech_until
-from web.realtime.making import Making
 from web.realtime.playhead import Playhead
 from web.realtime.settings import OUTPUT_RATE_HZ
 
@@ -34,7 +34,7 @@ MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
 
 
-class Out(Protocol):
+class ResponseSink(Protocol):
     """Where a response goes: to whoever listens now."""
 
     @property
@@ -44,23 +44,23 @@ class Out(Protocol):
 
     def tell(self, event: say.ServerEvent) -> None: ...
 
-    def sound(self, run: "Run", first_sample: int, pcm: bytes) -> None: ...
+    def sound(self, run: "ResponseStream", first_sample: int, pcm: bytes) -> None: ...
 
-    def began(self, run: "Run") -> None:
+    def began(self, run: "ResponseStream") -> None:
         """Its first sound, or word where it does not speak, was sent."""
         ...
 
-    def voiced(self, run: "Run", sample: int) -> None:
+    def voiced(self, run: "ResponseStream", sample: int) -> None:
         """Its first voiced sample was sent: `sample` of its sound. Not called for one that another gateway began to send."""
         ...
 
-    def over(self, run: "Run") -> None:
+    def over(self, run: "ResponseStream") -> None:
         """It was told to its end, or failed. Not called for one that was cut."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ResponsePlan:
     """Parameters of a response. `skip_*`: what was already sent of it by the response that this one continues.
     `ignored` names fields of the request that have no effect.
     """
@@ -77,7 +77,7 @@ class Plan:
 
 
 @dataclass(slots=True, kw_only=True)
-class Marks:
+class TurnTimestamps:
     """When the turn was where. Units: seconds of `time.monotonic`; `None`: not known, or not yet.
 
     `voiced_end`: the last voiced sample of the user's turn came, and `voiced_end_ms` its place in all that was heard; `decided`:
@@ -92,15 +92,15 @@ class Marks:
     first_voiced: float | None = None
 
 
-class Run:
+class ResponseStream:
     def __init__(
-        self, plan: Plan, making: Making, conversation: Conversation, out: Out, *, lead_s: float, rate: SpeakingRate,
-        marks: Marks | None = None, response_id: str | None = None, item_id: str | None = None,
+        self, plan: ResponsePlan, making: Generation, conversation: Conversation, out: ResponseSink, *, lead_s: float,
+        rate: SpeakingRate, marks: TurnTimestamps | None = None, response_id: str | None = None, item_id: str | None = None,
     ) -> None:  # fmt: skip
         self.id = response_id or say.new_id("resp")
         self.item_id = item_id or say.new_id("item")
         self.plan, self.making = plan, making
-        self.marks = marks or Marks()
+        self.marks = marks or TurnTimestamps()
         self.playhead = Playhead(OUTPUT_RATE_HZ)
         self._voice, self._num_searched = FirstVoiced(OUTPUT_RATE_HZ), 0
         self.item: Item | None = None
@@ -108,7 +108,7 @@ class Run:
         self.sent_chars = 0
         self._conversation, self._out, self._lead_s, self._rate = conversation, out, lead_s, rate
         self._details: say.StatusDetails | None = None
-        self._told: Said | None = None
+        self._told: PlayedSpeech | None = None
         """Of an item that is still told: what the client may have cut of it already."""
         self._task: asyncio.Task[None] | None = None
 
@@ -351,7 +351,7 @@ class Run:
             # Its words run ahead of its sound: how long all of it would have been is not known any more.
             whole = int(self._rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ, text_whole=True) * OUTPUT_RATE_HZ)
         heard = heard if self._limit is None else min(heard, self._limit)
-        self.item.parts[0].said = Said(text=text, whole=whole, sent=self.playhead.sent, heard=heard, silent=silent)
+        self.item.parts[0].said = PlayedSpeech(text=text, whole=whole, sent=self.playhead.sent, heard=heard, silent=silent)
         return heard
 
     def _silences(self) -> list[Span]:

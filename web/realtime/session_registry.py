@@ -21,11 +21,11 @@ from web.gateway import Gateway
 from web.ports import HeldVoice
 from web.realtime import vad
 from web.realtime.admission import Admission
-from web.realtime.line import Port
+from web.realtime.client_connection import Port
 from web.realtime.refusal import close_code, close_reason, error_event
 from web.realtime.secrets import API_KEY, short_name
 from web.realtime.server_events import SessionCreated, new_id
-from web.realtime.session import Session, Shared, Watch
+from web.realtime.session import Session, SessionCallbacks, Shared
 from web.realtime.settings import Settings
 from web.realtime.store import STATE, Snapshot, restore, resumed
 from web.realtime.story import shown_id
@@ -50,7 +50,7 @@ def absence_tries(lease: LeaseConfig) -> int:
 
     A page that is reloaded, too, may be faster than the news that its former connection is gone.
     """
-    return 1 + math.ceil((lease.worker_s + ABSENCE_SPARE_S) / ABSENCE_POLL_S)
+    return 1 + math.ceil((lease.worker_ttl_s + ABSENCE_SPARE_S) / ABSENCE_POLL_S)
 
 
 Undo = Callable[[str, int], Coroutine[None, None, None]]
@@ -67,7 +67,7 @@ class Received:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class SessionEntry:
     """A session this gateway holds. `owner`: the credential that opened it, as `fleet.control.voice.hold` names it.
 
     Units: `began_at` and `active_at` in seconds of the hall's clock, `away_us` since 1970.
@@ -88,13 +88,13 @@ class Place:
     expiry: asyncio.TimerHandle | None = None
 
 
-class Hall:
+class SessionRegistry:
     def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
         vad.model()
         self._gateway = gateway
         self._voice = gateway.config.voice
         self._clock = clock
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, SessionEntry] = {}
         self._admission = Admission(self._voice)
         self._shared = Shared()
         self._trying: set[str] = set()
@@ -227,7 +227,7 @@ class Hall:
         session.note()
         return session
 
-    async def _still_held(self, place: Place) -> bool:
+    async def _still_held(self, place: SessionEntry) -> bool:
         """Return False, and give up the place, if another gateway continued the session or another session replaced it."""
         if place.owner == API_KEY or place.away_us is None:
             return True
@@ -241,7 +241,7 @@ class Hall:
             self._give_up(place, ended=False)
         return held and is_here
 
-    async def _take_over(self, session_id: str, received: Received, owner: str) -> Place:
+    async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
         held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
         if held is None and await self._gateway.client.voice_ended(session_id, owner):
             raise SessionEnded(ENDED, param="session")
@@ -265,16 +265,16 @@ class Hall:
             run.sent_chars = received.chars
         return place
 
-    def _seat(self, make: Callable[[Watch], Session], owner: str, held: HeldVoice) -> Place:
+    def _seat(self, make: Callable[[SessionCallbacks], Session], owner: str, held: HeldVoice) -> SessionEntry:
         """The place is taken already; it is given back if there is no session to put there."""
         changed = asyncio.Event()
         try:
-            session = make(Watch(changed=changed.set))
+            session = make(SessionCallbacks(changed=changed.set))
         except BaseException:
             self._admission.release(by_secret=owner != API_KEY)
             raise
         now = self._clock()
-        place = Place(
+        place = SessionEntry(
             session=session, owner=owner, epoch=held.epoch, snapshot=Snapshot(held.fields), began_at=now - held.age_s,
             active_at=now, changed=changed,
         )  # fmt: skip
@@ -294,7 +294,7 @@ class Hall:
         session.note()
         if not self._gateway.closing.is_set():
             loop = asyncio.get_running_loop()
-            place.expiry = loop.call_later(self._voice.resume_s, self.end, session.id)
+            place.expiry = loop.call_later(self._voice.reconnect_timeout_s, self.end, session.id)
 
     def left(self, session: Session, port: Port) -> None:
         """The client said goodbye: everything for it stops."""
@@ -309,7 +309,7 @@ class Hall:
         self._close(place, 1000, ENDED if by_operator else "the session is over", None if by_operator else place.epoch)
         return True
 
-    def _close(self, place: Place, code: int, reason: str, epoch: int | None) -> None:
+    def _close(self, place: SessionEntry, code: int, reason: str, epoch: int | None) -> None:
         self._remove(place)
         place.session.line.hang_up(code, reason)
         place.session.abandon()
@@ -326,7 +326,7 @@ class Hall:
         except FleetError as error:
             log.warning("session %s: its end could not be written: %s", shown_id(name), error.message)
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: SessionEntry) -> None:
         if self._places.get(place.session.id) is not place:
             return
         del self._places[place.session.id]
@@ -338,7 +338,7 @@ class Hall:
 
     # its bounds
 
-    def _overdue(self, place: Place) -> SessionExpired | SessionIdle | None:
+    def _overdue(self, place: SessionEntry) -> SessionExpired | SessionIdle | None:
         """The bound that a session has reached. Its client is not idle while it is spoken to, or while it is away."""
         now, session = self._clock(), place.session
         if session.num_received != place.num_received or session.answering or not session.line.listening:
@@ -354,7 +354,7 @@ class Hall:
             )
         return None
 
-    def _until_due(self, place: Place) -> float:
+    def _until_due(self, place: SessionEntry) -> float:
         """Seconds until a session that does not change is looked at again."""
         return min(RENEW_S, max(0.0, place.began_at + self._voice.max_session_s - self._clock()))
 
@@ -362,9 +362,9 @@ class Hall:
 
     @property
     def _keep_s(self) -> float:
-        return self._voice.resume_s + SPARE_S
+        return self._voice.reconnect_timeout_s + SPARE_S
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: SessionEntry) -> None:
         while True:
             if (error := self._overdue(place)) is not None:
                 log.info("session %s ends: %s", shown_id(place.session.id), error.message)
@@ -384,7 +384,7 @@ class Hall:
                 place.snapshot.forget()
                 log.warning("session %s: could not be written down: %s", shown_id(place.session.id), error.message)
 
-    async def _write(self, place: Place) -> bool:
+    async def _write(self, place: SessionEntry) -> bool:
         fields, gone = place.snapshot.changes(place.session)
         view = place.session.view(self._gateway.client.id, short_name(place.owner))
         fields["view"] = msgspec.json.encode(view)
@@ -394,7 +394,7 @@ class Hall:
             fields["away_us"] = str(place.away_us).encode()
         return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, fields, gone)
 
-    def _give_up(self, place: Place, *, ended: bool) -> None:
+    def _give_up(self, place: SessionEntry, *, ended: bool) -> None:
         """Another gateway has it, or, `ended`, an operator ended it: then its requests were ended with it."""
         session = place.session
         self._remove(place)

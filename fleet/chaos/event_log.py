@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from fleet.chaos.aftermath import Aftermath, Told, aftermath
+from fleet.chaos.recovery import Recovery, Told, recovery_of
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
@@ -26,7 +26,7 @@ class HandOff:
     worker: str
 
 
-class Trail:
+class EventLog:
     """Reads of one fleet, each a blocking call from one thread. Raises: redis's errors."""
 
     def __init__(self, redis_data_dir: Path) -> None:
@@ -40,10 +40,10 @@ class Trail:
         seconds, micros = self._redis.time()
         return seconds * 1_000_000 + micros
 
-    def after(self, victim: str, role: str, blow_us: int) -> Aftermath:
+    def after(self, victim: str, role: str, blow_us: int) -> Recovery:
         """What followed a blow, as far as it is told by now."""
         entries = cast("Entries", self._redis.xrange(keys.EVENTS, min=str(blow_us // 1000)))
-        return aftermath(_told(entries), victim, role, blow_us)
+        return recovery_of(_told(entries), victim, role, blow_us)
 
     def next_hand_off(self, stage: StageName, *, giving: bool, patience_s: float) -> HandOff | None:
         """Wait for a task of the stage that was handed off and is not confirmed yet; None if none comes in time.

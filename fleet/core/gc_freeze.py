@@ -3,7 +3,7 @@
 import gc
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """To be called once, when all is loaded and before anything is served.
 
     A full collection looks at every object that modules have made, 60,000 of them without torch and 350,000 with it: a stall of

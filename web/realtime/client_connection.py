@@ -22,7 +22,7 @@ class Port(Protocol):
     def close(self, code: int, reason: str) -> None: ...
 
 
-class Line:
+class ClientConnection:
     def __init__(self) -> None:
         self._port: Port | None = None
         self._missed: deque[ServerEvent] = deque(maxlen=MAX_MISSED)

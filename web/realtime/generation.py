@@ -13,7 +13,7 @@ from functools import partial
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
 from web.answer import Answer, AudioPiece, Piece, Position, rest_of
-from web.gateway import Asked, Gateway, Opened
+from web.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.realtime.ask import shortened
 from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
 from web.schema import ChatBody
@@ -24,7 +24,7 @@ MAX_AHEAD_BYTES = 60 * 24_000 * 2
 """Sound nobody has taken yet; beyond it the answer is not read on, and its stages wait for credit."""
 
 
-class Making:
+class Generation:
     """`text` and `pcm` (PCM16) grow until `ended`; then either `whole`, or `error` says why not.
 
     `shorten`: whether a conversation that is too long loses its oldest turns, or fails.
@@ -59,7 +59,7 @@ class Making:
         """Go on with a request that another gateway asked for: it is told again from its beginning."""
         self._task = asyncio.create_task(self._guarded(lambda: self._read_again(Position())))
 
-    def make_rest(self, of: "Making") -> None:
+    def make_rest(self, of: "Generation") -> None:
         """What the other had made is had; the same is asked for again, and told from there.
 
         One that was taken over has no body here: its request is sent again as it is written down.
@@ -103,11 +103,11 @@ class Making:
         async with opened.answer as answer:
             await self._collect(answer, had)
 
-    async def _open(self) -> Opened:
+    async def _open(self) -> ActiveRequest:
         assert self.body is not None
         while True:
             try:
-                return await self._gateway.open(self.body, self.request_id, Asked(where="conversation"), kind="voice")
+                return await self._gateway.open(self.body, self.request_id, RequestOverrides(where="conversation"), kind="voice")
             except InputTooLarge:
                 shorter = shortened(self.body) if self.shorten else None
                 if shorter is None:
