@@ -54,7 +54,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
-    app.state.detach_all = gateway.part
+    app.state.detach_all = gateway.detach_all
     app.state.close = gateway.close
     return app
 

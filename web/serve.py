@@ -71,7 +71,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.closing.set()
         loop = asyncio.get_running_loop()
-        parting = loop.call_later(GRACE_S, self._app.state.part)
+        parting = loop.call_later(GRACE_S, self._app.state.detach_all)
         assert self.config.timeout_graceful_shutdown is not None
         aborting = loop.call_later(self.config.timeout_graceful_shutdown - ABORTING_S, self._table.abort_all)
         try:

@@ -136,7 +136,7 @@ def test_trailer_field_is_no_header_field(loaded: Loaded) -> None:
         await send({"type": "http.response.body", "body": names})
 
     app = Starlette(routes=[Mount("/", tell_headers)])
-    app.state.closing, app.state.part, app.state.close = asyncio.Event(), lambda: None, lambda: None
+    app.state.closing, app.state.detach_all, app.state.close = asyncio.Event(), lambda: None, lambda: None
     with serving_app(app, loaded.config) as served, Target.of(served.url).connect() as wire:
         wire.sendall(b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
         wire.sendall(b"2\r\n{}\r\n0\r\nauthorization: Bearer key\r\n\r\n")

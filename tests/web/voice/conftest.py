@@ -40,7 +40,7 @@ def serve_double(loaded: Loaded) -> Iterator[Site]:
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     inner = create_app(config, FakeClient(loaded.config.graph_declaration(), tokenizer), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", double.endpoint), Mount("/", inner)])
-    app.state.closing, app.state.part, app.state.close = inner.state.closing, inner.state.part, inner.state.close
+    app.state.closing, app.state.detach_all, app.state.close = inner.state.closing, inner.state.detach_all, inner.state.close
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Server(uvicorn_config(app, loaded.config), app)
