@@ -20,18 +20,18 @@ from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (
     AbortResult,
-    Deleted,
+    DeadLetterList,
+    DeletionResult,
     JobBody,
-    Jobs,
-    Letters,
+    JobList,
     LogList,
-    Ordered,
-    Queues,
-    Redelivered,
+    QueueList,
+    RedeliveryResult,
     RequestList,
-    Retried,
-    Series,
-    WorkerStories,
+    RetryResult,
+    SeriesList,
+    WorkerList,
+    WorkerOrderResult,
 )
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
@@ -116,30 +116,31 @@ OPERATIONS: tuple[Operation, ...] = (
         method="GET", path="/v1/fleet/requests/{request_id}/trace", summary="The story as Perfetto reads it", media=(JSON,)
     ),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Ask the same again", answer=Retried,
+        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Ask the same again", answer=RetryResult,
         statuses=(201,),
     ),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=Redelivered,
+        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=RedeliveryResult,
         summary="Take a stage's task back from its worker, to be granted again",
         query={"epoch": "refuse where the task has been granted again since this one was seen"},
     ),
     Operation(
         method="GET", path="/v1/fleet/workers", summary="Workers, those of the last minutes, and roles without one",
-        answer=WorkerStories,
+        answer=WorkerList,
     ),
     Operation(
         method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume, stop or dump",
-        answer=Ordered,
+        answer=WorkerOrderResult,
     ),
-    Operation(method="GET", path="/v1/fleet/queues", summary="What waits for each role, and who serves it", answer=Queues),
-    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=Letters),
+    Operation(method="GET", path="/v1/fleet/queues", summary="What waits for each role, and who serves it", answer=QueueList),
+    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=DeadLetterList),
     Operation(
-        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Try one again", answer=Retried, statuses=(201,)
+        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Try one again", answer=RetryResult,
+        statuses=(201,),
     ),
-    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Drop one", answer=Deleted),
+    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Drop one", answer=DeletionResult),
     Operation(method="GET", path="/v1/fleet/transfers", summary="Tensors between workers, by edge", answer=Transfers),
-    Operation(method="GET", path="/v1/fleet/series", summary="The last fifteen minutes in numbers", answer=Series),
+    Operation(method="GET", path="/v1/fleet/series", summary="The last fifteen minutes in numbers", answer=SeriesList),
     Operation(
         method="GET", path="/v1/fleet/logs", summary="Lines of every process, the newest first", answer=LogList,
         query={
@@ -148,10 +149,10 @@ OPERATIONS: tuple[Operation, ...] = (
             "before": "the `next` of the page before",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=Jobs),
+    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=JobList),
     Operation(method="POST", path="/v1/fleet/jobs", summary="Start a job", body=JobBody, answer=Job, statuses=(201,)),
     Operation(method="GET", path="/v1/fleet/jobs/{job_id}", summary="One job", answer=Job),
-    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Forget a job that has ended", answer=Deleted),
+    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Forget a job that has ended", answer=DeletionResult),
     Operation(
         method="GET", path="/v1/fleet/jobs/{job_id}/files/{name}", media=(JSON, "image/png"),
         summary="A file of a job's report: report.json or report.png",

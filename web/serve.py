@@ -30,7 +30,7 @@ from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 from web.http.tls import TlsFiles, tls_files
 from web.realtime.client_events import MAX_EVENT_BYTES
-from web.startup_message import how_to_reach
+from web.startup_message import startup_lines
 
 log = logging.getLogger("fleet.web")
 
@@ -157,5 +157,5 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 
 def _announce(config: FleetConfig, listener: socket.socket) -> None:
-    for line in how_to_reach(config.web, listener.getsockname()[1]):
+    for line in startup_lines(config.web, listener.getsockname()[1]):
         print(f"fleet web: {line}", flush=True)

@@ -10,7 +10,7 @@ from fleet.config.schema import WebConfig
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-def how_to_reach(web: WebConfig, port: int, env: Mapping[str, str] = os.environ) -> list[str]:
+def startup_lines(web: WebConfig, port: int, env: Mapping[str, str] = os.environ) -> list[str]:
     """The address; and where a browser elsewhere would have no microphone at it, the way that gives it one.
 
     `env`: SSH_CONNECTION says that whoever reads this sits at another machine, and how that reaches this one.

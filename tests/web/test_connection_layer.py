@@ -30,7 +30,7 @@ from tests.web.test_serve import answers, start_with
 from web import serve
 from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
 from web.http.protocol.config import BoundedConfig
-from web.http.protocol.connection import Connection, SendProgress, address_of
+from web.http.protocol.connection import Connection, SendProgress, connection_address
 from web.http.protocol.http import BoundedHttp, PipelineFlow
 from web.http.protocol.message import BodyPace
 from web.http.protocol.websocket import BoundedWebSocket
@@ -121,8 +121,8 @@ async def test_pings_of_a_client_that_does_not_read_are_not_answered(config: Bou
     ],
 )
 def test_connections_are_counted_by_address_or_ipv6_network(host: str, counted_as: str) -> None:
-    assert address_of((host, 1)) == counted_as
-    assert address_of(None) is None
+    assert connection_address((host, 1)) == counted_as
+    assert connection_address(None) is None
 
 
 def test_send_progress_ignores_what_is_written_meanwhile() -> None:

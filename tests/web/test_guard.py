@@ -17,7 +17,7 @@ from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
 from tests.web.realtime.refusals import refusal_of
 from web.http.guard import COOKIE, CSRF_HEADER
-from web.http.hosts import Hosts
+from web.http.hosts import AllowedHosts
 from web.pages.login import local_path
 
 KEY = "secret"
@@ -195,4 +195,4 @@ def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
     ],
 )
 def test_which_names_are_answered(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
-    assert (Hosts(web, has_key=has_key).refusal(host) is None) is allowed
+    assert (AllowedHosts(web, has_key=has_key).refusal(host) is None) is allowed

@@ -9,8 +9,8 @@ from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeClient
 from tests.web.plausible import busy
 from web.gateway import playback_reports
-from web.gateway.metrics import Continuity
-from web.gateway.playback_reports import HeardNotes
+from web.gateway.metrics import PlaybackContinuity
+from web.gateway.playback_reports import PlaybackReports
 
 
 @pytest.mark.parametrize(
@@ -26,16 +26,16 @@ from web.gateway.playback_reports import HeardNotes
     ],
 )
 def test_an_answer_is_continuous_if_no_listener_waits_for_a_tenth_of_a_second(came: list[tuple[float, float]], ok: bool) -> None:
-    continuity = Continuity()
+    continuity = PlaybackContinuity()
     for made_s, now_s in came:
-        continuity.came(made_s, now_s)
+        continuity.add(made_s, now_s)
     assert continuity.ok is ok
 
 
 async def test_only_the_latest_word_of_a_player_is_written(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(playback_reports, "EVERY_S", 0.01)
     client = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
-    notes, one, other = HeardNotes(client), RequestId("req-1"), RequestId("req-2")
+    notes, one, other = PlaybackReports(client), RequestId("req-1"), RequestId("req-2")
     for samples in (10, 20, 30):
         notes.note(one, samples, 1)
     notes.note(other, 5, 0)

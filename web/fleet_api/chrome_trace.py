@@ -9,12 +9,12 @@ import msgspec
 
 from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace
 from fleet.graphs import Graph
-from web.fleet_api.walks import Logs, walks_of
+from web.fleet_api.walks import Logs, walk_spans
 
 PROCESS = 1
 
 
-class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ChromeTraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Units: `ts` and `dur` microseconds."""
 
     name: str
@@ -27,24 +27,24 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     args: dict[str, str | int] = {}
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    traceEvents: list[TraceEvent]
+class ChromeTrace(msgspec.Struct, frozen=True, kw_only=True):
+    traceEvents: list[ChromeTraceEvent]
     displayTimeUnit: str = "ms"
     otherData: dict[str, str] = {}
 
 
-def trace_of(story: RequestTrace, graph: Graph, logs: Logs) -> Trace:
+def chrome_trace_of(story: RequestTrace, graph: Graph, logs: Logs) -> ChromeTrace:
     """Lanes in the order of the graph: the request itself, each stage, each edge, the walks of stages, then who owned which keys
     and values. `logs`: the chunks of edges, which say when walks began.
     """
-    walks = {task.stage: found for task in story.tasks if (found := walks_of(story, task, graph, logs))}
+    walks = {task.stage: found for task in story.tasks if (found := walk_spans(story, task, graph, logs))}
     lanes = ["request", *(task.stage for task in story.tasks), *(f"edge {edge.name}" for edge in story.edges)]
     lanes += [f"walks {stage}" for stage in walks]
     lanes += sorted({f"kv {span.stage}" for span in story.kv})
     number = {lane: place for place, lane in enumerate(lanes, start=1)}
     end = story.ended_us or story.now_us
-    events = [TraceEvent(name="process_name", ph="M", args={"name": story.id})]
-    events += [TraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane}) for lane in lanes]
+    events = [ChromeTraceEvent(name="process_name", ph="M", args={"name": story.id})]
+    events += [ChromeTraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane}) for lane in lanes]
     events.append(_span(story.state, story.created_us, end, number["request"], {"kind": story.kind, "model": story.model}))
     for task in story.tasks:
         events += _task_spans(task, end, number[task.stage])
@@ -58,11 +58,11 @@ def trace_of(story: RequestTrace, graph: Graph, logs: Logs) -> Trace:
     for mark in story.marks:
         lane = number.get(mark.stage, number["request"])
         args: dict[str, str | int] = {"worker": mark.worker, "epoch": mark.epoch, "detail": mark.detail}
-        events.append(TraceEvent(name=mark.what, ph="i", ts=mark.at_us, tid=lane, s="t", args=args))
-    return Trace(traceEvents=events, otherData={"request": story.id, "graph": story.graph, "state": story.state})
+        events.append(ChromeTraceEvent(name=mark.what, ph="i", ts=mark.at_us, tid=lane, s="t", args=args))
+    return ChromeTrace(traceEvents=events, otherData={"request": story.id, "graph": story.graph, "state": story.state})
 
 
-def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[TraceEvent]:
+def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEvent]:
     args: dict[str, str | int] = {"worker": task.owner, "epoch": task.epoch, "state": task.state}
     for name, begin, until in (
         ("queue", task.granted_us, task.claimed_us or end),
@@ -76,10 +76,10 @@ def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[TraceEvent]:
             "chunks": receipt.num_chunks, "hop mean us": receipt.hop_mean_us, "hop max us": receipt.hop_max_us,
             "pulls": receipt.num_pulls, "pulled bytes": receipt.pull_bytes, "pull us": receipt.pull_us,
         }  # fmt: skip
-        yield TraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
+        yield ChromeTraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
 
 
-def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[TraceEvent]:
+def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[ChromeTraceEvent]:
     if not edge.first_us:
         return ()
     args: dict[str, str | int] = {
@@ -89,5 +89,5 @@ def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[TraceEvent]:
     return (_span(f"{edge.source} to {edge.target}", edge.first_us, edge.last_us, lane, args),)
 
 
-def _span(name: str, begin: int, end: int, lane: int, args: dict[str, str | int]) -> TraceEvent:
-    return TraceEvent(name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args)
+def _span(name: str, begin: int, end: int, lane: int, args: dict[str, str | int]) -> ChromeTraceEvent:
+    return ChromeTraceEvent(name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args)

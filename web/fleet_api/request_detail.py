@@ -23,11 +23,11 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     audio_rate_hz: int = 0
 
 
-async def read_told(gateway: Gateway, request: RequestId) -> RequestDetail:
+async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDetail:
     """Raises: NotFound, RedisUnreachable."""
     story = await gateway.client.telemetry.story(request)
     if story is None:
-        raise no_request(request)
+        raise request_not_found(request)
     ids = _joined(await gateway.client.telemetry.log_of(request, gateway.edges.text), "ids", "<i4")
     sound = next((edge for edge in story.edges if edge.name == gateway.edges.audio), None)
     fields = {name: getattr(story, name) for name in RequestTrace.__struct_fields__}
@@ -46,20 +46,20 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     samples = _joined(await gateway.client.telemetry.log_of(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
     if not len(samples):
         if await gateway.client.telemetry.story(request) is None:
-            raise no_request(request)
+            raise request_not_found(request)
         raise NotFound(
             f"request {request} has no sound, or it is no longer kept: that is so a minute after its end", param="request_id"
         )
     return await asyncio.to_thread(encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav")
 
 
-async def quiet_logs(gateway: Gateway, story: RequestTrace) -> dict[str, Sequence[Chunk]]:
+async def read_logs_without_audio(gateway: Gateway, story: RequestTrace) -> dict[str, Sequence[Chunk]]:
     """Every edge's chunks but sound's, since those come with all of the sound."""
     quiet = [edge.name for edge in story.edges if edge.name != gateway.edges.audio]
     return {name: await gateway.client.telemetry.log_of(story.id, name) for name in quiet}
 
 
-def no_request(request: str) -> NotFound:
+def request_not_found(request: str) -> NotFound:
     return NotFound(f"no request {quoted(request)}; it never was, or its retention time is over", param="request_id")
 
 

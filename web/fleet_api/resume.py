@@ -11,7 +11,7 @@ from web.gateway.gateway import Gateway
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import ReadOnly
 from web.http.sse import send_stream
-from web.openai.chat import Reply, answer_lines
+from web.openai.chat import ChatEnvelope, chat_events
 
 
 class ResumeEndpoint:
@@ -38,5 +38,5 @@ class ResumeEndpoint:
             raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
         async with answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = Reply.of(answer.spec, self._gateway.model)
-            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))
+            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
+            await send_stream(send, {}, chat_events(self._gateway, reply, answer, sent, with_ids=True))

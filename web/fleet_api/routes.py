@@ -27,8 +27,8 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerStory,
 )
-from web.fleet_api.chrome_trace import trace_of
-from web.fleet_api.request_detail import no_request, quiet_logs, read_told, wav_of
+from web.fleet_api.chrome_trace import chrome_trace_of
+from web.fleet_api.request_detail import read_logs_without_audio, read_request_detail, request_not_found, wav_of
 from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
@@ -50,7 +50,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
 
 
-class WorkerStories(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
     """`gone`: those of the last minutes that are no more, the latest first."""
 
     object: str = "list"
@@ -59,17 +59,17 @@ class WorkerStories(msgspec.Struct, frozen=True, kw_only=True):
     missing_roles: Sequence[str]
 
 
-class Queues(msgspec.Struct, frozen=True, kw_only=True):
+class QueueList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[Queue]
 
 
-class Letters(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[DeadLetterView]
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[SeriesPoint]
 
@@ -82,12 +82,12 @@ class LogList(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[Job]
 
 
-class Retried(msgspec.Struct, frozen=True, kw_only=True):
+class RetryResult(msgspec.Struct, frozen=True, kw_only=True):
     """`id`: the new request's; its answer is at `/v1/fleet/requests/{id}/stream`."""
 
     id: str
@@ -101,13 +101,13 @@ class AbortResult(msgspec.Struct, frozen=True, kw_only=True):
     aborted: bool
 
 
-class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerOrderResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "fleet.worker.order"
     order: str
 
 
-class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
+class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
     """The task is granted anew; its request's story tells to whom."""
 
     id: str
@@ -115,7 +115,7 @@ class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+class DeletionResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str
     deleted: bool = True
@@ -167,15 +167,15 @@ class FleetApi:
         """Newest first; `state`, `stage`, `worker`, `kind`, `model`, `min_ms` and `q` (a part of the id) narrow it."""
         asked = request.query_params
         wanted = RequestFilter(
-            state=one_of(request, "state", STATES),
+            state=choice_param(request, "state", STATES),
             stage=asked.get("stage", ""),
             worker=asked.get("worker", ""),
             kind=asked.get("kind", ""),
             model=asked.get("model", ""),
-            min_ms=whole(request, "min_ms", 0, 10**9),
+            min_ms=int_param(request, "min_ms", 0, 10**9),
             text=asked.get("q", ""),
         )
-        limit = whole(request, "limit", 50, MAX_PAGE, least=1)
+        limit = int_param(request, "limit", 50, MAX_PAGE, least=1)
         page = await self._telemetry.requests(wanted, before=asked.get("before", ""), limit=limit)
         return json_response(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
 
@@ -184,11 +184,11 @@ class FleetApi:
         request_id = _request_id(request)
         aborted = await self._gateway.client.abort_request(request_id)
         if not aborted and await self._gateway.client.request_view(request_id) is None:
-            raise no_request(request_id)
+            raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
 
     async def story(self, request: Request) -> Response:
-        return json_response(await read_told(self._gateway, _request_id(request)))
+        return json_response(await read_request_detail(self._gateway, _request_id(request)))
 
     async def audio(self, request: Request) -> Response:
         """The answer's sound as a WAV file, as far as it is made; it is kept for a minute after the end."""
@@ -202,28 +202,28 @@ class FleetApi:
         request_id = _request_id(request)
         told = await self._gateway.client.telemetry.story(request_id)
         if told is None:
-            raise no_request(request_id)
-        trace = trace_of(told, self._gateway.graph, await quiet_logs(self._gateway, told))
+            raise request_not_found(request_id)
+        trace = chrome_trace_of(told, self._gateway.graph, await read_logs_without_audio(self._gateway, told))
         name = f'attachment; filename="{request_id}.json"'
         return Response(msgspec.json.encode(trace), media_type="application/json", headers={"content-disposition": name})
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
         again = await self._telemetry.retry(request_id)
-        return json_response(Retried(id=again, retry_of=request_id), 201)
+        return json_response(RetryResult(id=again, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
         """Take one stage's task back from whoever has it. `epoch`: only if it is still that at which the caller saw it."""
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
-        epoch = Epoch(whole(request, "epoch", 0, MAX_EPOCH))
+        epoch = Epoch(int_param(request, "epoch", 0, MAX_EPOCH))
         await self._telemetry.redeliver(request_id, stage, epoch)
-        return json_response(Redelivered(id=request_id, stage=stage))
+        return json_response(RedeliveryResult(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
         workers = [msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE) for view in await self._telemetry.workers()]
         missing = await self._gateway.client.missing_roles()
         there, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
-        return json_response(WorkerStories(data=there, gone=gone, missing_roles=missing))
+        return json_response(WorkerList(data=there, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
         """`drain`: takes nothing new. `resume`: takes tasks again. `stop`: ends once what it has is done.
@@ -231,46 +231,46 @@ class FleetApi:
         """
         worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
         await self._telemetry.order_worker(worker, order)
-        return json_response(Ordered(id=worker, order=order))
+        return json_response(WorkerOrderResult(id=worker, order=order))
 
     async def queues(self, _request: Request) -> Response:
-        return json_response(Queues(data=await self._telemetry.queues()))
+        return json_response(QueueList(data=await self._telemetry.queues()))
 
     async def letters(self, _request: Request) -> Response:
-        return json_response(Letters(data=await self._telemetry.dead_letters()))
+        return json_response(DeadLetterList(data=await self._telemetry.dead_letters()))
 
     async def retry_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
         again = await self._telemetry.retry_dead_letter(request_id)
-        return json_response(Retried(id=again, retry_of=request_id), 201)
+        return json_response(RetryResult(id=again, retry_of=request_id), 201)
 
     async def drop_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
         await self._telemetry.drop_dead_letter(request_id)
-        return json_response(Deleted(id=request_id, object="fleet.dead_letter"))
+        return json_response(DeletionResult(id=request_id, object="fleet.dead_letter"))
 
     async def transfers(self, _request: Request) -> Response:
         return json_response(await self._telemetry.transfers())
 
     async def series(self, _request: Request) -> Response:
-        return json_response(Series(data=await self._telemetry.series()))
+        return json_response(SeriesList(data=await self._telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
         """Newest first; `q` (a part of the message), `level` (and above), `worker`, `request`, `process` narrow it."""
         asked = request.query_params
         wanted = LogQuery(
             text=asked.get("q", ""),
-            level=one_of(request, "level", LEVELS),
+            level=choice_param(request, "level", LEVELS),
             worker=asked.get("worker", ""),
             request=asked.get("request", ""),
             process=asked.get("process", ""),
         )
-        limit = whole(request, "limit", 200, MAX_LINES, least=1)
+        limit = int_param(request, "limit", 200, MAX_LINES, least=1)
         page = await self._telemetry.logs(wanted, before=asked.get("before", ""), limit=limit)
         return json_response(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
 
     async def jobs(self, _request: Request) -> Response:
-        return json_response(Jobs(data=await self._telemetry.jobs()))
+        return json_response(JobList(data=await self._telemetry.jobs()))
 
     async def job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
@@ -304,14 +304,14 @@ class FleetApi:
     async def delete_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
         await self._telemetry.delete_job(job_id)
-        return json_response(Deleted(id=job_id, object="fleet.job"))
+        return json_response(DeletionResult(id=job_id, object="fleet.job"))
 
     @property
     def _telemetry(self) -> TelemetryPort:
         return self._gateway.client.telemetry
 
 
-def one_of(request: Request, name: str, known: Sequence[str]) -> str:
+def choice_param(request: Request, name: str, known: Sequence[str]) -> str:
     """A query parameter, "" where it is not given. Raises: BadInput naming the values there are."""
     given = request.query_params.get(name, "")
     if given and given not in known:
@@ -319,7 +319,7 @@ def one_of(request: Request, name: str, known: Sequence[str]) -> str:
     return given
 
 
-def whole(request: Request, name: str, default: int, most: int, *, least: int = 0) -> int:
+def int_param(request: Request, name: str, default: int, most: int, *, least: int = 0) -> int:
     """A query parameter as a number. Raises: BadInput naming the bounds."""
     given = request.query_params.get(name, "")
     if not given:

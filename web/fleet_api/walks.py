@@ -26,7 +26,7 @@ class WalkSpan:
     to_us: int
 
 
-def walks_of(story: RequestTrace, task: TaskTrace, graph: Graph, logs: Logs) -> tuple[WalkSpan, ...]:
+def walk_spans(story: RequestTrace, task: TaskTrace, graph: Graph, logs: Logs) -> tuple[WalkSpan, ...]:
     """In order, while some worker had the task; nothing of a stage that has one walk only."""
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:

@@ -17,7 +17,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.voiced import LeadingSilence
-from web.gateway.metrics import Continuity, Metrics
+from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.ports import ClientStream
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
@@ -50,10 +50,10 @@ class Position:
     """How much of an answer was sent: Unicode characters of text, bytes of sound. Written `CHARS.BYTES`."""
 
     chars: int = 0
-    sound_bytes: int = 0
+    audio_bytes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.chars}.{self.sound_bytes}"
+        return f"{self.chars}.{self.audio_bytes}"
 
     @staticmethod
     def parse(text: str) -> "Position":
@@ -64,16 +64,16 @@ class Position:
             raise BadInput(f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream", param="Last-Event-ID")
         return Position(int(chars), int(sound_bytes))
 
-    def take(self, piece: Piece) -> None:
+    def advance(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             self.chars += len(piece.text)
         else:
-            self.sound_bytes += len(piece.pcm)
+            self.audio_bytes += len(piece.pcm)
 
 
-async def rest_of(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
+async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
     """What an answer has beyond what was sent of it."""
-    skip = Position(sent.chars, sent.sound_bytes)
+    skip = Position(sent.chars, sent.audio_bytes)
     async for piece in pieces:
         if isinstance(piece, TextPiece):
             skipped = min(skip.chars, len(piece.text))
@@ -81,8 +81,8 @@ async def rest_of(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator
             if skipped < len(piece.text):
                 yield TextPiece(piece.text[skipped:])
         else:
-            skipped = min(skip.sound_bytes, len(piece.pcm))
-            skip.sound_bytes -= skipped
+            skipped = min(skip.audio_bytes, len(piece.pcm))
+            skip.audio_bytes -= skipped
             if skipped < len(piece.pcm):
                 yield AudioPiece(piece.pcm[skipped:])
 
@@ -95,7 +95,7 @@ class ClientEdges:
     audio: EdgeName | None
 
 
-class Answer:
+class AnswerStream:
     """An answer under way; use as an async context manager, which aborts the request when left before its end.
 
     But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another. Nor where
@@ -121,7 +121,7 @@ class Answer:
         self.spec = spec
         self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
-        self.first_sound_at: float | None = None
+        self.first_audio_at: float | None = None
         self._silence = LeadingSilence(frontend.sample_rate_hz, max_leading_silence_ms)
         self._num_text_tokens = 0
         self._num_cached = 0
@@ -141,7 +141,7 @@ class Answer:
         self._ended = False
         self._outcome = ""
         self._heard: set[str] = set()
-        self._continuity = Continuity()
+        self._continuity = PlaybackContinuity()
 
     async def __aenter__(self) -> Self:
         self._metrics.in_flight.inc()
@@ -157,8 +157,8 @@ class Answer:
         elif not self._ended:
             self._outcome = self._outcome or "aborted"
             await self._abort()
-        self._metrics.request_ended(
-            self._outcome, time.monotonic() - self._started, self.answer_s,
+        self._metrics.observe_request_end(
+            self._outcome, time.monotonic() - self._started, self.audio_s,
             num_frames=self._frontend.num_answer_audio_tokens(self.num_samples), continuous=self._continuity.ok,
         )  # fmt: skip
 
@@ -201,7 +201,7 @@ class Answer:
         return "length" if cut and not ended else "stop"
 
     @property
-    def answer_s(self) -> float:
+    def audio_s(self) -> float:
         rate_hz = self._frontend.sample_rate_hz
         return self.num_samples / rate_hz if rate_hz else 0.0
 
@@ -232,11 +232,11 @@ class Answer:
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self.num_samples += len(samples)
-            if len(samples) and self.first_sound_at is None:
-                self.first_sound_at = now
+            if len(samples) and self.first_audio_at is None:
+                self.first_audio_at = now
             if kept := self._silence.feed(samples.tobytes()):
                 self._num_kept += len(kept) // BYTES_PER_SAMPLE
-                self._continuity.came(self._num_kept / self._frontend.sample_rate_hz, now)
+                self._continuity.add(self._num_kept / self._frontend.sample_rate_hz, now)
                 self._pcm += kept
             return self._sound(final=False)
         return []
@@ -269,7 +269,7 @@ class Answer:
     def _note_first(self, medium: str) -> None:
         if medium not in self._heard:
             self._heard.add(medium)
-            self._metrics.first(medium, time.monotonic() - self._started)
+            self._metrics.observe_first_output(medium, time.monotonic() - self._started)
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:

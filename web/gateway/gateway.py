@@ -17,12 +17,12 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, Given, Message, TextPart
-from web.gateway.answer import Answer, ClientEdges
+from web.gateway.answer import AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.metrics import Metrics
-from web.gateway.playback_reports import HeardNotes
+from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
-from web.gateway.stored_body import kept_body
+from web.gateway.stored_body import stored_body
 from web.ports import ClientStream, FleetPort
 from web.schema.chat import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
 
@@ -33,7 +33,7 @@ log = logging.getLogger("fleet.web")
 class ActiveRequest:
     """An answer under way, and what was resolved for it."""
 
-    answer: Answer
+    answer: AnswerStream
     seed: int
     voice: str | None
     spoken: bool
@@ -72,7 +72,7 @@ class Gateway:
         self.edges = client_edges(self.graph)
         self.model = model_name(config)
         self.metrics = Metrics(client, self.model)
-        self.heard = HeardNotes(client)
+        self.playback_reports = PlaybackReports(client)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
         """Set at shutdown: endless streams end, and answers cut short are left to another gateway."""
@@ -98,7 +98,7 @@ class Gateway:
             others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
             raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
 
-    async def open(
+    async def submit(
         self, body: ChatBody, request_id: RequestId, asked: RequestOverrides | None = None, *, kind: str = ""
     ) -> ActiveRequest:
         """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.
@@ -128,12 +128,12 @@ class Gateway:
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
         spec = msgspec.structs.replace(
-            spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=kept_body(body),
+            spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=stored_body(body),
             model=self.model, kind=kind or ("speech" if spoken else "text"),
         )  # fmt: skip
         if isinstance(asked.given, TextPart):
             spec = self._as_long_as_given(spec)
-        stream = await self._submit(spec, blob)
+        stream = await self._submit_spec(spec, blob)
         return ActiveRequest(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
     def _silence_of(self, asked: RequestOverrides, *, spoken: bool) -> dict[str, str]:
@@ -146,7 +146,7 @@ class Gateway:
         main = msgspec.structs.replace(self._sampling_of(spec, self._main), max_tokens=len(spec.given))
         return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
-    async def resume(self, request_id: RequestId) -> Answer | None:
+    async def resume(self, request_id: RequestId) -> AnswerStream | None:
         """Go on with an answer that another gateway, or another connection, began; None if there is no such request.
 
         Raises: RedisUnreachable.
@@ -154,9 +154,9 @@ class Gateway:
         found = await self.client.resume(request_id)
         return self._answer(*found) if found is not None else None
 
-    def _answer(self, spec: RequestSpec, stream: ClientStream) -> Answer:
+    def _answer(self, spec: RequestSpec, stream: ClientStream) -> AnswerStream:
         silence_ms = spec.reply.get(MAX_LEADING_SILENCE_MS)
-        return Answer(
+        return AnswerStream(
             spec=spec,
             main=self._sampling_of(spec, self._main),
             stream=stream,
@@ -180,7 +180,7 @@ class Gateway:
         spared = [task.cached_rows for task in view.tasks if task.stage == self._main] if view is not None else []
         return min(sum(spared), len(spec.prompt_ids))
 
-    async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+    async def _submit_spec(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         submitting = asyncio.ensure_future(self.client.submit(spec, blob))
         try:
             return await asyncio.shield(submitting)

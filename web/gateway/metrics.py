@@ -42,7 +42,7 @@ TRANSFER_GAUGES = {
 }
 
 
-class Continuity:
+class PlaybackContinuity:
     """Whether sound came before a listener who plays at once had to wait for it. Units: seconds of any one clock."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Continuity:
         self._began_s: float | None = None
         self._made_s = 0.0
 
-    def came(self, made_s: float, now_s: float) -> None:
+    def add(self, made_s: float, now_s: float) -> None:
         """There are `made_s` of sound in all."""
         if self._began_s is None:
             self._began_s = now_s
@@ -140,22 +140,22 @@ class Metrics:
             for name, value in values.items():
                 self._of_roles[name].labels(role=view.role).set(value)
 
-    def first(self, medium: str, seconds: float) -> None:
+    def observe_first_output(self, medium: str, seconds: float) -> None:
         if medium == "text":
             self.first_text.observe(seconds)
         else:
             self.audio_ttfp.labels(self._model).observe(seconds)
 
-    def answered_aloud(self, seconds: float) -> None:
+    def observe_voice_to_voice(self, seconds: float) -> None:
         """A spoken turn was answered: from its last voiced sample to the answer's first one."""
         self._voice_to_voice.labels(self._model).observe(seconds)
 
-    def underrun(self, count: int) -> None:
+    def count_underruns(self, count: int) -> None:
         """A listener's player ran dry so often."""
         self.underruns.inc(count)
         self._client.telemetry.note_underruns(count)
 
-    def request_ended(self, outcome: str, seconds: float, audio_s: float, *, num_frames: int, continuous: bool) -> None:
+    def observe_request_end(self, outcome: str, seconds: float, audio_s: float, *, num_frames: int, continuous: bool) -> None:
         self.requests.labels(outcome=outcome).inc()
         self.e2e.labels(self._model).observe(seconds)
         if outcome in FINISHED:

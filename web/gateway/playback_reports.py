@@ -12,7 +12,7 @@ log = logging.getLogger("fleet.web")
 EVERY_S = 1.0
 
 
-class HeardNotes:
+class PlaybackReports:
     """One gateway's. `note` never waits; what could not be written is only a number that people look at."""
 
     def __init__(self, client: FleetPort) -> None:

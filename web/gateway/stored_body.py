@@ -11,7 +11,7 @@ MAX_SOUND_CHARS = 256
 SOUND_FIELDS = ("data", "url")
 
 
-def kept_body(body: ChatBody) -> str:
+def stored_body(body: ChatBody) -> str:
     """The body as JSON, each piece of sound replaced by a word on its size; "" where that is too long still."""
     try:
         text = json.dumps(_Copier().without_sound(body.model_dump(exclude_unset=True)), ensure_ascii=False)

@@ -6,17 +6,11 @@ from contextlib import contextmanager
 from starlette.requests import Request
 from starlette.types import Scope
 
-from fleet.core.errors import BadInput, InputTooLarge, Overloaded
+from fleet.core.errors import BadInput, InputTooLarge
+from web.http.errors import BodiesTooLarge
 
 _STATE_KEY = "fleet_bodies"
 MIB = 1024 * 1024
-
-
-class BodiesTooLarge(Overloaded):
-    """The bodies of all requests under way take as much memory as they may."""
-
-    code = "overloaded"
-    status = 503
 
 
 class BodyMemory:
@@ -41,14 +35,14 @@ class BodyMemory:
     @contextmanager
     def held_by(self, scope: Scope) -> Iterator[None]:
         """Count what a request takes within, and free it afterwards."""
-        held = scope["state"][_STATE_KEY] = HeldBodies(self)
+        held = scope["state"][_STATE_KEY] = RequestBodyMemory(self)
         try:
             yield
         finally:
             held.free()
 
 
-class HeldBodies:
+class RequestBodyMemory:
     """Bytes of bodies held by one request."""
 
     def __init__(self, memory: BodyMemory) -> None:
@@ -65,7 +59,7 @@ class HeldBodies:
         self._num_bytes = 0
 
 
-def held_bodies(scope: Scope) -> HeldBodies:
+def body_memory_of(scope: Scope) -> RequestBodyMemory:
     return scope["state"][_STATE_KEY]
 
 
@@ -77,7 +71,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if int(declared) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    held = held_bodies(request.scope)
+    held = body_memory_of(request.scope)
     async for piece in request.stream():
         if len(body) + len(piece) > max_bytes:
             raise _too_large(max_bytes)

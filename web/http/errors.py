@@ -10,8 +10,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import BadInput, FleetError
-from fleet.core.errors import UnsupportedValue as UnsupportedValue
+from fleet.core.errors import (
+    Aborted,
+    BadInput,
+    Conflict,
+    ContextLengthExceeded,
+    FleetError,
+    GatewayStopping,
+    InputTooLarge,
+    ModelNotFound,
+    NotFound,
+    NoWorker,
+    OutOfMemory,
+    OutOfPages,
+    Overloaded,
+    RedisUnreachable,
+    SecretInUse,
+    TransferError,
+    UnsupportedValue,
+    WorkerLost,
+)
 from web.http.unknown_routes import route_refusal
 
 log = logging.getLogger("fleet.web")
@@ -35,14 +53,12 @@ class Unauthorized(BadInput):
     """The request bears no key, or a wrong one."""
 
     code = "invalid_api_key"
-    status = 401
 
 
 class TooManyWrongKeys(BadInput):
     """The request has a wrong key, as had many earlier requests from the same address."""
 
     code = "too_many_wrong_keys"
-    status = 429
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
@@ -53,28 +69,24 @@ class Forbidden(BadInput):
     """A page of another site made the browser send this."""
 
     code = "cross_site_request"
-    status = 403
 
 
 class ForeignHost(BadInput):
     """The gateway is asked for by a name that is not its own."""
 
     code = "host_not_allowed"
-    status = 421
 
 
 class ReadOnly(BadInput):
     """The gateway lets people look and talk, and changes nothing of the fleet."""
 
     code = "read_only"
-    status = 403
 
 
-class SessionEnded(BadInput):
+class SessionEndedByOperator(BadInput):
     """An operator ended the voice session."""
 
     code = "session_ended"
-    status = 410
 
 
 class SessionExpired(BadInput):
@@ -92,12 +104,61 @@ class SessionIdle(BadInput):
 class UnservedRoute(UnsupportedValue):
     """A route that OpenAI's API has and this server has not."""
 
-    status = 404
+
+class BodiesTooLarge(Overloaded):
+    """The bodies of all requests under way take as much memory as they may."""
+
+    code = "overloaded"
+
+
+class UpgradeRequired(BadInput):
+    code = "upgrade_required"
+
+
+class UnknownSocket(BadInput):
+    """A path without a WebSocket. Its code is not `not_found`, which names a session that is over."""
+
+    code = "unknown_url"
+
+
+STATUSES: dict[type[FleetError], int] = {
+    BadInput: 400,
+    ContextLengthExceeded: 400,
+    OutOfPages: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    ReadOnly: 403,
+    ModelNotFound: 404,
+    NotFound: 404,
+    UnknownSocket: 404,
+    UnservedRoute: 404,
+    Aborted: 409,
+    Conflict: 409,
+    SessionEndedByOperator: 410,
+    InputTooLarge: 413,
+    ForeignHost: 421,
+    UpgradeRequired: 426,
+    Overloaded: 429,
+    SecretInUse: 429,
+    TooManyWrongKeys: 429,
+    BodiesTooLarge: 503,
+    GatewayStopping: 503,
+    NoWorker: 503,
+    OutOfMemory: 503,
+    RedisUnreachable: 503,
+    TransferError: 503,
+    WorkerLost: 503,
+}
+"""HTTP status of each class of errors, and of those of its subclasses that are not listed; of any other, 500."""
+
+
+def status_of(error: FleetError) -> int:
+    return next((STATUSES[cls] for cls in type(error).__mro__ if cls in STATUSES), 500)
 
 
 def envelope_of(error: FleetError) -> ErrorEnvelope:
     """A failure of ours says only that it is ours: what went wrong inside is for the log."""
-    body = ErrorBody(message=error.message, type=type_of(error.status), param=error.param, code=error.code)
+    body = ErrorBody(message=error.message, type=error_type(error), param=error.param, code=error.code)
     return ErrorEnvelope(body)
 
 
@@ -105,6 +166,10 @@ def type_of(status: int) -> str:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_error"
     return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+
+
+def error_type(error: FleetError) -> str:
+    return type_of(status_of(error))
 
 
 def error_response(
@@ -123,9 +188,9 @@ def internal_error_response() -> Response:
 
 async def on_fleet_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetError)
-    if error.status >= 500 and not error.retryable:
+    if status_of(error) >= 500 and not error.retryable:
         log.error("request failed: %s: %s", error.code, error.message)
-    return error_response(envelope_of(error), error.status, retry_after_s=error.retry_after_s)
+    return error_response(envelope_of(error), status_of(error), retry_after_s=error.retry_after_s)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -16,10 +16,10 @@ from starlette.websockets import WebSocket
 from fleet.config.schema import WebConfig
 from fleet.core.errors import FleetError, RedisUnreachable
 from web.http.cookies import cookie_of
-from web.http.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
-from web.http.hosts import Hosts
+from web.http.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response, status_of
+from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
-from web.http.origins import Origins, not_listed
+from web.http.origins import AllowedOrigins, not_listed
 from web.http.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
@@ -49,22 +49,22 @@ def is_trusted(scope: Scope) -> bool:
     return bool(scope.get("state", {}).get(_TRUSTED))
 
 
-def same_key(given: bytes, expected: str) -> bool:
+def keys_equal(given: bytes, expected: str) -> bool:
     return hmac.compare_digest(given, expected.encode())
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class AccessRules:
     """`api_key` None asks nobody for a key."""
 
     api_key: str | None
     web: WebConfig
-    hosts: Hosts
-    origins: Origins
+    hosts: AllowedHosts
+    origins: AllowedOrigins
     logins: Logins
     wrong_keys: WrongKeys
 
-    async def refusal(self, scope: Scope) -> FleetError | None:
+    async def find_refusal(self, scope: Scope) -> FleetError | None:
         """Return why this request is refused, None if it is not; note in its state for whom pages are rendered.
 
         Raises: RedisUnreachable where a login cannot be looked up.
@@ -76,7 +76,7 @@ class Rules:
         if scope["type"] == "websocket" and scope["path"] == REALTIME and (offered or "").startswith(EPHEMERAL):
             return None
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        bears_key = self.api_key is not None and same_key((offered or "").encode("latin-1"), self.api_key)
+        bears_key = self.api_key is not None and keys_equal((offered or "").encode("latin-1"), self.api_key)
         scope.setdefault("state", {})[_TRUSTED] = bears_key or self.api_key is None
         if not bears_key and (refused := await self._without_key(scope, headers, changes)) is not None:
             return self.wrong_keys.refusal(scope, refused) if offered and self.api_key is not None else refused
@@ -95,7 +95,7 @@ class Rules:
         if (foreign is not None and allowed) or not await self.logins.known(login):
             return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
         csrf = self.logins.csrf_token(login)
-        if changes and not same_key(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
+        if changes and not keys_equal(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
             return Forbidden(f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the key as Bearer")
         scope["state"][_CSRF] = csrf
         return None
@@ -104,10 +104,15 @@ class Rules:
         return path.startswith(OPEN_PATHS) or (self.web.open_metrics and path == METRICS)
 
 
+RefuseSocket = Callable[[WebSocket, FleetError], Awaitable[None]]
+
+
 class Guard:
     """The rules as a wrapper around the app: a refused program gets the error, a refused browser the login page."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, refuse_socket: Callable[[WebSocket, FleetError], Awaitable[None]]) -> None:
+    def __init__(
+        self, app: ASGIApp, rules: AccessRules, refuse_socket: Callable[[WebSocket, FleetError], Awaitable[None]]
+    ) -> None:
         self.app = app
         self._rules = rules
         self._refuse_socket = refuse_socket
@@ -117,7 +122,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            refusal = await self._rules.refusal(scope)
+            refusal = await self._rules.find_refusal(scope)
         except FleetError as error:
             refusal = error
         if refusal is None:
@@ -131,7 +136,7 @@ class Guard:
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})
             await send({"type": "http.response.body"})
         else:
-            response = error_response(envelope_of(refusal), refusal.status, retry_after_s=refusal.retry_after_s)
+            response = error_response(envelope_of(refusal), status_of(refusal), retry_after_s=refusal.retry_after_s)
             await response(scope, receive, send)
 
 

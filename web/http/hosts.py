@@ -10,7 +10,7 @@ from fleet.config.safety import is_loopback
 from fleet.config.schema import WebConfig
 
 
-class Hosts:
+class AllowedHosts:
     """With a key any name will do, for other sites have none; so it will beyond loopback. Listed names allow no others."""
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:

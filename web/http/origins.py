@@ -15,7 +15,7 @@ from fleet.config.safety import any_origin_refusal
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
-from web.http.errors import Forbidden, envelope_of, error_response
+from web.http.errors import Forbidden, envelope_of, error_response, status_of
 
 log = logging.getLogger("fleet.web")
 
@@ -27,7 +27,7 @@ EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
 PREFLIGHT_MAX_AGE_S = 600
 
 
-class Origins:
+class AllowedOrigins:
     """Origins of `web.allowed_origins`. Raises: ConfigError if it allows any origin where no key is asked for."""
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
@@ -48,7 +48,7 @@ def not_listed(origin: str) -> str:
 class Cors(CORSMiddleware):
     """CORS headers on the API's answers, refusals included. A refused preflight gets an error in the API's shape."""
 
-    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         super().__init__(
             app,
             allow_origins=origins.listed,
@@ -77,4 +77,4 @@ class Cors(CORSMiddleware):
         else:
             return super().preflight_response(request_headers)
         log.info("%s", refusal.message)
-        return error_response(envelope_of(refusal), refusal.status, {"vary": "Origin"})
+        return error_response(envelope_of(refusal), status_of(refusal), {"vary": "Origin"})

@@ -31,7 +31,7 @@ FORGIVEN_S = 300.0
 LOG_EVERY_S = 60.0
 MAX_ADDRESSES = 4096
 
-Later = Callable[[float, Callable[[], None]], object]
+CallLater = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def call_later(delay_s: float, call: Callable[[], None]) -> object:
 class WrongKeys:
     """Wrong keys by client address."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = call_later) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
         self._clock = clock
         self._later = later
         self._records: OrderedDict[str, _Record] = OrderedDict()

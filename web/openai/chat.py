@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.request import RequestSpec
-from web.gateway.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
+from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, TextPiece, skip_sent
 from web.gateway.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
-from web.http.body import held_bodies, read_body
+from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
-from web.http.errors import UnsupportedValue, envelope_of
+from web.http.errors import envelope_of
 from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ChatEnvelope:
     """What every shape of one answer repeats."""
 
     id: str
@@ -58,10 +58,10 @@ class Reply:
         )  # fmt: skip
 
     @staticmethod
-    def of(spec: RequestSpec, model: str) -> "Reply":
+    def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
         """From the request itself, so that every gateway gives the same."""
         tail = spec.id.removeprefix("req-")
-        return Reply(
+        return ChatEnvelope(
             id=f"chatcmpl-{tail}",
             audio_id=f"audio_{tail}",
             created=spec.created_us // 1_000_000,
@@ -88,21 +88,21 @@ class ChatEndpoint:
         await until_disconnect(receive, answering)
 
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
-        opened = await self._gateway.open(body, request_id_of(scope))
+        opened = await self._gateway.submit(body, request_id_of(scope))
         async with opened.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = Reply.of(answer.spec, self._gateway.model)
+            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
             headers, kind, is_streamed = opened.headers(_ignored(body, opened)), _format(body, "wav"), body.stream
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
             del body
-            held_bodies(scope).free()
+            body_memory_of(scope).free()
             if is_streamed:
-                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position(), with_ids=with_ids))
+                await send_stream(send, headers, chat_events(self._gateway, reply, answer, Position(), with_ids=with_ids))
             else:
                 response = await self._whole(reply, answer, kind, headers)
                 await response(scope, receive, send)
 
-    async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:
+    async def _whole(self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]) -> Response:
         text: list[str] = []
         pcm = bytearray()
         async for piece in answer.pieces():
@@ -133,7 +133,9 @@ class ChatEndpoint:
         return Response(_encode(completion), media_type="application/json", headers=headers)
 
 
-async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool) -> AsyncIterator[bytes]:
+async def chat_events(
+    gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
+) -> AsyncIterator[bytes]:
     """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
 
     The role comes with the first piece: clients take the time of the first event for that of the first token.
@@ -145,8 +147,8 @@ async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Pos
         opening = reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
         audio_id = reply.audio_id
     try:
-        async for piece in rest_of(_noted(answer.pieces(), transcript), sent):
-            sent.take(piece)
+        async for piece in skip_sent(_noted(answer.pieces(), transcript), sent):
+            sent.advance(piece)
             chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
             yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
             opening, audio_id = b"", UNSET
@@ -170,7 +172,7 @@ async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIt
         yield piece
 
 
-def _delta(reply: Reply, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
+def _delta(reply: ChatEnvelope, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
     if isinstance(piece, TextPiece):
         return Delta(
             content=piece.text if reply.mirror else UNSET,

@@ -57,7 +57,7 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: SpeechUsage
 
 
-class Speech:
+class SpeechStream:
     """One text on its way to sound; use as an async context manager, which aborts what is under way when left before the end.
 
     Each piece is an answer of its own, begun when the one before is all there: the listener is far behind by then.
@@ -119,7 +119,7 @@ class Speech:
             voice_where="voice",
             continues=continues,
         )
-        opened = await self._gateway.open(_as_chat(self._body, prompt.text), request_id, asked)
+        opened = await self._gateway.submit(_as_chat(self._body, prompt.text), request_id, asked)
         await self._held.enter_async_context(opened.answer)
         return opened
 
@@ -135,7 +135,7 @@ class SpeechEndpoint:
         body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
         pieces = await asyncio.to_thread(self._pieces, body.input)
-        await until_disconnect(receive, self._answer(Speech(self._gateway, body, pieces), body, scope, send))
+        await until_disconnect(receive, self._answer(SpeechStream(self._gateway, body, pieces), body, scope, send))
 
     def _pieces(self, text: str) -> list[str]:
         """Raises: BadInput, InputTooLarge naming the field."""
@@ -150,7 +150,7 @@ class SpeechEndpoint:
             raise BadInput("input: holds nothing that this model can say", param="input")
         return pieces
 
-    async def _answer(self, speech: Speech, body: SpeechBody, scope: Scope, send: Send) -> None:
+    async def _answer(self, speech: SpeechStream, body: SpeechBody, scope: Scope, send: Send) -> None:
         async with speech:
             opened = await speech.begin(request_id_of(scope))
             headers = opened.headers(body.ignored())
@@ -160,7 +160,7 @@ class SpeechEndpoint:
             else:
                 await _send_file(send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file)
 
-    async def _file(self, speech: Speech, body: SpeechBody) -> AsyncIterator[bytes]:
+    async def _file(self, speech: SpeechStream, body: SpeechBody) -> AsyncIterator[bytes]:
         """The file as it is made, no empty pieces."""
         encoder = open_encoder(body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0)
         async for pcm in speech.sound():
@@ -188,7 +188,7 @@ async def _send_file(send: Send, headers: dict[str, str], file: AsyncIterator[by
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _events(speech: Speech, file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _events(speech: SpeechStream, file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for made in file:
             yield event(SpeechDelta(audio=base64.b64encode(made).decode("ascii")))

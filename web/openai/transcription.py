@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
-from web.gateway.answer import Answer, TextPiece
+from web.gateway.answer import AnswerStream, TextPiece
 from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
-from web.http.body import held_bodies, read_body
+from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.forms import open_form
@@ -49,7 +49,7 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptionUsage
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
     """One segment over the whole clip, since the model gives no times within it.
 
     `tokens`, `avg_logprob` and `no_speech_prob` are not measured: their values keep readers that filter by them from dropping the
@@ -80,16 +80,16 @@ class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
     language: str
     duration: float
     text: str
-    segments: list[Segment]
+    segments: list[TranscriptionSegment]
     usage: DurationUsage
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptTextDelta(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
 
 
-class TextDone(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
     usage: TranscriptionUsage
@@ -113,7 +113,9 @@ async def open_transcription(
     prompt = gateway.frontend.transcription_prompt()
     content = (AudioPart(data=file, where="file"), TextPart(text=prompt, where="prompt"))
     body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
-    return await gateway.open(body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file"))
+    return await gateway.submit(
+        body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file")
+    )
 
 
 class TranscriptionEndpoint:
@@ -132,7 +134,7 @@ class TranscriptionEndpoint:
             asked = parse_transcription(fields)
             self._gateway.check_model(asked.model or self._gateway.model)
             file = await _file_of(form)
-            held_bodies(scope).take(len(file))  # a copy of what `raw` holds
+            body_memory_of(scope).take(len(file))  # a copy of what `raw` holds
         answering = self._answer(asked, file, scope, receive, send)
         del raw, file  # they may be large, and are not needed for as long as the answer takes
         await until_disconnect(receive, answering)
@@ -141,7 +143,7 @@ class TranscriptionEndpoint:
         opened = await open_transcription(self._gateway, file, request_id_of(scope), temperature=asked.temperature)
         headers = opened.headers(asked.ignored())
         del file
-        held_bodies(scope).free()
+        body_memory_of(scope).free()
         async with opened.answer as answer:
             if asked.stream:
                 await send_stream(send, headers, _events(answer))
@@ -150,7 +152,7 @@ class TranscriptionEndpoint:
             await _whole(asked, answer, text, headers)(scope, receive, send)
 
 
-def _whole(asked: TranscriptionForm, answer: Answer, text: str, headers: dict[str, str]) -> Response:
+def _whole(asked: TranscriptionForm, answer: AnswerStream, text: str, headers: dict[str, str]) -> Response:
     if asked.response_format == "text":
         return PlainTextResponse(text, headers=headers)
     shaped: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
@@ -159,10 +161,10 @@ def _whole(asked: TranscriptionForm, answer: Answer, text: str, headers: dict[st
     return Response(msgspec.json.encode(shaped), media_type="application/json", headers=headers)
 
 
-def _verbose(asked: TranscriptionForm, answer: Answer, text: str) -> VerboseTranscription:
+def _verbose(asked: TranscriptionForm, answer: AnswerStream, text: str) -> VerboseTranscription:
     seconds = round(sum(clip.num_samples / clip.rate_hz for clip in answer.spec.audio), 3)
     raw = text.encode()
-    segment = Segment(
+    segment = TranscriptionSegment(
         end=seconds, text=text, temperature=asked.temperature or 0.0,
         compression_ratio=round(len(raw) / len(zlib.compress(raw)), 3),
     )  # fmt: skip
@@ -186,25 +188,25 @@ async def _file_of(form: FormData) -> bytes:
     return await file.read()
 
 
-async def _texts(answer: Answer) -> AsyncIterator[str]:
+async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
     async for piece in answer.pieces():
         if isinstance(piece, TextPiece):
             yield piece.text
 
 
-async def _events(answer: Answer) -> AsyncIterator[bytes]:
+async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
     texts: list[str] = []
     try:
         async for text in _texts(answer):
             texts.append(text)
-            yield event(TextDelta(delta=text))
+            yield event(TranscriptTextDelta(delta=text))
     except FleetError as error:
         yield event(envelope_of(error))
         return
-    yield event(TextDone(text="".join(texts), usage=_usage(answer)))
+    yield event(TranscriptTextDone(text="".join(texts), usage=_usage(answer)))
 
 
-def _usage(answer: Answer) -> TranscriptionUsage:
+def _usage(answer: AnswerStream) -> TranscriptionUsage:
     usage = answer.usage()
     prompt = usage.prompt_tokens_details
     return TranscriptionUsage(

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from web.gateway.gateway import Gateway
-from web.http.errors import ErrorEnvelope, ForeignHost
+from web.http.errors import ErrorEnvelope
 from web.pages.login import NO_STORE
 from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views
@@ -95,4 +95,4 @@ def _is_error(start: Message) -> bool:
     """Return True if a page may stand in for the answer; not where another site could read it by a name of its own."""
     status = start["status"]
     kind = Headers(raw=start["headers"]).get("content-type", "")
-    return status >= HTTPStatus.BAD_REQUEST and status != ForeignHost.status and kind.startswith("application/json")
+    return status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.MISDIRECTED_REQUEST and kind.startswith("application/json")

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError, NotFound
 from web.gateway.gateway import Gateway
 from web.http.disconnect import until_disconnect
+from web.http.errors import status_of
 from web.http.guard import csrf_of
 from web.http.sse import send_stream
 from web.pages.feed import Feed
@@ -98,7 +99,7 @@ class LivePages:
             return await page.read(query)
         except FleetError as error:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
-            return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
+            return dataclasses.replace(shown, trouble=error.message, remedy="", status=status_of(error))
 
     def _block(self, page: LivePage, name: str, frame: Frame, request: Request) -> str:
         return self._views.render_block(page.template, name, page=frame, shell=self._shell(page, request))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.core.ids import CLIENT, RequestId
 from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEvent
 from fleet.core.telemetry import LogLine, LogQuery
-from web.fleet_api.request_detail import RequestDetail, quiet_logs, read_told
+from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail
 from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 from web.pages.waterfall import Waterfall, waterfall_of
@@ -88,14 +88,14 @@ class RequestStoryPage:
     async def read(self, query: Query) -> RequestStory:
         """Raises: NotFound, RedisUnreachable."""
         request = RequestId(query["id"])
-        told = await read_told(self._gateway, request)
+        told = await read_request_detail(self._gateway, request)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
         return RequestStory(
             title=request,
             id=request,
             stream=stream_path(self.key, {"id": request}),
             told=told,
-            waterfall=waterfall_of(told, self._gateway.graph, await quiet_logs(self._gateway, told), self._colours),
+            waterfall=waterfall_of(told, self._gateway.graph, await read_logs_without_audio(self._gateway, told), self._colours),
             tasks=tuple(task for task in told.tasks if task.stage != CLIENT),
             edges=told.edges,
             marks=told.marks,

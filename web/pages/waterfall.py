@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fleet.core.ids import CLIENT
 from fleet.core.request_trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
-from web.fleet_api.walks import Logs, WalkSpan, walks_of
+from web.fleet_api.walks import Logs, WalkSpan, walk_spans
 from web.pages import units
 from web.pages.charts import top_of
 
@@ -94,7 +94,7 @@ def waterfall_of(story: RequestTrace, graph: Graph, logs: Logs, colour_of: Mappi
     lanes = [_request_lane(story, axis)]
     for task in (task for task in story.tasks if task.stage != CLIENT):
         lanes.append(_stage_lane(task, story, axis, colour_of.get(task.stage, -1)))
-        lanes += _walk_lane(walks_of(story, task, graph, logs), task.stage, axis, colour_of)
+        lanes += _walk_lane(walk_spans(story, task, graph, logs), task.stage, axis, colour_of)
         if task.hand_off is not None:
             lanes.append(_hand_off_lane(task, axis, colour_of.get(task.stage, -1)))
         lanes += [_hop_lane(edge, story, ticks, axis, colour_of) for edge in story.edges if edge.source == task.stage]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from web.http.errors import UnsupportedValue
+from fleet.core.errors import UnsupportedValue
 from web.http.json_bounds import check_json
 from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input
 from web.schema.unserved import refuse_content

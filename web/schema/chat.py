@@ -8,10 +8,17 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
-from fleet.core.errors import SHOWN_CHARS, BadInput
-from web.http.errors import UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
-from web.schema.unserved import EMPTY, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
+from web.schema.unserved import (
+    EMPTY,
+    UnservedValue,
+    check_part,
+    check_role,
+    check_tool_choice,
+    refuse_content,
+    tool_calls_refusal,
+)
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
@@ -68,7 +75,7 @@ class AudioUrl(Body):
     @classmethod
     def _inline(cls, url: str) -> str:
         if url.lstrip()[:5].lower() != "data:":
-            raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
+            raise UnservedValue("only data: URLs are read, since this server fetches nothing; send the audio itself")
         return url
 
 
@@ -272,7 +279,7 @@ def bad_input(error: ValidationError) -> BadInput:
         return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)
     param = _param(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    if isinstance(first.get("ctx", {}).get("error"), Refusal):
+    if isinstance(first.get("ctx", {}).get("error"), UnservedValue):
         return UnsupportedValue(f"{param}: {message}", param=param)
     if first["type"] == "missing":
         message = "this field is required"

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 
 
-class Refusal(ValueError):
+class UnservedValue(ValueError):
     """Raised by a validator for a value that is valid in OpenAI's API and not served here."""
 
 
@@ -88,7 +88,7 @@ _INSTEAD = {
 def check_role(role: object) -> object:
     """Raises: Refusal for roles of messages that belong to tools."""
     if isinstance(role, str) and role in _ROLES:
-        raise Refusal(f"{_ROLES[role]}; {_NEW_CHAT}")
+        raise UnservedValue(f"{_ROLES[role]}; {_NEW_CHAT}")
     return role
 
 
@@ -107,7 +107,7 @@ def check_part(part: object) -> object:
         reason = f"{_NO_TOOLS} and cannot read {kind} parts; {_NEW_CHAT}"
     else:
         return part
-    raise Refusal(reason)
+    raise UnservedValue(reason)
 
 
 def check_tool_choice(name: str, choice: object) -> None:

@@ -10,8 +10,8 @@ from fleet.graphs import get_graph
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.pages.catalogue import chunks
 from tests.web.plausible import busy
-from web.fleet_api.chrome_trace import trace_of
-from web.fleet_api.walks import Logs, walks_of
+from web.fleet_api.chrome_trace import chrome_trace_of
+from web.fleet_api.walks import Logs, walk_spans
 from web.pages.frame import colours
 from web.pages.waterfall import waterfall_of
 
@@ -28,15 +28,15 @@ def told() -> tuple[RequestTrace, Logs]:
 def test_walks_are_named_by_the_markers_on_the_way_to_a_stage() -> None:
     story, logs = told()
     tasks = {task.stage: task for task in story.tasks}
-    spans = walks_of(story, tasks[TALKER], GRAPH, logs)
+    spans = walk_spans(story, tasks[TALKER], GRAPH, logs)
     assert [span.walk for span in spans] == ALL_WALKS
     assert all(one.to_us == other.from_us for one, other in pairwise(spans))
-    assert walks_of(story, tasks[CODE2WAV], GRAPH, logs) == (), "one walk needs no name"
+    assert walk_spans(story, tasks[CODE2WAV], GRAPH, logs) == (), "one walk needs no name"
 
 
 def test_nobody_is_in_a_walk_while_nobody_has_the_task() -> None:
     story, logs = told()
-    spans = walks_of(story, next(task for task in story.tasks if task.stage == THINKER), GRAPH, logs)
+    spans = walk_spans(story, next(task for task in story.tasks if task.stage == THINKER), GRAPH, logs)
     lost = next(mark.at_us for mark in story.marks if mark.what == "lost")
     again = next(mark.at_us for mark in story.marks if mark.what == "claimed" and mark.at_us > lost)
     assert list(dict.fromkeys(span.walk for span in spans)) == ["prefill", "decode"] and len({s.worker for s in spans}) == 2
@@ -47,7 +47,7 @@ def test_a_conductor_that_drives_gives_the_same_walks() -> None:
     story, logs = told()
     unmarked = {edge: [msgspec.structs.replace(chunk, walk=None) for chunk in made] for edge, made in logs.items()}
     task = next(task for task in story.tasks if task.stage == TALKER)
-    assert walks_of(story, task, GRAPH, unmarked) == walks_of(story, task, GRAPH, logs)
+    assert walk_spans(story, task, GRAPH, unmarked) == walk_spans(story, task, GRAPH, logs)
 
 
 def test_the_waterfall_and_the_trace_name_them() -> None:
@@ -56,7 +56,7 @@ def test_the_waterfall_and_the_trace_name_them() -> None:
     assert [span.kind for span in lane.spans] == ["walk"] * 3
     assert all(walk in lane.note and walk in span.detail for walk, span in zip(ALL_WALKS, lane.spans, strict=True))
     assert "decode" in {span.label for span in lane.spans}, "a long one bears its name"
-    named = {event.name for event in trace_of(story, GRAPH, logs).traceEvents if event.ph == "X"}
+    named = {event.name for event in chrome_trace_of(story, GRAPH, logs).traceEvents if event.ph == "X"}
     assert set(ALL_WALKS) <= named
 
 
@@ -69,6 +69,6 @@ async def test_a_real_request_has_its_walks(redis_url: str, source: str) -> None
             story = await client.telemetry.story(spec.id)
             assert story is not None
             logs = {str(edge.name): await client.telemetry.log_of(spec.id, edge.name) for edge in story.edges}
-    found = {task.stage: [span.walk for span in walks_of(story, task, GRAPH, logs)] for task in story.tasks}
+    found = {task.stage: [span.walk for span in walk_spans(story, task, GRAPH, logs)] for task in story.tasks}
     assert found[THINKER] == ["prefill", "decode"] and found[TALKER][-1] == "decode"
     assert found[TALKER] == [walk for walk in ALL_WALKS if walk in found[TALKER]], "in their order, each once"

@@ -17,7 +17,7 @@ SO_NWRITE = 0x1024
 """Option of a macOS socket: bytes in its send queue. Source: sys/socket.h."""
 
 
-class Handler(Protocol):
+class ConnectionHandler(Protocol):
     """The protocol object that serves a connection. `transport` is the one that it writes to."""
 
     transport: asyncio.Transport
@@ -35,9 +35,9 @@ class Connection:
 
     __slots__ = ("address", "busy", "handler", "raw")
 
-    def __init__(self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: Handler) -> None:
+    def __init__(self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: ConnectionHandler) -> None:
         self.raw = raw
-        self.address = address_of(peer)
+        self.address = connection_address(peer)
         self.handler = handler
         self.busy = False
 
@@ -101,7 +101,7 @@ class SendProgress:
         self._since, self._buffered, self._sent = now, buffered, 0
 
 
-def address_of(peer: tuple[str, int] | None) -> str | None:
+def connection_address(peer: tuple[str, int] | None) -> str | None:
     """Return the key by which a client's connections are counted: its IPv4 address, or the network of its IPv6 address."""
     if peer is None:
         return None

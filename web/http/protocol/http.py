@@ -34,7 +34,7 @@ from web.http.protocol.config import BoundedConfig
 from web.http.protocol.connection import Connection, SendProgress
 from web.http.protocol.handshake import begin_tls
 from web.http.protocol.message import BodyPace, MessageSize
-from web.http.protocol.refusal import Refusal
+from web.http.protocol.refusal import ConnectionRefusal
 from web.http.protocol.websocket import BoundedWebSocket
 
 
@@ -71,7 +71,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._pace = BodyPace()
         self._sending = SendProgress()
         self._running: RequestResponseCycle | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: ConnectionRefusal | None = None
         self._num_discarded = 0
         self._in_head = True
         self._head_since: float | None = None
@@ -183,7 +183,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._num_discarded > bound:
             self._slot.raw.abort()
 
-    def _stop(self, found: Refusal) -> None:
+    def _stop(self, found: ConnectionRefusal) -> None:
         self._refusal = found
         raise _Refused
 
@@ -326,7 +326,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     # the end
 
-    def _refuse(self, found: Refusal, *, logged: bool = True) -> None:
+    def _refuse(self, found: ConnectionRefusal, *, logged: bool = True) -> None:
         """Answer the request that cannot be read, unless the answer of another one is on its way; then end the connection."""
         self._refusal = found
         if logged:
@@ -359,7 +359,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
 
 
-def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
+def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> ConnectionRefusal | None:
     """Find what the WebSocket library would refuse, and uvicorn leave unanswered: it reads the request a second time."""
     max_line = websockets.http11.MAX_LINE_LENGTH
     if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:

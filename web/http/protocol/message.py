@@ -11,7 +11,7 @@ from web.http.protocol.bounds import (
     MAX_URL_BYTES,
     MIN_BYTES_PER_S,
 )
-from web.http.protocol.refusal import Refusal
+from web.http.protocol.refusal import ConnectionRefusal
 
 FIELD_FRAMING_BYTES = 4
 """Bytes of a header field beside name and value: `: ` and the line end."""
@@ -41,11 +41,11 @@ class MessageSize:
     def begin_message(self) -> None:
         self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = self._framing = 0
 
-    def add_url(self, num_bytes: int) -> Refusal | None:
+    def add_url(self, num_bytes: int) -> ConnectionRefusal | None:
         self._url_bytes += num_bytes
         return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else None
 
-    def add_field(self, num_bytes: int) -> Refusal | None:
+    def add_field(self, num_bytes: int) -> ConnectionRefusal | None:
         """Count a header field, or a trailer field."""
         self._num_fields += 1
         self._field_bytes += num_bytes + FIELD_FRAMING_BYTES
@@ -69,7 +69,7 @@ class MessageSize:
         if in_head:
             self.num_head_bytes += num_bytes
 
-    def end_read(self, *, in_head: bool) -> Refusal | None:
+    def end_read(self, *, in_head: bool) -> ConnectionRefusal | None:
         """Return the refusal of a head or body that is still arriving, or None."""
         if self._ended:
             return None
