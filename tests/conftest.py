@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests shares: one real Redis server a session, empty at the start of each test."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from fleet.control.keys import PREFIX, row_of
+from tests.run_cache import compute_once
 from tests.support import RedisProcess
 
 # No timing decides a test: an example may meet a machine that does something else.
@@ -61,6 +63,22 @@ def num_events(pytestconfig: pytest.Config) -> int:
 def attack_s(pytestconfig: pytest.Config) -> float | None:
     """The value of `--attack-s`."""
     return pytestconfig.getoption("--attack-s")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test run share; see `tests/run_cache.py`."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(run_folder: Path) -> Path:
+    """The tiny random Qwen3-Omni checkpoint of seed 0; read-only, since every test of the run reads the same one."""
+    # Imported here, since it loads torch and most tests do without.
+    from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
+
+    return compute_once(run_folder / "tiny-omni", write_tiny_checkpoint)
 
 
 @pytest.fixture(scope="session")
