@@ -195,4 +195,4 @@ def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
     ],
 )
 def test_which_names_are_answered(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
-    assert (AllowedHosts(web, has_key=has_key).refusal(host) is None) is allowed
+    assert (AllowedHosts(web, has_key=has_key).find_refusal(host) is None) is allowed

@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
+"""Errors as HTTP responses in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
 
 import logging
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from fleet.core.errors import (
     UnsupportedValue,
     WorkerLost,
 )
-from web.http.unknown_routes import route_refusal
+from web.http.unknown_routes import advice_for_path
 
 log = logging.getLogger("fleet.web")
 
@@ -50,13 +50,13 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 class Unauthorized(BadInput):
-    """The request bears no key, or a wrong one."""
+    """The request has no API key, or a wrong one."""
 
     code = "invalid_api_key"
 
 
 class TooManyWrongKeys(BadInput):
-    """The request has a wrong key, as had many earlier requests from the same address."""
+    """The request has a wrong key, like many earlier requests from the same address."""
 
     code = "too_many_wrong_keys"
 
@@ -66,19 +66,19 @@ class TooManyWrongKeys(BadInput):
 
 
 class Forbidden(BadInput):
-    """A page of another site made the browser send this."""
+    """A browser sent the request for a page of another site."""
 
     code = "cross_site_request"
 
 
 class ForeignHost(BadInput):
-    """The gateway is asked for by a name that is not its own."""
+    """The Host header has a name that is not the gateway's."""
 
     code = "host_not_allowed"
 
 
 class ReadOnly(BadInput):
-    """The gateway lets people look and talk, and changes nothing of the fleet."""
+    """The gateway is read-only: it refuses changes of the fleet."""
 
     code = "read_only"
 
@@ -90,23 +90,23 @@ class SessionEndedByOperator(BadInput):
 
 
 class SessionExpired(BadInput):
-    """The voice session has lasted as long as any may. Code and wording are those of OpenAI's service."""
+    """The voice session has reached its maximum duration. Code and wording are those of OpenAI's service."""
 
     code = "session_expired"
 
 
 class SessionIdle(BadInput):
-    """The client of the voice session has sent nothing for so long."""
+    """The client of the voice session has sent nothing for `voice.idle_s`."""
 
     code = "session_idle"
 
 
 class UnservedRoute(UnsupportedValue):
-    """A route that OpenAI's API has and this server has not."""
+    """A route of OpenAI's API that this server does not have."""
 
 
 class BodiesTooLarge(Overloaded):
-    """The bodies of all requests under way take as much memory as they may."""
+    """The bodies of all requests have reached their memory limit."""
 
     code = "overloaded"
 
@@ -116,7 +116,7 @@ class UpgradeRequired(BadInput):
 
 
 class UnknownSocket(BadInput):
-    """A path without a WebSocket. Its code is not `not_found`, which names a session that is over."""
+    """A path without a WebSocket. Its code is not `not_found`, which means an ended session."""
 
     code = "unknown_url"
 
@@ -149,7 +149,7 @@ STATUSES: dict[type[FleetError], int] = {
     TransferError: 503,
     WorkerLost: 503,
 }
-"""HTTP status of each class of errors, and of those of its subclasses that are not listed; of any other, 500."""
+"""HTTP status by error class; a subclass that is not listed has that of its base, any other class 500."""
 
 
 def status_of(error: FleetError) -> int:
@@ -157,7 +157,6 @@ def status_of(error: FleetError) -> int:
 
 
 def envelope_of(error: FleetError) -> ErrorEnvelope:
-    """A failure of ours says only that it is ours: what went wrong inside is for the log."""
     body = ErrorBody(message=error.message, type=error_type(error), param=error.param, code=error.code)
     return ErrorEnvelope(body)
 
@@ -182,7 +181,7 @@ def error_response(
 
 
 def internal_error_response() -> Response:
-    body = ErrorBody(message="the server failed; its log tells why", type="server_error", code="server_error")
+    body = ErrorBody(message="the server failed; its log has the reason", type="server_error", code="server_error")
     return error_response(ErrorEnvelope(body), 500)
 
 
@@ -194,12 +193,12 @@ async def on_fleet_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such path, wrong method."""
+    """Errors of Starlette's router: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code, reason = _CODES.get(error.status_code, "http_error"), error.detail
     allowed = Headers(error.headers).get("allow")
     if error.status_code == HTTPStatus.NOT_FOUND:
-        code, advice = route_refusal(request.url.path)
+        code, advice = advice_for_path(request.url.path)
         reason = f"no such route; {advice}" if advice else "no such route"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         reason = f"this route takes {allowed} only"

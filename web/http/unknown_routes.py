@@ -25,7 +25,7 @@ _ROUTES = {
     "realtime/translations": "translations are not served; /v1/audio/transcriptions writes down what is said, in its language",
     "chat/completions": f"answers are not kept under their ids; use {_CHAT}",
 }
-"""Routes of OpenAI's API, without /v1/, and what to use in their place; those under them, too."""
+"""Unserved routes of OpenAI's API, without /v1/, including the routes below them; and the advice for each."""
 _SERVED = (
     "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and "
     "/v1/models; GET /openapi.json lists everything"
@@ -36,15 +36,15 @@ _OF_OLLAMA = frozenset(
 )
 """Routes of Ollama under /api/."""
 _ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
-"""Routes that show by their name where the API's own path begins, whatever stands before them."""
+"""Routes whose name marks the beginning of the API's path in any URL."""
 _FIRST_PIECES = frozenset({"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)})
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})
-"""A name follows these."""
+"""Path segments that a deployment name follows."""
 
 
-def route_refusal(path: str) -> tuple[str, str]:
-    """The code and the advice for a path that has no route."""
+def advice_for_path(path: str) -> tuple[str, str]:
+    """Return the error code and the advice for a path without a route."""
     pieces = [piece for piece in path.split("/") if piece]
     if pieces[:1] == ["api"] and pieces[1:2] and pieces[1] in _OF_OLLAMA and pieces[1:3] not in _ENDPOINTS:
         advice = "Ollama's API is not served; add this server as an OpenAI connection, with a base URL that ends in /v1"
@@ -72,10 +72,10 @@ def _base_for(route: list[str]) -> str:
 
 
 def _api_start(pieces: list[str]) -> int | None:
-    """Return the index of the piece of a path at which a path of the API begins, without its /v1; None where none does."""
+    """Return the index of the path segment at which a path of the API begins, without /v1; None if there is none."""
     for at in reversed(range(len(pieces) - 1)):
         if pieces[at : at + 2] in _ENDPOINTS:
-            # an endpoint's address given as the base URL, with a route behind it
+            # the base URL is the address of an endpoint, and a route follows
             return at + 2 if pieces[at + 2 :] and pieces[at + 2] in _FIRST_PIECES else at
     for at, piece in enumerate(pieces):
         is_below = at == 0 or pieces[at - 1] in _PREFIXES or (at > 1 and pieces[at - 2] in _AZURE_PREFIXES)

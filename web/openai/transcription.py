@@ -134,7 +134,7 @@ class TranscriptionEndpoint:
             asked = parse_transcription(fields)
             self._gateway.check_model(asked.model or self._gateway.model)
             file = await _file_of(form)
-            body_memory_of(scope).take(len(file))  # a copy of what `raw` holds
+            body_memory_of(scope).reserve(len(file))  # a copy of what `raw` holds
         answering = self._answer(asked, file, scope, receive, send)
         del raw, file  # they may be large, and are not needed for as long as the answer takes
         await until_disconnect(receive, answering)

@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.errors import Unauthorized, status_of
-from web.http.guard import LOGIN, SECURE_COOKIE, cookie_name, keys_equal, login_token
+from web.http.guard import LOGIN_PATH, SECURE_COOKIE, cookie_name, keys_equal, login_token
 from web.http.logins import Logins
 from web.http.wrong_keys import WrongKeys
 from web.pages.views import Views
@@ -43,7 +43,7 @@ class Login:
 
     async def leave(self, request: Request) -> Response:
         await self._logins.end(login_token(request.scope))
-        answer = RedirectResponse(LOGIN, status_code=303)
+        answer = RedirectResponse(LOGIN_PATH, status_code=303)
         name = cookie_name(request.scope)
         answer.delete_cookie(name, httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
         return answer

@@ -10,7 +10,7 @@ from fleet.core.errors import FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
 from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
-from web.http.guard import EPHEMERAL, offered_key
+from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.wrong_keys import WrongKeys
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import RefusalLog, accept, refuse_socket
@@ -97,9 +97,9 @@ class VoiceRoutes:
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
-        key = offered_key(websocket.scope)
+        key = client_key(websocket.scope)
         credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
-        if key is not None and key.startswith(EPHEMERAL):
+        if key is not None and key.startswith(CLIENT_SECRET_PREFIX):
             credential = await self._secrets.credential(key)
         if credential.settings is None:
             if not websocket.query_params.get("session"):

@@ -1,4 +1,4 @@
-"""The answer of the connection itself, where a request is not fit for any route: OpenAI's envelope, then the connection ends."""
+"""Answers of the connection layer to requests that reach no route: OpenAI's error envelope, then the connection ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
