@@ -147,7 +147,7 @@ async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None
             self.transport.write(bytes(16 * MIB))
             accepted.set_result(Connection(self.transport, None, self))
 
-        def check(self, now: float) -> None: ...
+        def close_if_overdue(self, now: float) -> None: ...
 
     server = await loop.create_server(Writer, "127.0.0.1", 0)
     with socket.socket() as reader:

@@ -1,4 +1,4 @@
-"""GET /v1/fleet/requests/{id}/stream: go on with a streamed answer whose gateway or connection was lost. Knows no stage."""
+"""GET /v1/fleet/requests/{id}/stream: resume a streamed answer after the loss of its gateway or connection. Knows no stage."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,9 +15,9 @@ from web.openai.chat import ChatEnvelope, chat_events
 
 
 class ResumeEndpoint:
-    """An ASGI app: the events of the chat completion after `Last-Event-ID`, from the first one where there is none.
+    """An ASGI app: the events of the chat completion after `Last-Event-ID`, or all without that header.
 
-    Whoever connects last holds the answer: what an older connection does from then on changes nothing, and it gets no more.
+    The latest connection receives the answer; an older one gets no further events, and its end no longer aborts the request.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -25,7 +25,7 @@ class ResumeEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method != "GET":  # a HEAD that comes with every GET route would take the answer from who listens
+        if request.method != "GET":  # Starlette accepts HEAD for every GET route; it would take the answer from its client
             raise HTTPException(405, headers={"allow": "GET"})
         if self._gateway.config.web.read_only:
             raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
