@@ -48,7 +48,8 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
         if await gateway.client.telemetry.story(request) is None:
             raise request_not_found(request)
         raise NotFound(
-            f"request {request} has no sound, or it is no longer kept: that is so a minute after its end", param="request_id"
+            f"request {request} has no audio, or it is no longer stored: audio is deleted a minute after the end",
+            param="request_id",
         )
     return await asyncio.to_thread(encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav")
 

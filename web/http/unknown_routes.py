@@ -5,25 +5,25 @@ from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 _CHAT = "POST /v1/chat/completions"
 _ROUTES = {
     "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat Completions instead of Responses)",
-    "conversations": f"conversations are not kept here; send the whole chat to {_CHAT}",
+    "conversations": f"conversations are not stored here; send the whole chat to {_CHAT}",
     "completions": f"text completions are not served; use {_CHAT}",
     "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an OpenAI-compatible provider)",
-    "embeddings": "this model makes no embeddings; choose another server for them in the client's document settings",
-    "images": "this model makes no images; turn image generation off in the client, or choose another server for it",
-    "videos": "this model makes no video; choose another server for it",
-    "moderations": "this model moderates nothing; turn moderation off in the client",
-    "files": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
-    "uploads": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
+    "embeddings": "this model has no embeddings; choose another server for them in the client's document settings",
+    "images": "this model does not generate images; turn image generation off in the client, or choose another server for it",
+    "videos": "this model does not generate video; choose another server for it",
+    "moderations": "moderation is not served; turn moderation off in the client",
+    "files": "files are not stored here; send audio as content parts of type input_audio, and text in messages",
+    "uploads": "files are not stored here; send audio as content parts of type input_audio, and text in messages",
     "batches": f"batches are not served; send each request to {_CHAT}",
     "assistants": f"the Assistants API is not served; use {_CHAT}",
     "threads": f"the Assistants API is not served; use {_CHAT}",
-    "vector_stores": "nothing is searched or kept here; send the text in messages",
+    "vector_stores": "there is no search or storage here; send the text in messages",
     "fine_tuning": "models are not trained through this API",
     "realtime/calls": "WebRTC and SIP are not served; open a WebSocket at /v1/realtime?model=MODEL",
     "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST /v1/realtime/client_secrets",
     "realtime/transcription_sessions": "the beta dialect is not served; use POST /v1/audio/transcriptions",
-    "realtime/translations": "translations are not served; /v1/audio/transcriptions writes down what is said, in its language",
-    "chat/completions": f"answers are not kept under their ids; use {_CHAT}",
+    "realtime/translations": "translations are not served; /v1/audio/transcriptions transcribes speech in its own language",
+    "chat/completions": f"answers are not stored under their ids; use {_CHAT}",
 }
 """Unserved routes of OpenAI's API, without /v1/, including the routes below them; and the advice for each."""
 _SERVED = (
@@ -52,7 +52,7 @@ def advice_for_path(path: str) -> tuple[str, str]:
     if pieces[:2] == ["v1", "v1"]:
         return "not_found", "the client's base URL has /v1 twice; remove one"
     if pieces == ["v1"]:
-        return "not_found", f"this is the base URL of the API, and no route; {_SERVED}"
+        return "not_found", f"this is the base URL of the API, not a route; {_SERVED}"
     start = _api_start(pieces)
     if start is not None and pieces[:start] != ["v1"]:
         return "not_found", f"the API is under /v1; let the client's base URL be {_base_for(pieces[start:])}"

@@ -44,7 +44,7 @@ class ModelRoutes:
         return json_response(SpeechModelList(models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []))
 
     async def translations(self, _request: Request) -> Response:
-        raise UnservedRoute("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")
+        raise UnservedRoute("translations are not served; /v1/audio/transcriptions transcribes speech in its own language")
 
     def _model(self) -> Model:
         return Model(id=self._gateway.model, created=self._gateway.started_s)

@@ -110,7 +110,7 @@ class SpeechStream:
         return await self._submit(piece, new_request_id(), continues=True)
 
     async def _submit(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
-        """`continues`: the piece follows another one, so its leading silence is kept."""
+        """`continues`: the piece follows another one, so its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         overrides = RequestOverrides(
             messages=(Message(role="user", content=prompt),),

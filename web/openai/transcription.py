@@ -128,7 +128,7 @@ class TranscriptionEndpoint:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
+            raise BadInput("content-type: send a form, multipart/form-data, with the audio file as its field file")
         async with open_form(request.headers, raw) as form:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
             form_fields = parse_transcription(fields)
@@ -178,7 +178,7 @@ async def _file_of(form: FormData) -> bytes:
     """Read the uploaded file of the form. Raises: BadInput, UnsupportedValue naming the field."""
     file, *further = form.getlist("file") or [None]
     if isinstance(file, str) and not further:
-        raise BadInput("file: send the sound as a file, not as text", param="file")
+        raise BadInput("file: send the audio as a file, not as text", param="file")
     others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
     if further or (file is not None and others):
         field = "file" if further else others[0][:SHOWN_CHARS]

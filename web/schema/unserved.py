@@ -76,7 +76,7 @@ _MAX_TRIVIAL_CHARS = 32
 """Limit of numbers and booleans that are sent as text."""
 MAX_UNKNOWN_FIELDS = 256
 _INSTEAD = {
-    "audio": "a chat takes sound as content parts of type input_audio; voices cannot be cloned",
+    "audio": "a chat takes audio as content parts of type input_audio; voices cannot be cloned",
     "image": "this model cannot read images; remove them from the chat, or choose a model that can",
     "video": "this model cannot read video; remove it from the chat, or choose a model that can",
     "file": "this model cannot read files; remove them from the chat, or paste their text into a message",
@@ -130,7 +130,7 @@ def _tool_mode(choice: dict[str, object]) -> object:
 
 def tool_calls_refusal(where: str) -> UnsupportedValue:
     """Return the refusal of a message with tool calls."""
-    return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls made by another; {_NEW_CHAT}", param=where)
+    return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls of another model; {_NEW_CHAT}", param=where)
 
 
 def refuse_content(body: BaseModel, where: str = "", *, instead: str | None = None) -> None:
