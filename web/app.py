@@ -10,6 +10,10 @@ from fleet.core.errors import FleetError
 from fleet.processing import Frontend
 from web.body_memory import BodyMemory
 from web.chat import ChatEndpoint
+from web.console.error_pages import ErrorPages
+from web.console.login import LoginPages
+from web.console.routes import console_routes
+from web.console.templating import Templates
 from web.errors import on_fleet_error, on_http_error
 from web.fleet_api import FleetApi
 from web.fleet_routes import FleetRoutes
@@ -20,10 +24,6 @@ from web.logins import Logins
 from web.middleware import RequestContext
 from web.openapi import OpenApi
 from web.origins import Cors, Origins
-from web.pages.failed import ErrorPages
-from web.pages.login import Login
-from web.pages.site import console_routes
-from web.pages.views import Views
 from web.ports import FleetPort
 from web.realtime.refusal import RefusalLog
 from web.realtime.routes import VoiceRoutes
@@ -41,8 +41,8 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
     rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    views = Views()
-    login = Login(gateway, api_key, logins, wrong_keys, views)
+    views = Templates()
+    login = LoginPages(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
         routes=[*_routes(gateway, wrong_keys, refusal_log), *console_routes(gateway, login, views)],
         middleware=[

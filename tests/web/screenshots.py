@@ -16,9 +16,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway, Loaded, load, serving
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
+from tests.web.console.oversized_fleet import crowd
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.pages.catalogue import LIVE_PAGES, fill, paths, read_only
-from tests.web.pages.crowd import crowd
 from tests.web.voice import screenshots as voice
 
 SIZES = {"phone": (390, 844), "desk": (1440, 900)}

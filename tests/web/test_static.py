@@ -6,7 +6,7 @@ import json
 
 from tests.support import REPO
 
-STATIC = REPO / "web" / "static"
+STATIC = REPO / "web" / "console" / "static"
 
 
 def test_vendored_files_are_the_released_ones() -> None:
@@ -21,7 +21,7 @@ def test_vendored_files_are_the_released_ones() -> None:
 
 
 def test_pages_name_no_other_host() -> None:
-    files = [*STATIC.rglob("*.js"), *STATIC.glob("*.css"), *(REPO / "web" / "templates").rglob("*.html")]
+    files = [*STATIC.rglob("*.js"), *STATIC.glob("*.css"), *(REPO / "web" / "console" / "templates").rglob("*.html")]
     files = [path for path in files if path.parent.name != "vendor"]
     for path in files:
         text = path.read_text().replace("http://localhost", "")

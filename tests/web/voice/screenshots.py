@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.web.conftest import load
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, visiting, wait_js
 from tests.web.voice.conftest import Site, serve_double
-from tests.web.voice.double import Script, tone
+from tests.web.voice.fake_server import Script, tone
 
 SIZES = ((390, 844), (1440, 900))
 SCHEMES = ("light", "dark")

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
-from tests.web.voice.double import RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.fake_server import RATE_HZ, TEXT, Double, Script, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
 Hold = Callable[[Page], None]

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.conftest import Site
-from tests.web.voice.double import LEAD_S, RATE_HZ, TEXT, Double, Pcm, Script, tone
+from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, Double, Pcm, Script, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
 MAX_BARGE_IN_MS = 800

@@ -5,7 +5,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.voice.browsers import ask, js, tap, tapped, wait_js
-from tests.web.voice.double import PARTS, RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, Double, Script, tone
 
 
 def test_a_typed_message_is_answered_in_text_and_sound(typist: Page, double: Double) -> None:
