@@ -5,6 +5,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from web.console.live_pages import LivePages
 from web.console.login import LoginPages
 from web.console.page_context import LIVE
+from web.console.pages.api_docs import ApiDocsPage
 from web.console.pages.jobs import JobsPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.overview import OverviewPage
@@ -45,6 +46,7 @@ def console_routes(gateway: Gateway, login: LoginPages, views: Templates) -> lis
         Route("/logs", live.serve_page("logs")),
         Route(tail.path, tail),
         Route(f"{LIVE}{{key}}", live),
+        Route("/docs", ApiDocsPage(views).show),
         Route("/console/login", login.log_in, methods=["GET", "POST"]),
         Route("/console/logout", login.log_out, methods=["POST"]),
         Mount("/static", HashedStaticFiles(directory=STATIC)),

@@ -25,6 +25,7 @@ NAV = (
     NavItem(key="sessions", path="/sessions", label="Sessions"),
     NavItem(key="jobs", path="/jobs", label="Jobs"),
     NavItem(key="logs", path="/logs", label="Logs"),
+    NavItem(key="docs", path="/docs", label="API"),
 )
 
 
