@@ -1,7 +1,7 @@
 """`python -m tests.web.screenshots DIR`: PNG files of every page of the console, light and dark, for phone and desktop.
 
-The pages show generated fleets: a busy one, an empty one, one without Redis, one at its limits, and for the Voice page a fake
-voice server. No other process has to run. `--only NAME` draws the pages whose names begin with NAME; `--readme` the two of the README.
+The fleets are generated: a busy one, an empty one, one without Redis, one at its limits; the Voice page talks to a fake server.
+`--only NAME` draws the pages whose names begin with NAME, `--readme` only the two pictures of the README.
 """
 
 import argparse

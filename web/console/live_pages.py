@@ -1,6 +1,6 @@
-"""Pages that follow the fleet: one server-sent stream each, whose messages replace what has changed. Knows no page's content.
+"""Live pages: one server-sent stream each, whose messages replace the blocks that have changed.
 
-The ids of a stream are those of the fleet's events. A page that comes back is sent whole, so whatever it missed, it shows.
+The ids of a stream are those of the fleet's events. A page that reconnects is sent whole, so it shows what it missed.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, NotFound
@@ -23,7 +24,7 @@ from web.gateway import Gateway
 from web.guard import csrf_of
 
 WHOLE = "page"
-"""The block, and the id of its element, that holds everything which lives."""
+"""The block, and the id of its element, that contains every live block."""
 
 
 class LivePage(Protocol):
@@ -31,6 +32,8 @@ class LivePage(Protocol):
 
     @property
     def key(self) -> str: ...
+    @property
+    def path(self) -> str: ...
     @property
     def template(self) -> str: ...
     @property
@@ -43,26 +46,27 @@ class LivePage(Protocol):
         ...
 
     def empty(self, query: Query) -> PageContext:
-        """What is shown where nothing can be read."""
+        """Return the context to show when the fleet cannot be read."""
         ...
 
 
 class LivePages:
-    """Serves each page whole at its own path, and the streams of all."""
+    """Serves each page at its own path, and the streams of all."""
 
-    def __init__(self, gateway: Gateway, views: Templates, pages: Sequence[LivePage]) -> None:
+    def __init__(self, gateway: Gateway, templates: Templates, pages: Sequence[LivePage]) -> None:
         self._gateway = gateway
-        self._views = views
-        self._feed = RefreshTimer(gateway)
+        self._templates = templates
+        self._refresh = RefreshTimer(gateway)
         self._pages = {page.key: page for page in pages}
 
-    def serve_page(self, key: str) -> Callable[[Request], Awaitable[Response]]:
-        page = self._pages[key]
+    def routes(self) -> list[Route]:
+        return [Route(page.path, self._serve(page)) for page in self._pages.values()]
 
+    def _serve(self, page: LivePage) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
-            frame = await self._frame(page, {**request.query_params, **request.path_params}, None)
-            html = self._views.render(page.template, page=frame, shell=self._shell(page, request))
-            return HTMLResponse(html, status_code=frame.status, headers=NO_STORE)
+            context = await self._read(page, {**request.query_params, **request.path_params}, None)
+            html = self._templates.render(page.template, page=context, shell=self._shell(page, request))
+            return HTMLResponse(html, status_code=context.status, headers=NO_STORE)
 
         return serve
 
@@ -76,40 +80,45 @@ class LivePages:
         await until_disconnect(receive, send_stream(send, {}, changes))
 
     async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
-        """The whole page first, then each block that differs from what was sent last."""
-        query, known = dict(request.query_params), request.headers.get("last-event-id", "")
+        """Yield the whole page, then each block that differs from the one sent last."""
+        query, last_id = dict(request.query_params), request.headers.get("last-event-id", "")
         sent: dict[str, str] = {}
-        frame: PageContext | None = None
-        async with aclosing(self._feed.wait_for_changes()) as beats:
-            async for mark in beats:
-                frame = await self._frame(page, query, frame)
-                blocks = {name: self._block(page, name, frame, request) for name in page.live}
+        context: PageContext | None = None
+        async with aclosing(self._refresh.wait_for_changes()) as event_ids:
+            async for event_id in event_ids:
+                context = await self._read(page, query, context)
+                blocks = {name: self._block(page, name, context, request) for name in page.live}
                 changed = {name: html for name, html in blocks.items() if sent.get(name) != html}
                 if not sent:
-                    changed = {WHOLE: self._block(page, WHOLE, frame, request)}
+                    changed = {WHOLE: self._block(page, WHOLE, context, request)}
                 sent = blocks
                 if changed:
-                    yield format_message(mark or known or "0-0", changed)
+                    yield format_message(event_id or last_id or "0-0", changed)
 
-    async def _frame(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
-        """What can be read now; else what was shown last, or nothing, under the reason."""
+    async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
+        """Read the page; on an error return what was shown last, with the reason."""
         try:
             return await page.read(query)
         except FleetError as error:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
             return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
 
-    def _block(self, page: LivePage, name: str, frame: PageContext, request: Request) -> str:
-        return self._views.render_block(page.template, name, page=frame, shell=self._shell(page, request))
+    def _block(self, page: LivePage, name: str, context: PageContext, request: Request) -> str:
+        return self._templates.render_block(page.template, name, page=context, shell=self._shell(page, request))
 
     def _shell(self, page: LivePage, request: Request) -> Shell:
         return build_shell(self._gateway, csrf_of(request.scope), page.active, find_origin(request))
 
 
-def format_message(mark: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
-    """One event that puts each block in the place of the element whose id is the block's name."""
+def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
+    """Build an event that replaces the elements whose ids are the blocks' names."""
     html = "\n".join(
         f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>' for name, block in blocks.items()
     )
+    return format_event(event_id, html)
+
+
+def format_event(event_id: str, html: str) -> bytes:
+    """Build a server-sent event of HTML, without its empty lines."""
     lines = [f"data: {line}" for line in html.splitlines() if line.strip()]
-    return "\n".join([f"id: {mark}", *lines, "", ""]).encode()
+    return "\n".join([f"id: {event_id}", *lines, "", ""]).encode()

@@ -64,12 +64,12 @@ def test_strip_shows_its_request_again_and_the_next_one_at_another_gateway(brows
         stack.enter_context(succeed(loaded, first, gateway))
         gateway.client.missing = ["talker"]
         expect(page.locator("#trouble")).to_contain_text("No worker for talker")
-        expect(page.locator("#strip .story")).to_contain_text(gateway.client.submitted[0][0].id)
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[0][0].id)
         gateway.client.missing = []
         gateway.client.script = Script()
         ask(page, "and now?")
         expect(page.locator(".turn.assistant .words").last).to_have_text(Script().text)
-        expect(page.locator("#strip .story")).to_contain_text(gateway.client.submitted[-1][0].id)
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[-1][0].id)
 
 
 def test_strip_follows_a_request_of_another_gateway_behind_the_same_address(browser: Browser, loaded: Loaded) -> None:

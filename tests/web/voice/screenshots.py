@@ -49,7 +49,7 @@ def speaking(page: Page, site: Site) -> None:
     wait_js(page, "!fleetVoice.player.playing")
     site.double.script = Script(text=LONG, samples=tone(12.0))
     ask(page, "How do the stages work together?")
-    wait_js(page, "fleetVoice.talk.current.played > 2.5 * 24000", 30)
+    wait_js(page, "fleetVoice.conversation.current.played > 2.5 * 24000", 30)
 
 
 def interrupted(page: Page, site: Site) -> None:
@@ -61,7 +61,7 @@ def interrupted(page: Page, site: Site) -> None:
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     page.locator("#choices summary").click()
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")

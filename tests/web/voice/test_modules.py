@@ -17,7 +17,7 @@ from tests.web.voice.fake_server import RATE_HZ, TEXT, Double, Script, tone
 
 FACTS = (
     "{refused: false, connected: true, everConnected: true, queued: 0, interrupted: false, hearing: false, playing: false, "
-    "thinking: false, mic: false, muted: false, walkie: false"
+    "thinking: false, mic: false, muted: false, pushToTalk: false"
 )
 
 
@@ -26,13 +26,13 @@ def module(page: Page, name: str, expression: str) -> object:
 
 
 def state(page: Page, **facts: object) -> object:
-    return module(page, "status", f"m.stateOf({{...{FACTS}}}, ...{json.dumps(facts)}}}).words")
+    return module(page, "status", f"m.findState({{...{FACTS}}}, ...{json.dumps(facts)}}}).label")
 
 
 def test_the_state_shown_is_the_most_pressing_one(typist: Page) -> None:
     assert state(typist) == "Ready"
     assert state(typist, mic=True) == "Listening"
-    assert state(typist, mic=True, walkie=True) == "Hold to talk"
+    assert state(typist, mic=True, pushToTalk=True) == "Hold to talk"
     assert state(typist, mic=True, muted=True) == "Muted"
     assert state(typist, mic=True, thinking=True) == "Thinking"
     # speaking is what is heard, whatever else is under way
@@ -47,16 +47,16 @@ def test_the_state_shown_is_the_most_pressing_one(typist: Page) -> None:
 
 def test_the_parts_of_a_latency_add_up(typist: Page) -> None:
     timing = "{voice_to_voice_ms: 630, parts: [{name: 'endpointing', ms: 500}, {name: 'a', ms: 130}]}"
-    turn = f"{{endedAt: 1000, firstSoundAt: 1650, audibleAt: 1760, timing: {timing}}}"
-    latency = cast("dict[str, object]", module(typist, "latency", f"m.latencyOf({turn})"))
+    turn = f"{{endedAt: 1000, firstAudioAt: 1650, audibleAt: 1760, timing: {timing}}}"
+    latency = cast("dict[str, object]", module(typist, "latency", f"m.computeLatency({turn})"))
     parts = {part["name"]: part["ms"] for part in cast("list[dict[str, object]]", latency["parts"])}
     assert parts == {"endpointing": 500, "a": 130, "network": 20, "buffer": 110} and latency["totalMs"] == 760
     unknown = turn.replace("endedAt: 1000", "endedAt: null")
-    latency = cast("dict[str, object]", module(typist, "latency", f"m.latencyOf({unknown})"))
+    latency = cast("dict[str, object]", module(typist, "latency", f"m.computeLatency({unknown})"))
     assert latency["totalMs"] == 740
     # 400 ms of silence behind the first sound are the last of the server's parts already
     silent = turn.replace("ms: 130}", "ms: 130}, {name: 'silence', ms: 400}").replace("endedAt", "silenceMs: 400, endedAt")
-    latency = cast("dict[str, object]", module(typist, "latency", f"m.latencyOf({silent})"))
+    latency = cast("dict[str, object]", module(typist, "latency", f"m.computeLatency({silent})"))
     assert latency["totalMs"] == 1160
     assert module(typist, "latency", "[m.median([]), m.median([3, 1, 2]), m.median([4, 1])]") == [None, 2, 2.5]
 
@@ -69,61 +69,55 @@ def test_reason_of_a_conversation_that_ended_says_who_ended_it(typist: Page) -> 
 
 
 @pytest.mark.parametrize(("ms_ago", "counted"), [(100, False), (600, True), (800, True), (1000, False), (5000, False)])
-def test_echo_is_looked_for_from_the_first_voiced_sample_on(typist: Page, ms_ago: int, counted: bool) -> None:
-    """400 ms behind the first sample, which was heard so long ago; a voice that begins before it is no echo of it."""
-    answer = f"{{live: true, voiced: 9600, silenceMs: 400, audibleAt: performance.now() - {ms_ago}}}"
-    talk = f"{{current: {answer}, echoes: 0, settings: {{}}, view: null}}"
-    told = module(typist, "talk", f"((talk) => [m.Talk.prototype.noteEcho.call(talk), talk.echoes])({talk})")
-    assert told == [counted, int(counted)]
+def test_interruption_counts_as_echo_only_after_first_voiced_sample(typist: Page, ms_ago: int, counted: bool) -> None:
+    """The answer became audible `ms_ago`, and its first voiced sample 400 ms later."""
+    answer = f"{{live: true, silenceMs: 400, audibleAt: performance.now() - {ms_ago}}}"
+    found = module(
+        typist, "echo-detector", f"((e) => [e.onInterruption({answer}), e.count])(new m.EchoDetector({{settings: {{}}}}))"
+    )
+    assert found == [counted, int(counted)]
 
 
 @pytest.mark.parametrize(("length_ms", "warned"), [(700, True), (2500, False)])
-def test_voice_that_continues_after_the_answer_fell_silent_is_no_echo(typist: Page, length_ms: int, warned: bool) -> None:
-    """Somebody who says a whole sentence into the beginning of two answers is not warned."""
+def test_speech_longer_than_an_echo_withdraws_the_warning(typist: Page, length_ms: int, warned: bool) -> None:
     view = "{shown: false, showReason(reason) { this.shown = reason !== null; }}"
-    answer = "{live: true, voiced: 0, silenceMs: 0, audibleAt: performance.now() - 100}"
-    talk = f"{{current: {answer}, echoes: 0, settings: {{}}, view: {view}}}"
-    turn = f"(() => {{ const q = {{lengthMs: {length_ms}}}; q.echo = p.noteEcho.call(talk); p.noteNoEcho.call(talk, q); }})()"
-    told = module(typist, "talk", f"((talk, p) => {{ {turn}; {turn}; return talk.view.shown; }})({talk}, m.Talk.prototype)")
-    assert told == warned
+    answer = "{live: true, silenceMs: 0, audibleAt: performance.now() - 100}"
+    turn = f"e.onSpeechEnd({{lengthMs: {length_ms}, maybeEcho: e.onInterruption({answer})}})"
+    detector = f"new m.EchoDetector({{settings: {{}}, view: {view}}})"
+    assert module(typist, "echo-detector", f"((e) => {{ {turn}; {turn}; return e.view.shown; }})({detector})") == warned
 
 
 @pytest.mark.parametrize(
-    ("answer", "heard", "mic", "echoes"),
+    ("answer", "ended", "mic", "count"),
     [
-        ("audibleAt: now - 2000", "report", "on: true", 0),
-        ("audibleAt: now - 400", "report", "on: true", 2),
-        ("audibleAt: now - 2000, cut: true", "report", "on: true", 2),
-        ("audibleAt: now - 700", "report", "on: true", 2),
-        ("audibleAt: now - 700", "ended", "on: true", 0),
-        ("audibleAt: now - 2000", "report", "on: true, muted: true", 2),
-        ("audibleAt: now - 2000", "report", "on: false", 2),
+        ("audibleAt: now - 2000", False, "on: true", 0),
+        ("audibleAt: now - 400", False, "on: true", 2),
+        ("audibleAt: now - 2000, cut: true", False, "on: true", 2),
+        ("audibleAt: now - 700", False, "on: true", 2),
+        ("audibleAt: now - 700", True, "on: true", 0),
+        ("audibleAt: now - 2000", False, "on: true, muted: true", 2),
+        ("audibleAt: now - 2000", False, "on: false", 2),
     ],
 )
-def test_answer_without_an_interruption_withdraws_the_echo_warning(
-    typist: Page, answer: str, heard: str, mic: str, echoes: int
-) -> None:
-    """Two people may begin to speak together now and then; an echo comes back with every answer."""
-    view = "{shown: true, turnChanged() {}, showReason(reason) { this.shown = reason !== null; }}"
-    others = "settings: {}, recording: {answerRunEnds() {}}, tellPlayed() {}"
-    parts = f"echoes: 2, hearing: false, mic: {{{mic}}}, view: {view}, {others}"
-    made = f"Object.assign(new a.Answer('r', 1, 24000), {{voiced: 0, received: 100, {answer}}})"
-    call = f"((talk) => (talk.noteHeard({made}, {{kind: '{heard}', played: 100, underruns: 0}}), [talk.echoes, talk.view.shown]))"
-    talk = f"Object.assign(Object.create(m.Talk.prototype), {{{parts}}})"
-    within = "import('/static/voice/answer.js').then((a) => { const now = performance.now(); return "
-    counted = module(typist, "talk", f"{within}{call}({talk}); }})")
-    assert counted == [echoes, echoes > 0]
+def test_uninterrupted_answer_withdraws_the_echo_warning(typist: Page, answer: str, ended: bool, mic: str, count: int) -> None:
+    view = "{shown: true, showReason(reason) { this.shown = reason !== null; }}"
+    detector = f"Object.assign(new m.EchoDetector({{settings: {{}}, mic: {{{mic}}}, view: {view}}}), {{count: 2}})"
+    call = f"e.onPlayback({{silenceMs: 0, {answer}}}, {json.dumps(ended)}, false)"
+    found = module(
+        typist, "echo-detector", f"((e, now) => {{ {call}; return [e.count, e.view.shown]; }})({detector}, performance.now())"
+    )
+    assert found == [count, count > 0]
 
 
 def test_places_in_the_sent_sound_have_times(typist: Page) -> None:
-    sent = "(() => { const s = new m.SentSound(); s.add(20, 1020); s.add(20, 1041); s.add(20, 5000); return s; })()"
-    assert module(typist, "latency", f"[10, 20, 40, 60, 61].map((ms) => {sent}.when(ms))") == [1010, 1020, 1041, 5000, None]
+    sent = "(() => { const s = new m.SentAudio(); s.add(20, 1020); s.add(20, 1041); s.add(20, 5000); return s; })()"
+    assert module(typist, "latency", f"[10, 20, 40, 60, 61].map((ms) => {sent}.timeAt(ms))") == [1010, 1020, 1041, 5000, None]
 
 
 def test_frames_join_whatever_comes_again_or_is_missing(typist: Page) -> None:
     """Positions stay the server's: a repeat is cut, a gap is silence."""
     frames = "[[0, [1, 2, 3]], [2, [3, 4]], [0, [1, 2]], [6, [7]]]"
-    taken = f"{frames}.map(([at, pcm]) => [...a.accept(at, Int16Array.from(pcm))])"
+    taken = f"{frames}.map(([at, pcm]) => [...a.acceptFrame(at, Int16Array.from(pcm))])"
     joined = module(typist, "answer", f"((a) => [{taken}, a.received])(new m.Answer('r', 1, 24000))")
     assert joined == [[[1, 2, 3], [4], [], [0, 0, 7]], 7]
 

@@ -26,6 +26,7 @@ class JobsContext(PageContext):
 
 class JobsPage:
     key = active = "jobs"
+    path = "/jobs"
     template = "jobs.html"
     live = ("trouble", "jobs")
 

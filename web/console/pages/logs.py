@@ -12,7 +12,7 @@ from fleet.core.errors import BadInput, FleetError
 from fleet.core.telemetry import LEVELS, LogLine, LogQuery
 from web.connection import send_stream, until_disconnect
 from web.console.live_pages import format_message
-from web.console.page_context import LIVE, PageContext, Query, build_path, stream_path
+from web.console.page_context import PageContext, Query, build_path, stream_path
 from web.console.refresh import wait_for_any
 from web.console.templating import Templates
 from web.gateway import Gateway
@@ -47,6 +47,7 @@ class LogsContext(PageContext):
 
 class LogsPage:
     key = active = "logs"
+    path = "/logs"
     template = "logs.html"
     live = ()
 
@@ -87,8 +88,6 @@ def parse_query(wanted: Query) -> LogQuery:
 
 class LogStream:
     """GET /console/live/logs: each new line once, its id that of the log, so a page that comes back goes on where it was."""
-
-    path = f"{LIVE}logs"
 
     def __init__(self, gateway: Gateway, views: Templates) -> None:
         self._gateway = gateway

@@ -59,6 +59,7 @@ class OverviewContext(PageContext):
 
 class OverviewPage:
     key = active = "overview"
+    path = "/overview"
     template = "overview.html"
     live = ("trouble", "topology", "charts", "failures")
 

@@ -28,6 +28,7 @@ class QueuesContext(PageContext):
 
 class QueuesPage:
     key = active = "queues"
+    path = "/queues"
     template = "queues.html"
     live = ("trouble", "queues", "pending", "letters")
 

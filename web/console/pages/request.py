@@ -68,6 +68,7 @@ class OneRequestContext(PageContext):
 class OneRequestPage:
     key = "request"
     active = "requests"
+    path = "/requests/{id}"
     template = "request.html"
     live = ("trouble", "summary", "lanes", "words", "tasks", "edges", "marks", "log")
 

@@ -73,6 +73,7 @@ class RequestsContext(PageContext):
 
 class RequestsPage:
     key = active = "requests"
+    path = "/requests"
     template = "requests.html"
     live = ("trouble", "chips", "rows", "pager")
 
@@ -126,13 +127,13 @@ class RequestsPage:
             ),
         )
 
-    async def older(self, request: Request) -> Response:
+    async def redirect_to_older(self, request: Request) -> Response:
         """The request before this one; the list where there is none."""
         here = str(request.path_params["id"])
         found = await self._gateway.client.telemetry.requests(RequestFilter(), before=here, limit=1)
         return _to(found.rows[0].id if found.rows else "")
 
-    async def newer(self, request: Request) -> Response:
+    async def redirect_to_newer(self, request: Request) -> Response:
         here = str(request.path_params["id"])
         found = await self._gateway.client.telemetry.requests(RequestFilter(), limit=NEIGHBOURS)
         ids = [str(row.id) for row in found.rows]

@@ -20,6 +20,7 @@ class SessionsContext(PageContext):
 
 class SessionsPage:
     key = active = "sessions"
+    path = "/sessions"
     template = "sessions.html"
     live = ("trouble", "sessions")
 

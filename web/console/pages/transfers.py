@@ -22,6 +22,7 @@ class TransfersContext(PageContext):
 
 class TransfersPage:
     key = active = "transfers"
+    path = "/transfers"
     template = "transfers.html"
     live = ("trouble", "edges", "workers")
 

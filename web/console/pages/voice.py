@@ -1,9 +1,5 @@
-"""The Voice page: to talk with the model while its stages show what they do.
+"""The Voice page: conversation with the model, beside the live status of the pipeline."""
 
-Knows stages only as the graph declares them.
-"""
-
-import asyncio
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
@@ -12,26 +8,26 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.ids import RequestId
 from web.connection import send_stream, until_disconnect
-from web.console.pipeline_status import PipelineStatus, read_pipeline_status
+from web.console.live_pages import format_event
+from web.console.pipeline_status import read_pipeline_status
+from web.console.refresh import wait_for_any
 from web.console.shell import build_shell, find_origin
 from web.console.templating import Templates
 from web.gateway import Gateway
 from web.guard import csrf_of
 
 BUSY_S, IDLE_S = 0.25, 1.0
-"""Pause between two readings of the strip: while the request that it shows runs, and otherwise."""
+"""Time between two readings of the pipeline's status: while the shown request runs, and otherwise."""
 
 
 class VoicePage:
-    def __init__(self, gateway: Gateway, views: Templates) -> None:
+    def __init__(self, gateway: Gateway, templates: Templates) -> None:
         self._gateway = gateway
-        self._views = views
-        self.events = PipelineStatusEvents(gateway, views)
+        self._templates = templates
 
-    async def page(self, request: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         gateway = self._gateway
-        strip = await read_pipeline_status(gateway, None)
-        html = self._views.render(
+        html = self._templates.render(
             "voice.html",
             shell=build_shell(gateway, csrf_of(request.scope), "voice", find_origin(request)),
             model=gateway.model,
@@ -40,44 +36,32 @@ class VoicePage:
             examples=gateway.frontend.examples(),
             speaks=gateway.speaks,
             rate_hz=gateway.frontend.sample_rate_hz,
-            strip=strip,
+            pipeline=await read_pipeline_status(gateway, None),
         )
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
 
 class PipelineStatusEvents:
-    """GET /console/events?request=: the strip as server-sent HTML, one event per change.
+    """GET /console/events?request=: the pipeline's status as server-sent HTML, one event per change.
 
-    The address names the request to show, so any gateway can continue a stream that another one began.
+    The address names the request to show, so that any gateway can continue a stream that another one began.
     """
 
-    def __init__(self, gateway: Gateway, views: Templates) -> None:
+    def __init__(self, gateway: Gateway, templates: Templates) -> None:
         self._gateway = gateway
-        self._views = views
+        self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shown = Request(scope).query_params.get("request", "")
         await until_disconnect(receive, send_stream(send, {}, self._changes(RequestId(shown) if shown else None)))
 
     async def _changes(self, shown: RequestId | None) -> AsyncIterator[bytes]:
-        last = ""
-        number = 0
-        while not self._gateway.closing.is_set():
-            strip = await read_pipeline_status(self._gateway, shown)
-            html = self._views.render("pipeline_status.html", strip=strip)
+        last, number, closing = "", 0, self._gateway.closing
+        while not closing.is_set():
+            pipeline = await read_pipeline_status(self._gateway, shown)
+            html = self._templates.render("pipeline_status.html", pipeline=pipeline)
             if html != last:
                 number += 1
                 last = html
-                yield _event(number, html)
-            await self._pause(strip)
-
-    async def _pause(self, strip: PipelineStatus) -> None:
-        try:
-            await asyncio.wait_for(self._gateway.closing.wait(), BUSY_S if strip.busy else IDLE_S)
-        except TimeoutError:
-            return
-
-
-def _event(number: int, html: str) -> bytes:
-    lines = [f"data: {line}" for line in html.splitlines() if line.strip()]
-    return "\n".join([f"id: {number}", *lines, "", ""]).encode()
+                yield format_event(str(number), html)
+            await wait_for_any(BUSY_S if pipeline.busy else IDLE_S, closing)

@@ -90,6 +90,7 @@ def find_available_commands(view: WorkerStory) -> tuple[str, ...]:
 
 class WorkersPage(_WorkerPage):
     key = active = "workers"
+    path = "/workers"
     template = "workers.html"
     live = ("trouble", "roles", "workers", "gone")
 
@@ -141,6 +142,7 @@ class WorkersPage(_WorkerPage):
 class OneWorkerPage(_WorkerPage):
     key = "worker"
     active = "workers"
+    path = "/workers/{id}"
     template = "worker.html"
     live = ("trouble", "summary", "tasks", "recent", "log")
 

@@ -1,4 +1,4 @@
-// One answer of the model: its text, its sound as it came, and how much of it was heard. Knows no page and no socket.
+// The two kinds of turn: an answer of the model (text, received and played audio) and a question of the user.
 
 const CHARS_PER_S = 15; // of ordinary speech: used until an answer's whole length is known
 const MAX_GAP_S = 30;
@@ -13,24 +13,24 @@ export class Answer {
     this.itemId = null;
     this.requestId = null;
     this.serial = serial;
-    this.wireSerial = 0;
+    /** The connection's number for its audio stream. */
+    this.streamSerial = 0;
     this.text = "";
-    /** What the session's history holds of it, once the server has cut it; null until then. */
-    this.kept = null;
+    /** Text that the session's history holds after an interruption; null before. */
+    this.historyText = null;
     this.received = 0;
     this.played = 0;
     this.underruns = 0;
-    this.toldUnderruns = 0;
+    this.reportedUnderruns = 0;
     this.audioDone = false;
     this.done = false;
     this.cut = false;
     this.failure = "";
     this.notes = [];
-    this.askedAt = null;
-    this.firstSoundAt = null;
+    this.firstAudioAt = null;
     this.audibleAt = null;
-    /** The place of its first voiced sample, once the server has sent that; null until then. */
-    this.voiced = null;
+    /** Position of its first voiced sample; null until the server has sent it. */
+    this.firstVoiced = null;
     this.timing = null;
     this.latency = null;
   }
@@ -39,14 +39,14 @@ export class Answer {
     return this.received > 0;
   }
 
-  /** Whether sound of it is still to be heard, or may still come. */
+  /** True while audio of it is still to be played or received. */
   get live() {
     return !this.cut && !this.failure && (!this.done || this.played < this.received);
   }
 
-  /** The length of the silence that is played before its first voiced sample; null while that is not known. */
+  /** Length of the silence before its first voiced sample; null while unknown. */
   get silenceMs() {
-    return this.voiced === null ? null : (1000 * this.voiced) / this.rateHz;
+    return this.firstVoiced === null ? null : (1000 * this.firstVoiced) / this.rateHz;
   }
 
   get playedMs() {
@@ -54,37 +54,37 @@ export class Answer {
   }
 
   /**
-   * The samples of a frame that are new. What was there before a reconnect is not repeated, and what is missing becomes silence, so
-   * that positions stay those of the server.
+   * Return the new samples of a frame. Samples repeated after a reconnect are dropped and a gap becomes silence, so that positions
+   * stay those of the server.
    * @param {number} offset of the frame's first sample in the answer @param {Int16Array} pcm
    */
-  accept(offset, pcm) {
-    this.firstSoundAt ??= performance.now();
-    const fresh = offset > this.received ? this.padded(offset - this.received, pcm) : pcm.subarray(this.received - offset);
+  acceptFrame(offset, pcm) {
+    this.firstAudioAt ??= performance.now();
+    const fresh = offset > this.received ? this.padGap(offset - this.received, pcm) : pcm.subarray(this.received - offset);
     this.received += fresh.length;
     return fresh;
   }
 
-  padded(missing, pcm) {
+  padGap(missing, pcm) {
     const silence = Math.min(missing, MAX_GAP_S * this.rateHz);
     const whole = new Int16Array(silence + pcm.length);
     whole.set(pcm, silence);
     return whole;
   }
 
-  /** How many characters of `text` belong to the sound that was played: in proportion, since text runs ahead of sound. */
+  /** Number of characters of `text` whose audio was played, estimated in proportion: text arrives ahead of its audio. */
   get heardChars() {
-    if (this.kept !== null) return Math.min(this.kept.length, this.text.length);
-    if (!this.audible) return this.done || this.cut ? (this.cut ? 0 : this.text.length) : 0;
+    if (this.historyText !== null) return Math.min(this.historyText.length, this.text.length);
+    if (!this.audible) return this.done && !this.cut ? this.text.length : 0;
     if (this.played >= this.received && this.audioDone) return this.text.length;
     const whole = this.audioDone ? this.received / this.rateHz : Math.max(this.received / this.rateHz, this.text.length / CHARS_PER_S);
     const chars = Math.floor((this.text.length * this.played) / (this.rateHz * whole));
-    return wordEnd(this.text, Math.min(chars, this.text.length));
+    return findWordEnd(this.text, Math.min(chars, this.text.length));
   }
 }
 
-/** Never beyond `chars`, and not inside a word. */
-function wordEnd(text, chars) {
+/** Return the last position up to `chars` that is not inside a word. */
+function findWordEnd(text, chars) {
   if (chars >= text.length || /\s/.test(text[chars])) return chars;
   const start = text.lastIndexOf(" ", chars);
   return Math.max(0, start);
@@ -99,9 +99,9 @@ export class Question {
     this.text = text;
     this.at = performance.now();
     this.itemId = null;
-    /** "hearing" while the voice goes on, "waiting" for its transcript, else "done". */
+    /** "hearing" while the user speaks, "waiting" for the transcript, else "done". */
     this.state = kind === "speech" ? "hearing" : "done";
-    /** When the last voiced sample was spoken, or the message sent. */
+    /** Time of the last voiced sample, or of sending the message. */
     this.endedAt = kind === "text" ? this.at : null;
     this.lengthMs = 0;
   }

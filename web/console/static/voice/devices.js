@@ -1,11 +1,11 @@
-// The choice of microphone and loudspeaker. Knows no sound.
+// The pickers of microphone and loudspeaker.
 
 const PICKERS = [
   { kind: "audioinput", id: "input-device", field: "input-field" },
   { kind: "audiooutput", id: "output-device", field: "output-field" },
 ];
 
-/** Shows each picker as soon as there is a choice: browsers name devices only to a page that may use the microphone. */
+/** Shows each picker once there is a choice: browsers name devices only to a page that may use the microphone. */
 export class Devices {
   /** @param {{input: string, output: string}} chosen @param {(kind: "input"|"output", deviceId: string) => void} onChoice */
   constructor(chosen, onChoice) {

@@ -1,25 +1,25 @@
-// From the end of a question to the first voiced sample of its answer: one number, and where it went. Pure; knows no page.
+// The latency from the end of a question to the first voiced sample of its answer, and its parts. Pure functions.
 
 /**
- * What the server says of its part, in order.
+ * `parts` of a Timing are the server's, in order.
  * @typedef {{voice_to_voice_ms: number|null, parts: {name: string, ms: number}[]}} Timing
  * @typedef {{totalMs: number, parts: {name: string, ms: number}[]}} Latency
  */
 
 /**
- * The server's durations and this page's own clock, never the one's time against the other's.
+ * Combine the server's durations with times of the page's clock; times of the two clocks are never compared.
  *
- * `endedAt` is when the last voiced sample was spoken (or the message sent), `firstSoundAt` when the first sound arrived and
- * `audibleAt` when it was heard, all on the page's clock; what the server does not account for between the first two was the network.
- * The server's parts end with the first voiced sample, of which `silenceMs` lie behind the first sound.
- * @param {{endedAt: number|null, firstSoundAt: number, audibleAt: number, silenceMs: number, timing: Timing}} turn
- * @returns {Latency} the parts add up to the whole
+ * `endedAt` is the time of the last voiced sample (or of sending the message), `firstAudioAt` when the first audio arrived and
+ * `audibleAt` when it was played. Time between the first two that the server does not account for is the network's. The server's
+ * parts end with the first voiced sample, `silenceMs` after the first audio.
+ * @param {{endedAt: number|null, firstAudioAt: number, audibleAt: number, silenceMs: number, timing: Timing}} turn
+ * @returns {Latency} whose parts add up to the total
  */
-export function latencyOf({ endedAt, firstSoundAt, audibleAt, silenceMs = 0, timing }) {
+export function computeLatency({ endedAt, firstAudioAt, audibleAt, silenceMs = 0, timing }) {
   const parts = timing.parts.map(({ name, ms }) => ({ name, ms: Math.max(0, ms) }));
   const server = parts.reduce((sum, part) => sum + part.ms, 0);
-  if (endedAt !== null) parts.push({ name: "network", ms: Math.max(0, firstSoundAt - endedAt - (server - silenceMs)) });
-  parts.push({ name: "buffer", ms: Math.max(0, audibleAt - firstSoundAt) });
+  if (endedAt !== null) parts.push({ name: "network", ms: Math.max(0, firstAudioAt - endedAt - (server - silenceMs)) });
+  parts.push({ name: "buffer", ms: Math.max(0, audibleAt - firstAudioAt) });
   return { totalMs: parts.reduce((sum, part) => sum + part.ms, 0), parts };
 }
 
@@ -31,23 +31,23 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** When each millisecond of the sound that was sent was spoken: the server names places in it, this page needs times. */
-export class SentSound {
+/** Maps positions in the audio that was sent, as the server gives them, to times of the page's clock. */
+export class SentAudio {
   constructor() {
     this.ms = 0;
-    this.marks = [];
+    this.blocks = [];
   }
 
-  /** @param {number} ms its length @param {number} at when its last sample was spoken */
+  /** @param {number} ms length of a block @param {number} at time of its last sample */
   add(ms, at) {
     this.ms += ms;
-    this.marks.push({ ms: this.ms, at });
-    if (this.marks.length > 6000) this.marks.splice(0, 3000);
+    this.blocks.push({ ms: this.ms, at });
+    if (this.blocks.length > 6000) this.blocks.splice(0, 3000);
   }
 
-  /** @param {number} ms from the session's first sample @returns {number|null} null where it is not known */
-  when(ms) {
-    const mark = this.marks.find((known) => known.ms >= ms);
-    return mark ? mark.at - (mark.ms - ms) : null;
+  /** @param {number} ms from the session's first sample @returns {number|null} null where the time is not known */
+  timeAt(ms) {
+    const block = this.blocks.find((known) => known.ms >= ms);
+    return block ? block.at - (block.ms - ms) : null;
   }
 }

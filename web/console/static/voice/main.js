@@ -1,14 +1,14 @@
-// The Voice page: its parts put together, and its buttons and keys.
+// The Voice page: connects its parts, buttons and keys.
 
+import { Conversation } from "./conversation.js";
 import { Devices } from "./devices.js";
 import { Microphone } from "./mic.js";
-import { Page } from "./page.js";
+import { PageView } from "./page.js";
 import { Player } from "./player.js";
 import { insecureReason, micReason } from "./reasons.js";
-import { Recording, transcript } from "./recording.js";
+import { encodeTranscript, Recording } from "./recording.js";
 import { readSettings } from "./settings.js";
 import { Socket } from "./socket.js";
-import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
 const { model, rateHz, stages, playerWorklet, micWorklet } = document.body.dataset;
@@ -17,16 +17,16 @@ const TYPED_IN = "textarea, input, select";
 
 const settings = readSettings();
 const colours = new Map(stages.split(",").map((name, number) => [name, number % 6]));
-const view = new Page(colours);
+const view = new PageView(colours);
 const speaks = Number(rateHz) > 0;
 const player = speaks ? new Player(playerWorklet, Number(rateHz)) : null;
 const mic = new Microphone(micWorklet);
-const socket = new Socket(() => talk.address());
+const socket = new Socket(() => conversation.url);
 let wake = null;
 
 setUpChoices();
 const recording = new Recording();
-const talk = new Talk({ model, socket, player, mic, recording, view, settings });
+const conversation = new Conversation({ model, socket, player, mic, recording, view, settings });
 const devices = new Devices(settings, onDevice);
 view.onState = showButtons;
 showButtons();
@@ -38,17 +38,17 @@ function setUpChoices() {
   if (settings.voice === null || !offered.includes(settings.voice)) settings.voice = offered[0] ?? "";
   if (!window.isSecureContext) settings.voice = "";
   $("voice").value = settings.voice;
-  $("walkie").checked = settings.walkie;
+  $("push-to-talk").checked = settings.pushToTalk;
 }
 
-/** Sound may start only while the browser handles a key or a click: called from those alone. */
+/** Call it only from a key or a click: browsers start audio only then. */
 async function openPlayer() {
   if (!player || !settings.voice) return;
   try {
     if (settings.output) player.sinkId = settings.output;
     await player.open();
   } catch (error) {
-    talk.fail(micReason(error));
+    conversation.showDeviceError(micReason(error));
   }
 }
 
@@ -57,26 +57,26 @@ async function openMic() {
   view.showReason(null, "device");
   try {
     const opened = mic.open(settings.input);
-    changed();
+    update();
     if (!(await opened)) return;
   } catch (error) {
-    talk.fail(micReason(error));
+    conversation.showDeviceError(micReason(error));
     return;
   }
   devices.refresh();
   keepAwake();
-  changed();
+  update();
 }
 
 function closeMic() {
-  talk.speech.release();
+  conversation.speech.release();
   mic.close();
 }
 
 mic.addEventListener("closed", () => {
   wake?.release();
   wake = null;
-  changed();
+  update();
 });
 
 /** The screen stays on while the microphone does. */
@@ -84,7 +84,7 @@ async function keepAwake() {
   try {
     wake = await navigator.wakeLock?.request("screen");
   } catch {
-    wake = null; // not allowed on low battery, or in a background tab; the talk goes on without
+    wake = null; // not allowed on low battery or in a background tab
   }
 }
 
@@ -92,38 +92,38 @@ async function onDevice(kind, deviceId) {
   settings[kind] = deviceId;
   settings.save();
   if (kind === "input" && mic.on) await openMic();
-  if (kind === "output") await player?.setSink(deviceId).catch((error) => talk.fail(micReason(error)));
+  if (kind === "output") await player?.setSink(deviceId).catch((error) => conversation.showDeviceError(micReason(error)));
 }
 
-function changed() {
-  talk.refresh();
+function update() {
+  conversation.refresh();
   showButtons();
 }
 
 function showButtons() {
   const answering = ["thinking", "speaking"].includes(view.state);
   $("stop").hidden = !answering;
-  $("mute").hidden = !mic.on || settings.walkie;
+  $("mute").hidden = !mic.on || settings.pushToTalk;
   $("mute").setAttribute("aria-pressed", String(mic.muted));
   $("mic-off").hidden = !mic.on;
-  $("talk-button").setAttribute("aria-pressed", String(mic.on && !settings.walkie));
-  const labels = settings.walkie ? ["Hold to talk", "Hold to talk"] : ["Talk", "End talk"];
+  $("talk-button").setAttribute("aria-pressed", String(mic.on && !settings.pushToTalk));
+  const labels = settings.pushToTalk ? ["Hold to talk", "Hold to talk"] : ["Talk", "End talk"];
   $("talk-label").textContent = labels[mic.on ? 1 : 0] + (view.state === "ended" ? " again" : "");
   document.body.classList.toggle("mic-on", mic.on);
-  document.body.classList.toggle("walkie", settings.walkie);
+  document.body.classList.toggle("push-to-talk", settings.pushToTalk);
 }
 
-// Meters: levels are drawn only while there is something to draw.
+// Meters
 
 function draw() {
   $("mic-meter").style.setProperty("--level", String(loudness(mic.rms)));
-  $("sound-meter").style.setProperty("--level", String(loudness(player?.rms ?? 0)));
+  $("player-meter").style.setProperty("--level", String(loudness(player?.rms ?? 0)));
   $("talk-button").style.setProperty("--level", String(loudness(player?.playing ? player.rms : mic.rms)));
   requestAnimationFrame(draw);
 }
 requestAnimationFrame(draw);
 
-/** 0 to 1 over 50 dB. */
+/** Map a level to 0..1 over 50 dB. */
 function loudness(rms) {
   return rms > 0 ? Math.max(0, Math.min(1, 1 + (20 * Math.log10(rms)) / 50)) : 0;
 }
@@ -131,32 +131,32 @@ function loudness(rms) {
 // Talking
 
 function onPress() {
-  talk.restartIfEnded();
+  conversation.restartIfEnded();
   if (!mic.on && !mic.opening) openMic();
-  talk.speech.press();
+  conversation.speech.press();
 }
 
 on("talk-button", "pointerdown", (event) => {
-  if (!settings.walkie || event.button !== 0) return;
+  if (!settings.pushToTalk || event.button !== 0) return;
   event.target.setPointerCapture?.(event.pointerId);
   onPress();
 });
 for (const end of ["pointerup", "pointercancel"]) {
   on("talk-button", end, () => {
     mic.wake();
-    talk.speech.release();
+    conversation.speech.release();
   });
 }
 on("talk-button", "click", () => {
-  if (settings.walkie) return;
+  if (settings.pushToTalk) return;
   if (mic.on || mic.opening) return closeMic();
-  talk.restartIfEnded();
+  conversation.restartIfEnded();
   openMic();
 });
-on("talk-button", "contextmenu", (event) => settings.walkie && event.preventDefault());
+on("talk-button", "contextmenu", (event) => settings.pushToTalk && event.preventDefault());
 
 function isTalkKey(event) {
-  return event.code === "Space" && settings.walkie && !event.target.closest?.(TYPED_IN) && !otherButton(event.target);
+  return event.code === "Space" && settings.pushToTalk && !event.target.closest?.(TYPED_IN) && !otherButton(event.target);
 }
 
 function otherButton(target) {
@@ -165,51 +165,51 @@ function otherButton(target) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("stop").hidden) talk.stop();
+  if (event.key === "Escape" && !$("stop").hidden) conversation.stop();
   if (!isTalkKey(event)) return;
   event.preventDefault();
   if (!event.repeat) onPress();
 });
 document.addEventListener("keyup", (event) => {
   if (isTalkKey(event)) event.preventDefault();
-  if (event.code === "Space") talk.speech.release();
+  if (event.code === "Space") conversation.speech.release();
 });
-window.addEventListener("pagehide", ({ persisted }) => persisted || socket.leave());
-window.addEventListener("blur", () => talk.speech.release());
+window.addEventListener("pagehide", ({ persisted }) => persisted || socket.close());
+window.addEventListener("blur", () => conversation.speech.release());
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible" && mic.on) keepAwake();
 });
 
 on("mute", "click", () => {
   mic.muted = !mic.muted;
-  changed();
+  update();
 });
 on("mic-off", "click", closeMic);
-on("stop", "click", () => talk.stop());
+on("stop", "click", () => conversation.stop());
 
-// Choices
+// Settings
 
 on("voice", "change", ({ target }) => {
   settings.voice = target.value;
   settings.save();
   if (settings.voice) openPlayer();
-  talk.configure();
+  conversation.configure();
 });
 
-function setWalkie(walkie) {
-  settings.walkie = walkie;
-  $("walkie").checked = walkie;
+function setPushToTalk(pushToTalk) {
+  settings.pushToTalk = pushToTalk;
+  $("push-to-talk").checked = pushToTalk;
   settings.save();
-  talk.speech.release();
-  talk.configure();
-  changed();
-  if (walkie && mic.on) $("talk-button").focus();
+  conversation.speech.release();
+  conversation.configure();
+  update();
+  if (pushToTalk && mic.on) $("talk-button").focus();
 }
 
-on("walkie", "change", ({ target }) => setWalkie(target.checked));
+on("push-to-talk", "change", ({ target }) => setPushToTalk(target.checked));
 on("reasons", "click", ({ target }) => {
-  if (!target.matches(".walkie-offer")) return;
-  setWalkie(true);
+  if (!target.matches(".push-to-talk-offer")) return;
+  setPushToTalk(true);
   view.showReason(null, "echo");
 });
 
@@ -217,7 +217,7 @@ on("reasons", "click", ({ target }) => {
 
 function ask(text) {
   openPlayer();
-  talk.ask(text);
+  conversation.ask(text);
 }
 
 on("composer", "submit", (event) => {
@@ -236,11 +236,11 @@ on("empty", "click", ({ target }) => {
   if (target.matches(".example")) ask(target.textContent);
 });
 on("clear", "click", () => {
-  talk.restart();
+  conversation.restart();
   $("message").focus();
 });
 
-// Keeping it
+// Saving
 
 function download(blob, name) {
   const link = document.createElement("a");
@@ -251,10 +251,10 @@ function download(blob, name) {
 }
 
 on("download", "click", async () => {
-  if (talk.turns.length === 0) return view.showReason({ title: "Nothing to save yet", text: "Say or type something first." }, "download");
+  if (conversation.turns.length === 0) return view.showReason({ title: "Nothing to save yet", text: "Say or type something first." }, "download");
   const name = `fleet-${new Date().toISOString().slice(0, 19).replaceAll(":", "-")}`;
-  download(transcript(talk.turns, model, talk.session), `${name}.json`);
+  download(encodeTranscript(conversation.turns, model, conversation.session), `${name}.json`);
   if (!recording.empty) download(await recording.wav(), `${name}.wav`);
 });
 
-window.fleetVoice = { talk, player, mic, socket, recording, view };
+window.fleetVoice = { conversation, player, mic, socket, recording, view };

@@ -1,4 +1,4 @@
-// Cuts what comes in into blocks of 20 ms of PCM16, with their level. Knows no device and no socket.
+// Cuts the microphone's samples into blocks of 20 ms of PCM16, each with its level.
 
 const BLOCK_S = 0.02;
 

@@ -1,10 +1,10 @@
-// The microphone: opening, muting, closing, and its blocks of PCM16. Knows no protocol.
+// The microphone: opening, muting, closing, and its blocks of PCM16.
 
 const SETTINGS = { echoCancellation: true, noiseSuppression: true, autoGainControl: true, channelCount: 1 };
 
 /**
- * Dispatches "open" before the first block, when the rate is known; "block" ({pcm: ArrayBuffer, rms, at: when its last sample was
- * heard}); "closed" whenever it stops capturing or trying to; and "lost" when the device goes.
+ * Dispatches "open" before the first block, when the rate is known; "block" ({pcm: ArrayBuffer, rms, at: time of its last
+ * sample}); "closed" when it stops capturing or opening; and "lost" when the device disappears.
  */
 export class Microphone extends EventTarget {
   /** @param {string} workletUrl */
@@ -13,7 +13,7 @@ export class Microphone extends EventTarget {
     this.workletUrl = workletUrl;
     this.stream = null;
     this.node = null;
-    /** The attempt to open it that is under way, if any. */
+    /** The attempt to open it that is in progress, if any. */
     this.attempt = null;
     this.muted = false;
     this.rms = 0;
@@ -33,17 +33,17 @@ export class Microphone extends EventTarget {
   }
 
   /**
-   * @param {string} deviceId empty: the system's own choice
-   * @returns {Promise<boolean>} false if it was closed, or opened again, meanwhile. Raises: DOMException as getUserMedia does.
+   * @param {string} deviceId empty for the system's default
+   * @returns {Promise<boolean>} false if it was closed or reopened meanwhile. Raises: DOMException as getUserMedia does.
    */
   async open(deviceId) {
     this.close();
     if (!navigator.mediaDevices?.getUserMedia) throw new DOMException("no mediaDevices here", "SecurityError");
     const attempt = (this.attempt = {});
-    // Into the browser's cache while the device opens, or what is said first would be lost to the download.
+    // load it into the browser's cache while the device opens, or the download would lose the first words
     fetch(this.workletUrl).catch(() => null);
     try {
-      const stream = await this.ask(deviceId);
+      const stream = await this.requestStream(deviceId);
       if (this.attempt !== attempt) {
         stream.getTracks().forEach((track) => track.stop());
         return false;
@@ -60,12 +60,12 @@ export class Microphone extends EventTarget {
     return this.attempt === null && this.on;
   }
 
-  async ask(deviceId) {
+  async requestStream(deviceId) {
     const chosen = deviceId ? { deviceId: { exact: deviceId } } : {};
     try {
       return await navigator.mediaDevices.getUserMedia({ audio: { ...SETTINGS, ...chosen } });
     } catch (error) {
-      // the chosen device was unplugged: any other will do
+      // the chosen device was unplugged: use any other
       if (!deviceId || !["OverconstrainedError", "NotFoundError"].includes(error.name)) throw error;
       return navigator.mediaDevices.getUserMedia({ audio: SETTINGS });
     }
@@ -82,11 +82,11 @@ export class Microphone extends EventTarget {
     this.node = new AudioWorkletNode(context, "fleet-mic", { numberOfInputs: 1, outputChannelCount: [1] });
     this.node.port.onmessage = ({ data }) => this.onBlock(data);
     this.dispatchEvent(new Event("open"));
-    // It writes nothing to its output; a node that leads nowhere may not be run.
+    // its output is silent, but a node without a destination may not run
     source.connect(this.node).connect(context.destination);
   }
 
-  /** Browsers may start sound only with the end of a touch: to be called then. */
+  /** Call it at the end of a touch: some browsers start audio only then. */
   wake() {
     if (this.context?.state === "suspended") this.context.resume();
   }
@@ -111,7 +111,7 @@ export class Microphone extends EventTarget {
   }
 }
 
-/** Firefox refuses a microphone in a context of another rate: then the context takes the microphone's. */
+/** Firefox refuses a microphone in a context of another rate: use the microphone's rate then. */
 function connect(stream, track) {
   let context = new AudioContext({ latencyHint: "interactive" });
   try {

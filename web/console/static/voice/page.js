@@ -1,17 +1,17 @@
-// The page's side of the conversation: turns, state, reasons and the headline. Knows no socket and no sound.
+// The elements of the Voice page: turns, state, reasons and the latency headline.
 
 import { median } from "./latency.js";
 import { TurnView } from "./turn-view.js";
 
 const NEAR_END_PX = 80;
 
-export class Page {
+export class PageView {
   /** @param {Map<string, number>} colours of the stages */
   constructor(colours) {
     this.colours = colours;
     this.turns = new Map();
     this.reasons = new Map();
-    this.talk = document.getElementById("talk");
+    this.log = document.getElementById("conversation");
     this.scroller = document.getElementById("scroll");
     this.empty = document.getElementById("empty");
     this.latencies = new Map();
@@ -22,14 +22,14 @@ export class Page {
     this.empty.remove();
     const view = new TurnView(turn, this.colours);
     this.turns.set(turn, view);
-    this.talk.append(view.element);
+    this.log.append(view.element);
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
   turnChanged(turn) {
     const near = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < NEAR_END_PX;
     this.turns.get(turn)?.update();
-    if (turn.latency && turn.spoken) this.noteLatency(turn);
+    if (turn.latency && turn.spoken) this.addLatency(turn);
     if (near) this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
@@ -38,16 +38,16 @@ export class Page {
     this.turns.delete(turn);
     this.latencies.delete(turn);
     this.showHeadline();
-    if (this.turns.size === 0) this.talk.replaceChildren(this.empty);
+    if (this.turns.size === 0) this.log.replaceChildren(this.empty);
   }
 
-  noteLatency(turn) {
+  addLatency(turn) {
     if (this.latencies.get(turn) === turn.latency) return;
     this.latencies.set(turn, turn.latency);
     this.showHeadline();
   }
 
-  /** The last spoken turn's latency, and the median of all of them. */
+  /** Show the last spoken turn's latency, and the median of all of them. */
   showHeadline() {
     const values = [...this.latencies.values()].map(({ totalMs }) => totalMs);
     const headline = document.getElementById("headline");
@@ -57,17 +57,17 @@ export class Page {
     document.getElementById("median-ms").textContent = values.length > 1 ? `· median ${Math.round(median(values))} ms of ${values.length}` : "";
   }
 
-  /** The strip's stream names the request in its address, so that it can continue at any gateway. */
+  /** The stream of the pipeline status names the request in its address, so that any gateway can continue it. */
   showRequest(requestId) {
-    const sourceElement = document.getElementById("strip-stream");
+    const sourceElement = document.getElementById("pipeline-stream");
     const next = sourceElement.cloneNode();
     next.setAttribute("hx-sse:connect", `/console/events?request=${encodeURIComponent(requestId)}`);
     htmx.swap({ sourceElement, target: sourceElement, text: next.outerHTML, swap: "outerHTML" });
   }
 
-  showState({ state, words }) {
+  showState({ state, label }) {
     const element = document.getElementById("state");
-    if (element.textContent !== words) element.textContent = words;
+    if (element.textContent !== label) element.textContent = label;
     if (state === this.state) return;
     this.showLink(state);
     this.state = state;
@@ -78,12 +78,12 @@ export class Page {
   showLink(state) {
     const away = ["connecting", "reconnecting", "refused"].includes(state);
     const link = document.getElementById("link");
-    link.textContent = away ? "gateway away, trying again" : "connected";
+    link.textContent = away ? "disconnected, retrying" : "connected";
     if (["connecting", "ended"].includes(state)) link.textContent = state;
     link.className = `link ${away || state === "ended" ? "bad" : "ok"}`;
   }
 
-  /** @param {object|null} reason null: it no longer holds @param {string} kind at most one of each is shown */
+  /** @param {object|null} reason null removes it @param {string} kind at most one of each is shown */
   showReason(reason, kind = "answer") {
     this.reasons.get(kind)?.remove();
     this.reasons.delete(kind);
@@ -94,7 +94,7 @@ export class Page {
     element.querySelector(".text").textContent = reason.text;
     element.querySelector("code").textContent = reason.command ?? "";
     element.querySelector("code").hidden = !reason.command;
-    element.querySelector(".walkie-offer").hidden = kind !== "echo";
+    element.querySelector(".push-to-talk-offer").hidden = kind !== "echo";
     element.querySelector(".dismiss").addEventListener("click", () => this.showReason(null, kind));
     this.reasons.set(kind, element);
     document.getElementById("reasons").append(element);

@@ -1,7 +1,7 @@
-// Plays the samples of one answer after another as they come, and tells what was really heard. Knows no socket and no page.
+// Plays the samples of one answer after another as they arrive, and reports what was played.
 //
-// An answer whose sound comes in time is played sample by sample as it was sent. Samples are faded only where sound must stop
-// or begin in mid-answer: when it is cut off, and around an underrun. None is left out or played twice.
+// An answer whose audio arrives in time is played sample by sample as it was sent. Samples are faded only where audio stops or
+// begins in mid-answer: at an interruption, and around an underrun. None is left out or played twice.
 
 const QUANTUM = 128;
 const REPORT_S = 0.05;
@@ -46,7 +46,7 @@ class Ring {
   }
 }
 
-/** One answer's sound. `serial` grows from answer to answer. Units: `played` counts samples. */
+/** One answer's audio. `serial` grows from answer to answer. Units: `played` counts samples. */
 class Stream {
   constructor(serial) {
     this.serial = serial;
@@ -62,8 +62,8 @@ class PlayerProcessor extends AudioWorkletProcessor {
     super();
     this.streams = [];
     this.playing = false;
-    this.leaving = false;
-    this.barred = 0; // serials up to this one are cut off: what still comes of them is late
+    this.fadingOut = false;
+    this.flushedUpTo = 0; // audio of serials up to this one arrives too late
     this.prebuffer = FIRST_PREBUFFER_S * sampleRate;
     this.clean = 0;
     this.squares = 0;
@@ -73,7 +73,7 @@ class PlayerProcessor extends AudioWorkletProcessor {
 
   receive(message) {
     if (message.kind === "flush") return this.flush(message.serial);
-    if (message.serial <= this.barred) return;
+    if (message.serial <= this.flushedUpTo) return;
     const stream = this.stream(message.serial);
     if (message.kind === "samples") stream.ring.push(message.samples);
     else stream.ended = true;
@@ -89,8 +89,8 @@ class PlayerProcessor extends AudioWorkletProcessor {
   }
 
   flush(serial) {
-    this.barred = Math.max(this.barred, serial);
-    if (this.playing) this.leaving = true;
+    this.flushedUpTo = Math.max(this.flushedUpTo, serial);
+    if (this.playing) this.fadingOut = true;
     else this.drop();
   }
 
@@ -103,7 +103,7 @@ class PlayerProcessor extends AudioWorkletProcessor {
     return true;
   }
 
-  /** Start the first answer that has enough to play; one that has ended without more is done. Returns whether to look again. */
+  /** Start the first answer that has enough to play; finish one that has ended without more. Returns true to look at the next. */
   begin() {
     const stream = this.streams[0];
     if (!stream) return false;
@@ -113,25 +113,25 @@ class PlayerProcessor extends AudioWorkletProcessor {
     }
     if (stream.ring.length === 0 || (!stream.ended && stream.ring.length < this.prebuffer)) return false;
     this.playing = true;
-    this.rising = stream.played > 0;
-    this.tell("started", stream, currentTime);
+    this.fadingIn = stream.played > 0;
+    this.report("started", stream, currentTime);
     return false;
   }
 
   render(stream, out) {
     const { ring } = stream;
-    // So much is kept back that there is always a whole quantum to fade out over.
+    // a reserve, so that there is always a whole quantum to fade out over
     const dry = !stream.ended && ring.length < 2 * QUANTUM;
     const count = Math.min(out.length, ring.length);
     ring.read(out, count);
-    if (this.rising) ramp(out, count, true);
-    if (dry || this.leaving) ramp(out, count, false);
-    this.rising = false;
+    if (this.fadingIn) ramp(out, count, true);
+    if (dry || this.fadingOut) ramp(out, count, false);
+    this.fadingIn = false;
     this.count(stream, out, count);
-    if (this.leaving) this.drop();
+    if (this.fadingOut) this.drop();
     else if (dry) this.pause(stream);
     else if (stream.ended && ring.length === 0) this.finish(stream);
-    else if (this.sinceReport >= REPORT_S * sampleRate) this.tell("report", stream, currentTime);
+    else if (this.sinceReport >= REPORT_S * sampleRate) this.report("report", stream, currentTime);
   }
 
   count(stream, out, count) {
@@ -150,26 +150,26 @@ class PlayerProcessor extends AudioWorkletProcessor {
     this.clean = 0;
     stream.underruns += 1;
     this.prebuffer = Math.min(this.prebuffer + GROWTH_S * sampleRate, MAX_PREBUFFER_S * sampleRate);
-    this.tell("dry", stream, this.end);
+    this.report("dry", stream, this.end);
   }
 
   finish(stream) {
     this.playing = false;
     this.streams.shift();
-    this.tell("ended", stream, this.end ?? currentTime);
+    this.report("ended", stream, this.end ?? currentTime);
   }
 
-  /** Everything up to the barred serial goes; an answer that began after it stays. */
+  /** Drop every answer up to the flushed serial; one that began after it stays. */
   drop() {
-    const cut = this.streams.filter((stream) => stream.serial <= this.barred);
-    this.streams = this.streams.filter((stream) => stream.serial > this.barred);
+    const cut = this.streams.filter((stream) => stream.serial <= this.flushedUpTo);
+    this.streams = this.streams.filter((stream) => stream.serial > this.flushedUpTo);
     this.playing = false;
-    this.leaving = false;
-    for (const stream of cut) this.tell("flushed", stream, this.end ?? currentTime);
+    this.fadingOut = false;
+    for (const stream of cut) this.report("flushed", stream, this.end ?? currentTime);
     if (cut.length === 0) this.port.postMessage({ kind: "flushed", serial: 0 });
   }
 
-  tell(kind, stream, time) {
+  report(kind, stream, time) {
     const rms = this.sinceReport ? Math.sqrt(this.squares / this.sinceReport) : 0;
     this.sinceReport = 0;
     this.squares = 0;
@@ -179,8 +179,8 @@ class PlayerProcessor extends AudioWorkletProcessor {
   }
 }
 
-function ramp(out, count, rising) {
-  for (let n = 0; n < count; n += 1) out[n] *= (rising ? n + 1 : count - n - 1) / count;
+function ramp(out, count, up) {
+  for (let n = 0; n < count; n += 1) out[n] *= (up ? n + 1 : count - n - 1) / count;
 }
 
 registerProcessor("fleet-player", PlayerProcessor);

@@ -1,14 +1,14 @@
-// The page's end of the playback worklet: PCM16 of an answer in, what was heard of it out. Knows no protocol.
+// Controls the playback worklet: receives an answer's PCM16, reports what was played.
 
-import { NoSound } from "./reasons.js";
+import { AudioNotAllowed } from "./reasons.js";
 
 /**
- * What the worklet tells. Units: samples; `time` is that of the audio context, in seconds.
+ * A report of the worklet. Units: samples; `time` is that of the audio context, in seconds.
  * @typedef {{kind: "started"|"report"|"dry"|"ended"|"flushed", serial: number, played: number, underruns: number,
- *   buffered: number, playing: boolean, prebuffer: number, rms: number, time: number}} Heard
+ *   buffered: number, playing: boolean, prebuffer: number, rms: number, time: number}} Playback
  */
 
-/** Dispatches each `Heard` as an event of its kind, and "heard" for all. `at` of the event is when it was audible, on the page's clock. */
+/** Dispatches each `Playback` as an event of its kind, and as "playback". `at` of the event is its time on the page's clock. */
 export class Player extends EventTarget {
   /** @param {string} workletUrl @param {number} rateHz */
   constructor(workletUrl, rateHz) {
@@ -25,7 +25,7 @@ export class Player extends EventTarget {
     this.seen = new Map();
   }
 
-  /** Start sound. Must be called from a click or a key press: browsers start sound only then. Raises: NoSound. */
+  /** Start audio. Call it from a click or key press: browsers start audio only then. Raises: AudioNotAllowed. */
   async open() {
     this.opening ??= this.load();
     await this.opening;
@@ -33,11 +33,11 @@ export class Player extends EventTarget {
   }
 
   async load() {
-    if (!window.isSecureContext || !window.AudioWorkletNode) throw new NoSound();
+    if (!window.isSecureContext || !window.AudioWorkletNode) throw new AudioNotAllowed();
     this.context = new AudioContext({ sampleRate: this.rateHz, latencyHint: "interactive" });
     await this.context.audioWorklet.addModule(this.workletUrl);
     this.node = new AudioWorkletNode(this.context, "fleet-player", { numberOfInputs: 0, outputChannelCount: [1] });
-    this.node.port.onmessage = ({ data }) => this.onHeard(data);
+    this.node.port.onmessage = ({ data }) => this.onPlayback(data);
     this.node.connect(this.context.destination);
     if (this.sinkId) await this.setSink(this.sinkId);
     for (const message of this.waiting.splice(0)) this.post(message);
@@ -62,40 +62,40 @@ export class Player extends EventTarget {
   }
 
   /**
-   * Silence, within a few milliseconds; answers up to `serial` are never heard again.
-   * @param {number} serial @returns {Promise<void>} when the last of them is quiet and its count has been told
+   * Silence answers up to `serial` within milliseconds; audio of them that arrives later is dropped.
+   * @param {number} serial @returns {Promise<void>} resolved when the last of them is silent and its count reported
    */
   async flush(serial) {
     this.waiting = this.waiting.filter((message) => message.serial > serial);
     if (!this.node) return;
-    const quiet = new Promise((resolve) => this.addEventListener("flushed", resolve, { once: true }));
+    const flushed = new Promise((resolve) => this.addEventListener("flushed", resolve, { once: true }));
     this.post({ kind: "flush", serial });
-    if (this.context.state === "running") await quiet;
+    if (this.context.state === "running") await flushed;
   }
 
-  /** When what the worklet rendered at `time` reached the ear, on the page's clock (performance.now). */
+  /** Convert the context's `time` into the time (performance.now) at which its audio left the loudspeaker. */
   pageTime(time) {
     const { contextTime, performanceTime } = this.context.getOutputTimestamp?.() ?? {};
     if (performanceTime) return performanceTime + 1000 * (time - contextTime);
     return performance.now() + 1000 * (time - this.context.currentTime + (this.context.outputLatency ?? 0));
   }
 
-  /** @param {Heard} heard */
-  onHeard(heard) {
-    if (heard.serial > 0) this.count(heard);
-    const at = heard.time === undefined ? performance.now() : this.pageTime(heard.time);
-    for (const kind of [heard.kind, "heard"]) this.dispatchEvent(new CustomEvent(kind, { detail: { ...heard, at } }));
+  /** @param {Playback} playback */
+  onPlayback(playback) {
+    if (playback.serial > 0) this.count(playback);
+    const at = playback.time === undefined ? performance.now() : this.pageTime(playback.time);
+    for (const kind of [playback.kind, "playback"]) this.dispatchEvent(new CustomEvent(kind, { detail: { ...playback, at } }));
   }
 
-  count(heard) {
-    const before = this.seen.get(heard.serial) ?? { played: 0, underruns: 0 };
-    this.totalPlayed += heard.played - before.played;
-    this.underruns += heard.underruns - before.underruns;
-    this.seen.set(heard.serial, { played: heard.played, underruns: heard.underruns });
-    if (heard.kind === "ended" || heard.kind === "flushed") this.seen.delete(heard.serial);
-    this.playing = heard.playing;
-    this.rms = heard.playing ? heard.rms : 0;
-    this.buffered = heard.kind === "flushed" ? 0 : heard.buffered;
+  count(playback) {
+    const before = this.seen.get(playback.serial) ?? { played: 0, underruns: 0 };
+    this.totalPlayed += playback.played - before.played;
+    this.underruns += playback.underruns - before.underruns;
+    this.seen.set(playback.serial, { played: playback.played, underruns: playback.underruns });
+    if (playback.kind === "ended" || playback.kind === "flushed") this.seen.delete(playback.serial);
+    this.playing = playback.playing;
+    this.rms = playback.playing ? playback.rms : 0;
+    this.buffered = playback.kind === "flushed" ? 0 : playback.buffered;
   }
 
   post(message, transfer = []) {

@@ -1,24 +1,24 @@
-// What the visitor chose, kept in this browser. Knows no page.
+// The user's settings, stored in the browser.
 
 const KEY = "fleet-voice";
-const DEFAULTS = { voice: null, walkie: false, input: "", output: "" };
+const DEFAULTS = { voice: null, pushToTalk: false, input: "", output: "" };
 
-/** @returns {{voice: string|null, walkie: boolean, input: string, output: string, save(): void}} `voice` null: never chosen */
+/** @returns {{voice: string|null, pushToTalk: boolean, input: string, output: string, save(): void}} `voice` is null before a choice */
 export function readSettings() {
   const settings = { ...DEFAULTS, save };
   try {
     Object.assign(settings, JSON.parse(localStorage.getItem(KEY) ?? "{}"));
   } catch {
-    // A browser that keeps nothing, or something else under this name: the defaults will do.
+    // storage is blocked or holds something else: use the defaults
   }
   return settings;
 }
 
 function save() {
-  const { voice, walkie, input, output } = this;
+  const { voice, pushToTalk, input, output } = this;
   try {
-    localStorage.setItem(KEY, JSON.stringify({ voice, walkie, input, output }));
+    localStorage.setItem(KEY, JSON.stringify({ voice, pushToTalk, input, output }));
   } catch {
-    // Kept for this page only.
+    // storage is blocked: the settings hold for this page only
   }
 }

@@ -1,6 +1,6 @@
-// Which state to show, of all that is going on. Pure; knows no page.
+// Chooses the state that the page shows. Pure functions.
 
-/** In order: the first whose condition holds is shown. Each is [state, condition, words]. */
+/** [state, condition, label] in order: the first whose condition holds is shown. */
 const STATES = [
   ["ended", (f) => f.ended, () => "Ended"],
   ["refused", (f) => f.refused, () => "Not connected"],
@@ -13,17 +13,17 @@ const STATES = [
   ["speaking", (f) => f.playing, () => "Speaking"],
   ["thinking", (f) => f.thinking, () => "Thinking"],
   ["muted", (f) => f.mic && f.muted, () => "Muted"],
-  ["hold", (f) => f.mic && f.walkie, () => "Hold to talk"],
+  ["hold", (f) => f.mic && f.pushToTalk, () => "Hold to talk"],
   ["listening", (f) => f.mic, () => "Listening"],
   ["ready", () => true, () => "Ready"],
 ];
 
 /**
  * @param {{ended: boolean, refused: boolean, connected: boolean, everConnected: boolean, queued: number, interrupted: boolean,
- *   hearing: boolean, playing: boolean, thinking: boolean, opening: boolean, mic: boolean, muted: boolean, walkie: boolean}} facts
- * @returns {{state: string, words: string}} "speaking" only while sound is really heard
+ *   hearing: boolean, playing: boolean, thinking: boolean, opening: boolean, mic: boolean, muted: boolean, pushToTalk: boolean}} facts
+ * @returns {{state: string, label: string}} "speaking" only while audio is played
  */
-export function stateOf(facts) {
-  const [state, , words] = STATES.find(([, holds]) => holds(facts));
-  return { state, words: words(facts) };
+export function findState(facts) {
+  const [state, , label] = STATES.find(([, holds]) => holds(facts));
+  return { state, label: label(facts) };
 }

@@ -1,4 +1,4 @@
-// How a turn looks: its words, what of them was heard, its notes and its latency. Knows no socket.
+// The element of one turn: its text, the part that was heard, its notes and its latency.
 
 const $template = (id) => document.getElementById(id).content.firstElementChild;
 
@@ -25,7 +25,7 @@ export class TurnView {
   updateQuestion({ kind, text, state, lengthMs }) {
     const spoken = kind === "speech";
     const missing = state === "hearing" ? "…" : `spoken${lengthMs ? `, ${(lengthMs / 1000).toFixed(1)} s` : ""}`;
-    this.words(text || (spoken ? missing : ""), "", "");
+    this.showText(text || (spoken ? missing : ""), "", "");
     this.element.classList.toggle("wordless", spoken && !text);
     this.element.classList.toggle("open", state === "hearing");
   }
@@ -34,19 +34,19 @@ export class TurnView {
     const { text, cut, live, failure, done } = answer;
     const heard = answer.heardChars;
     const rest = text.slice(heard);
-    this.words(text.slice(0, heard), cut ? "" : rest, cut ? rest : "");
+    this.showText(text.slice(0, heard), cut ? "" : rest, cut ? rest : "");
     this.element.classList.toggle("open", live && !done);
     this.element.classList.toggle("cut-off", cut);
     this.element.classList.toggle("failed", Boolean(failure));
-    this.find(".notes").textContent = notesOf(answer).join(" · ");
+    this.find(".notes").textContent = listNotes(answer).join(" · ");
     if (answer.latency !== this.shownLatency) this.showLatency(answer);
     if (answer.requestId) this.link(answer.requestId);
   }
 
-  words(heard, ahead, cut) {
-    set(this.find(".heard"), heard);
-    set(this.find(".ahead"), ahead);
-    set(this.find(".cut"), cut);
+  showText(heard, ahead, cut) {
+    setText(this.find(".heard"), heard);
+    setText(this.find(".ahead"), ahead);
+    setText(this.find(".cut"), cut);
   }
 
   link(requestId) {
@@ -57,24 +57,24 @@ export class TurnView {
   showLatency({ latency, spoken }) {
     this.shownLatency = latency;
     const total = Math.round(latency.totalMs);
-    const said = latency.parts.map(({ name, ms }) => `${name} ${Math.round(ms)} ms`).join(", ");
+    const parts = latency.parts.map(({ name, ms }) => `${name} ${Math.round(ms)} ms`).join(", ");
     const box = this.find(".latency");
     box.hidden = false;
-    box.setAttribute("aria-label", `${spoken ? "Voice to voice" : "To first sound"} ${total} ms: ${said}`);
+    box.setAttribute("aria-label", `${spoken ? "Voice to voice" : "To first audio"} ${total} ms: ${parts}`);
     this.find(".total").textContent = `${total} ms`;
-    this.find(".what").textContent = spoken ? "voice to voice" : "to first sound";
-    this.find(".bar").replaceChildren(...latency.parts.filter(({ ms }) => ms > 0).map((part) => this.piece(part)));
-    this.find(".legend").replaceChildren(...latency.parts.map((part) => this.label(part)));
+    this.find(".what").textContent = spoken ? "voice to voice" : "to first audio";
+    this.find(".bar").replaceChildren(...latency.parts.filter(({ ms }) => ms > 0).map((part) => this.createBar(part)));
+    this.find(".legend").replaceChildren(...latency.parts.map((part) => this.createLabel(part)));
   }
 
-  piece(part) {
-    const piece = document.createElement("span");
-    piece.className = this.classOf(part.name);
-    piece.style.flexGrow = String(part.ms);
-    return piece;
+  createBar(part) {
+    const bar = document.createElement("span");
+    bar.className = this.classOf(part.name);
+    bar.style.flexGrow = String(part.ms);
+    return bar;
   }
 
-  label(part) {
+  createLabel(part) {
     const label = $template("part-template").cloneNode(true);
     label.className = this.classOf(part.name);
     label.querySelector(".name").textContent = part.name;
@@ -88,16 +88,16 @@ export class TurnView {
   }
 }
 
-function notesOf({ notes, underruns, failure, firstTextMs, audible, cut, playedMs }) {
-  const said = [];
-  if (!audible && firstTextMs) said.push(`first text ${Math.round(firstTextMs)} ms`);
-  said.push(...notes);
-  if (cut && audible) said.push(`${(playedMs / 1000).toFixed(1)} s heard`);
-  if (underruns > 0) said.push(`${underruns} gap${underruns > 1 ? "s" : ""}`);
-  if (failure) said.push(failure);
-  return said;
+function listNotes({ notes, underruns, failure, firstTextMs, audible, cut, playedMs }) {
+  const shown = [];
+  if (!audible && firstTextMs) shown.push(`first text ${Math.round(firstTextMs)} ms`);
+  shown.push(...notes);
+  if (cut && audible) shown.push(`${(playedMs / 1000).toFixed(1)} s heard`);
+  if (underruns > 0) shown.push(`${underruns} gap${underruns > 1 ? "s" : ""}`);
+  if (failure) shown.push(failure);
+  return shown;
 }
 
-function set(element, text) {
+function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
