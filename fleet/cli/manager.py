@@ -24,8 +24,8 @@ from honcho.manager import Manager
 from honcho.printer import Printer
 from honcho.process import Process
 
-from fleet.cli.keep import Keeper, kill_all
-from fleet.cli.supervise import WorkerStarts, alone_at, fence_at
+from fleet.cli.keeper import Keeper, kill_all
+from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
 from fleet.core.ids import RoleName
 
 ALONE = "redis"
@@ -88,7 +88,7 @@ class KeptProcess(Process):
 
         loop.add_reader(self._watched, closed)
         role = RoleName(self.cmd[1]) if self.cmd[0] == WORKER else None
-        fence = fence_at(self._redis_url, self.cmd[0], role or "") if self.cmd[0] in REGISTERED else None
+        fence = make_fence(self._redis_url, self.cmd[0], role or "") if self.cmd[0] in REGISTERED else None
         if self.predecessor is not None:
             await asyncio.to_thread(_end, self.predecessor)
             if fence:
@@ -98,7 +98,7 @@ class KeptProcess(Process):
             stop=stop,
             output=self,
             env=self.env,
-            alone=alone_at(self._redis_url) if self.cmd[0] == ALONE else None,
+            alone=make_alone_check(self._redis_url) if self.cmd[0] == ALONE else None,
             when_dead=fence,
             starts=WorkerStarts(self._redis_url, role) if role else None,
         ).run()

@@ -13,7 +13,7 @@ from typing import cast
 import psutil
 from redis.exceptions import RedisError
 
-from fleet.cli.keep import WhenDead
+from fleet.cli.keeper import WhenDead
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
 from fleet.control.log_stream import add_line
@@ -28,7 +28,7 @@ RETRY_S = 0.5
 log = logging.getLogger(__name__)
 
 
-def fence_at(redis_url: str, process: str, role: str = "") -> WhenDead:
+def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
     """A `Keeper.when_dead` of a `process` (worker, web or conductor): fences what it had registered, and logs its death.
 
     `role` is what a worker serves. A Redis that is away leaves both to the lease.
@@ -153,7 +153,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def alone_at(redis_url: str) -> Callable[[], Awaitable[bool]]:
+def make_alone_check(redis_url: str) -> Callable[[], Awaitable[bool]]:
     """Whether the one who asks is the server's only client; a server that does not answer has none."""
 
     async def alone() -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError, InputTooLarge
-from fleet.processing.voiced import VoicedSearch
+from fleet.processing.voice_onset import VoicedSearch
 from web.errors import type_of
 from web.gateway import Gateway
 from web.realtime import server_events as say

@@ -19,15 +19,15 @@ import psutil
 from fleet.core.parent_death import signalled_with_parent
 
 CANNOT_START_S = 60.0
-WELL_S = 10.0
+STABLE_AFTER_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
 """Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only worker cannot be announced."""
 LAST_LINES = 5
-LINGER_S = 3.0
+ALONE_TIMEOUT_S = 3.0
 LINGER_POLL_S = 0.05
-STOP_PATIENCE_S = 10.0
-READER_PATIENCE_S = 1.0
+STOP_TIMEOUT_S = 10.0
+READER_TIMEOUT_S = 1.0
 NOT_STARTED = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
@@ -51,11 +51,11 @@ class RestartPolicy:
         failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
         if failed_at_once and not served:
             return None
-        self.deaths = 1 if now_s - started_s >= WELL_S else self.deaths + 1
+        self.deaths = 1 if now_s - started_s >= STABLE_AFTER_S else self.deaths + 1
         return min(FIRST_PAUSE_S * 2.0 ** min(self.deaths - 1, 32), MAX_PAUSE_S)
 
 
-class Output(Protocol):
+class KeeperOutput(Protocol):
     """Where a kept command's lines go, and what is told of it. `line` is called from a thread of its own."""
 
     def line(self, line: bytes) -> None: ...
@@ -63,7 +63,7 @@ class Output(Protocol):
     def started(self, pid: int) -> None: ...
 
 
-class Starts(Protocol):
+class StartAnnouncer(Protocol):
     """Announces the starts of a kept command to those who wait for it."""
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None: ...
@@ -71,7 +71,7 @@ class Starts(Protocol):
     async def end(self, *, failed: bool) -> None: ...
 
 
-class Terminal:
+class TerminalOutput:
     """This process's own standard output."""
 
     def line(self, line: bytes) -> None:
@@ -96,11 +96,11 @@ class Keeper:
 
     arguments: list[str]
     stop: asyncio.Event
-    output: Output = field(default_factory=Terminal)
+    output: KeeperOutput = field(default_factory=TerminalOutput)
     env: Mapping[str, str] | None = None
     alone: Callable[[], Awaitable[bool]] | None = None
     when_dead: WhenDead | None = None
-    starts: Starts | None = None
+    starts: StartAnnouncer | None = None
     _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
@@ -179,7 +179,7 @@ class Keeper:
         if self.when_dead and status != 0 and not self.stop.is_set():
             # First of all: listeners wait for what it held.
             self._served = await self.when_dead(process.pid, cause_of(status))
-        await asyncio.to_thread(reader.join, READER_PATIENCE_S)
+        await asyncio.to_thread(reader.join, READER_TIMEOUT_S)
         return status
 
     def _pass_on(self, pipe: IO[bytes]) -> None:
@@ -200,7 +200,7 @@ class Keeper:
                 await _linger(self.alone)
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            await asyncio.wait({ended}, timeout=STOP_PATIENCE_S)
+            await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
         if not ended.done():
             kill_all(process.pid)
         return await ended
@@ -210,7 +210,7 @@ async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
     when_dead: WhenDead | None = None,
-    starts: Starts | None = None,
+    starts: StartAnnouncer | None = None,
 ) -> int:
     """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
     stop = asyncio.Event()
@@ -240,7 +240,7 @@ def _how(status: int) -> str:
 
 
 async def _linger(alone: Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + LINGER_S
+    deadline = asyncio.get_running_loop().time() + ALONE_TIMEOUT_S
     while asyncio.get_running_loop().time() < deadline and not await alone():
         await asyncio.sleep(LINGER_POLL_S)
 
