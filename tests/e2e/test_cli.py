@@ -208,7 +208,7 @@ def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path)
         wait_until(lambda: ping(data), "Redis to answer")
         killed = only_child(kept)
         killed.kill()
-        kept.wait_for("redis was killed by SIGKILL; starting it again")
+        kept.wait_for("redis was killed by SIGKILL; restarting it")
         wait_until(lambda: ping(data), "Redis to answer again")
         second = only_child(kept)
         assert second.pid != killed.pid
@@ -228,7 +228,7 @@ def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None
 def test_a_kept_command_that_cannot_start_is_given_up(tmp_path: Path, taken_port: int) -> None:
     done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
     assert done.returncode == 1
-    assert "redis ended with status 1 and is not started again" in done.stderr
+    assert "redis ended with status 1 and is not restarted" in done.stderr
 
 
 def only_child(running: Running) -> psutil.Process:
