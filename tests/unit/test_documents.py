@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support import REPO
-from web.metrics import Metrics
+from web.gateway.metrics import Metrics
 from web.openapi import OPERATIONS
 from web.ports import FleetPort
 
