@@ -174,17 +174,17 @@ def find_module(command: Command, _gateway: Gateway, _folder: Path) -> None:
 
 
 CHECKS = (
-    Check(r"fleet( [\w-]+)* --help|fleet config .*|fleet pocket steps|fleet doctor", run_in_process),
+    Check(r"fleet( [\w-]+)* --help|fleet config .*|fleet doctor", run_in_process),
     Check(r"fleet (up|status|redis|jobs|dead-letters) ?.*", parse_fleet, ("tests/e2e/test_up.py", "tests/e2e/test_cli.py")),
     Check(r"fleet (worker|conductor|web) ?.*", parse_fleet, ("tests/e2e/test_supervision.py",)),
     Check(r"fleet pocket|fleet (chaos|bench) ?.*", parse_fleet, ("tests/e2e/test_chaos.py",)),
-    Check(r"fleet pocket (demo|train|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
+    Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
     Check(r"fleet doctor .+", parse_fleet),
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),
     Check(r"pip install .*", install),
     Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+)?", parse_shell),
-    Check(r"python -m tests\.[\w.]+ DIR", find_module),
+    Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
     Check(r"openssl rand .*", run_shell),
     Check(r"openssl (req|x509) .*", parse_shell, ("tests/e2e/test_deployed_redis.py",)),
