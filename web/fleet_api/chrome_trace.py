@@ -9,7 +9,7 @@ import msgspec
 
 from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace
 from fleet.graphs import Graph
-from web.fleet_api.walks import Logs, walk_spans
+from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
 PROCESS = 1
 
@@ -33,12 +33,12 @@ class ChromeTrace(msgspec.Struct, frozen=True, kw_only=True):
     otherData: dict[str, str] = {}
 
 
-def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: Logs) -> ChromeTrace:
+def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> ChromeTrace:
     """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of stages, then KV owners.
 
     `logs`: chunks by edge, which determine the begin of walks.
     """
-    walks = {task.stage: found for task in trace.tasks if (found := walk_spans(trace, task, graph, logs))}
+    walks = {task.stage: found for task in trace.tasks if (found := find_walk_spans(trace, task, graph, logs))}
     lanes = ["request", *(task.stage for task in trace.tasks), *(f"edge {edge.name}" for edge in trace.edges)]
     lanes += [f"walks {stage}" for stage in walks]
     lanes += sorted({f"kv {span.stage}" for span in trace.kv})
