@@ -20,7 +20,7 @@ from web.http.cookies import read_cookie
         ("bad cookie \\ ; a=1", "1"),
     ],
 )
-def test_cookie_is_found_by_its_name(header: str, value: str) -> None:
+def test_cookie_is_found_by_name(header: str, value: str) -> None:
     assert read_cookie(header, "a") == value
 
 

@@ -40,7 +40,7 @@ def is_within(raw: bytes, max_values: int) -> bool:
 
 @given(VALUES, st.booleans(), st.integers(1, 9))
 @example(["\\", '"', "a,b"], False, 3)
-def test_values_are_counted_as_a_parser_counts_them(value: object, escaped: bool, piece_bytes: int) -> None:
+def test_json_values_are_counted_as_by_parser(value: object, escaped: bool, piece_bytes: int) -> None:
     raw = json.dumps(value, ensure_ascii=escaped).encode()
     num = separators(value)
     with pytest.MonkeyPatch.context() as patch:

@@ -124,7 +124,7 @@ def by_line(pieces: list[bytes]) -> Measured:
 
 @pytest.mark.parametrize("fields", [{}, SPOKEN], ids=["text", "spoken"])
 @pytest.mark.parametrize("tool", [vllm, by_line], ids=lambda tool: tool.__name__)
-def test_load_tool_reads_a_whole_stream(
+def test_load_tool_reads_complete_stream(
     gateway: Gateway, tool: Callable[[list[bytes]], Measured], fields: dict[str, object]
 ) -> None:
     fields = {**fields, "temperature": 0.0, "ignore_eos": True, "top_k": -1, "min_tokens": 1, "repetition_penalty": 1.0}
@@ -160,7 +160,7 @@ def test_load_tool_reads_a_stream_with_pauses(
     assert tool(pieces).text == "Hello there."
 
 
-def test_event_ids_are_sent_only_where_they_are_asked_for(gateway: Gateway) -> None:
+def test_event_ids_are_sent_only_on_request(gateway: Gateway) -> None:
     plain = b"".join(pieces_of(gateway, **SPOKEN)).decode()
     assert all(line == "" or line.startswith("data: ") for line in plain.split("\n"))
     asked = b"".join(pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": True})).decode()

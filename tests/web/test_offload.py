@@ -30,7 +30,7 @@ LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_B
         ("/v1/realtime/client_secrets", {"note": "x" * INLINE_BYTES}),
     ],
 )
-def test_large_body_is_read_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
+def test_large_body_is_parsed_while_others_are_served(gateway: Gateway, path: str, body: dict[str, object]) -> None:
     begun, release = threading.Event(), threading.Event()
 
     def hold_the_thread() -> None:
@@ -98,17 +98,17 @@ def test_long_name_and_value_of_an_unknown_field_are_not_searched() -> None:
     [{"text": "x" * 8_000_000}, {"list": ["x" * 100] * 60_000}, {"numbers": [10**4_000] * 500}],
     ids=["text", "list", "numbers"],
 )
-def test_body_that_is_too_long_to_keep_is_not_copied(field: dict[str, object]) -> None:
+def test_too_large_body_is_not_stored(field: dict[str, object]) -> None:
     body = parse_chat(chat(metadata=field))
     assert stored_body(body) == "" and peak_bytes(lambda: stored_body(body)) < 1_000_000
 
 
-def test_short_body_is_kept() -> None:
+def test_small_body_is_stored() -> None:
     kept = json.loads(stored_body(parse_chat(chat(metadata={"text": "x", "number": 10**30}))))
     assert kept["metadata"] == {"text": "x", "number": 10**30}
 
 
-def test_inputs_are_read_one_after_another_in_one_thread() -> None:
+def test_large_inputs_are_parsed_sequentially_in_one_thread() -> None:
     """Otherwise several would be expanded in memory at a time."""
     names: list[str] = []
 

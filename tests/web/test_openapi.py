@@ -19,7 +19,7 @@ DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 MODEL = "omni"
 
 
-def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
+def test_every_api_route_has_operation(loaded: Loaded) -> None:
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = FakeClient(loaded.config.graph_declaration(), tokenizer)
     app = create_app(loaded.config, client, loaded.frontend, None)
@@ -33,7 +33,7 @@ def test_every_route_of_the_api_has_an_operation(loaded: Loaded) -> None:
     assert {(op.method, op.path) for op in OPERATIONS} == served
 
 
-def test_the_document_is_served_and_each_reference_in_it_leads_somewhere(gateway: Gateway) -> None:
+def test_document_is_served_and_its_references_resolve(gateway: Gateway) -> None:
     served = gateway.http.get("/openapi.json").json()
     assert served == msgspec.json.decode(msgspec.json.encode(document(MODEL)))
     schemas = served["components"]["schemas"]
@@ -59,7 +59,7 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
 
 
 @pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
-def test_whatever_is_made_of_the_description_is_no_fault_of_ours(gateway: Gateway, operation: Operation, mode: str) -> None:
+def test_requests_generated_from_document_cause_no_server_error(gateway: Gateway, operation: Operation, mode: str) -> None:
     """Requests as the document allows them, and, where there is anything to say wrong, as it does not."""
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))

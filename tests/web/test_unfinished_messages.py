@@ -82,7 +82,7 @@ def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded,
     assert TOO_SLOW in received
 
 
-def test_websocket_without_a_message_under_way_stays_open(loaded: Loaded) -> None:
+def test_websocket_without_unfinished_message_stays_open(loaded: Loaded) -> None:
     with serving(bounded(loaded, body_timeout_s=0.1)) as gateway, opened(Target.of(gateway.url)) as wire:
         with opened(Target.of(gateway.url)) as unfinished:
             unfinished.sendall(fragment(1000))
