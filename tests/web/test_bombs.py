@@ -1,4 +1,4 @@
-"""Costly bodies and events: each is refused by a bound that its error names, in bounded memory."""
+"""Costly bodies and events: each is refused by a limit that its error names, in bounded memory."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support import REPO
 from tests.web.bombs import BODIES, CHAT, EVENTS, MIB, Bomb, audio_chat
 
 MAX_GROWTH_BYTES = 100 * MIB
-"""Beside the body, which is in memory twice while it is put together."""
+"""Limit beside the body, which is in memory twice while it is joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Target:
     pid: int
 
     def growth(self, start: int) -> int:
-        """The most memory that was resident since `mark`, more than then."""
+        """Return the growth of peak resident memory since `mark`."""
         return self._bytes("VmHWM") - start
 
     def mark(self) -> int:

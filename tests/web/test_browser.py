@@ -1,4 +1,4 @@
-"""The Voice page before a real gateway: a typed message is answered in text and in sound that is really played."""
+"""The Voice page with a real gateway, in Chromium."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def page(browsers: Browsers, gateway: Gateway) -> Iterator[Page]:
 
 
 def said(text: str) -> NDArray[np.int16]:
-    """At the rate of a browser's fake microphone."""
+    """Return speech at the rate of the browser's fake microphone."""
     return np.repeat(np.frombuffer(speech(text), "<i2"), MIC_RATE_HZ // SPOKEN_HZ)
 
 
@@ -138,7 +138,7 @@ def test_failure_is_shown_with_reason(page: Page, gateway: Gateway) -> None:
 
 
 def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: Gateway) -> None:
-    """Words, since this gateway's ear knows a voice from a tone."""
+    """Speech and not a tone, since the gateway detects voice."""
     gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     words, more = said("What is the opposite of hot?"), said("Stop that now, and tell me something else.")
@@ -189,7 +189,7 @@ async ({ api, key, kinds }) => {
 
 
 def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(browsers: Browsers, gateway: Gateway, loaded: Loaded) -> None:
-    """The page is of one gateway, by another name of this machine. It calls one that allows it, and one that does not."""
+    """The page is served by one gateway, and calls two others, of which one allows its origin."""
     host = gateway.url.replace("127.0.0.1", "localhost")
     asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
     complaints = ["CORS policy", "Failed to load resource"]

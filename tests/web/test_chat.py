@@ -1,4 +1,4 @@
-"""Chat completions as the unmodified OpenAI client sees them: whole and streamed, text and speech."""
+"""Chat completions through the OpenAI client: streamed or not, text and speech."""
 
 import base64
 import io
@@ -68,7 +68,7 @@ def test_stream_without_include_usage_has_no_usage(gateway: Gateway) -> None:
 
 
 def audio_of(choice: Choice) -> dict[str, object]:
-    """The audio part of a delta; newer clients type it, older ones pass the dictionary through."""
+    """Return the audio of a delta, which older clients leave as a dictionary."""
     audio = getattr(choice.delta, "audio", None)
     if audio is None:
         return {}

@@ -1,4 +1,4 @@
-"""Connections are bounded in size, time and number: what no client needs is refused with a reason, and costs next to nothing."""
+"""Limits of connections in size, time and number: excess is refused with a reason, at little cost."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ SPOKEN: dict[str, object] = {
 
 @pytest.fixture(scope="module")
 def attacked(loaded: Loaded) -> Iterator[Gateway]:
-    """A gateway of this module: delayed summary lines of its log must not appear in other tests."""
+    """A gateway of this module only: delayed summary lines of its log must not appear in other tests."""
     with serving(loaded) as gateway:
         yield gateway
 
@@ -57,13 +57,13 @@ def target(gateway: Gateway) -> Target:
 
 @pytest.fixture
 def quick(loaded: Loaded) -> Iterator[Gateway]:
-    """A gateway of short time-outs."""
+    """A gateway with short time-outs."""
     with serving(bounded(loaded, **QUICK)) as gateway:
         yield gateway
 
 
 def error_of(said: bytes) -> tuple[int, str]:
-    """Status and code of a connection's last words."""
+    """Return status and error code of a connection's last response."""
     head, _, body = said.rpartition(b"\r\n\r\n")
     assert b"application/json" in head, said[:300]
     return int(head.rpartition(b"HTTP/1.1 ")[2].split()[0]), json.loads(body)["error"]["code"]
@@ -126,7 +126,7 @@ def test_chunked_upload_in_small_pieces_is_served(gateway: Gateway) -> None:
 
 
 def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
-    """It came after the request was let in by its header fields."""
+    """Trailer fields arrive after the access check."""
 
     async def tell_headers(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
@@ -145,7 +145,7 @@ def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
 
 
 def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
-    """Send a byte each 20 ms until something arrives, and return that."""
+    """Send a byte every 20 ms until a response arrives; return it."""
     wire.settimeout(0.02)
 
     def answer() -> bytes:
@@ -284,7 +284,7 @@ def test_slow_body_is_answered_408(quick: Gateway) -> None:
 
 
 def test_rest_of_refused_body_is_dropped_up_to_limit(quick: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer comes before the body: the connection is kept for a short rest, and ends for a slow or a long one."""
+    """The answer precedes the body: the connection survives a short rest, and ends after a slow or long one."""
     target = Target.of(quick.url)
     head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     refused = head + b"content-length: %d\r\n\r\n"
@@ -304,7 +304,7 @@ def test_rest_of_refused_body_is_dropped_up_to_limit(quick: Gateway, monkeypatch
 
 
 def test_refused_body_of_declared_length_is_dropped_to_its_end(target: Target) -> None:
-    """Many clients read nothing before they have sent everything."""
+    """Many clients read only after sending everything."""
     with target.connect() as wire:
         wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % (40 * MIB))
         assert b" 413 " in wire.recv(65_536)
@@ -384,7 +384,7 @@ def test_unread_stream_is_disconnected_and_resumable(quick: Gateway, caplog: pyt
 
 
 def test_unread_complete_answer_does_not_hold_connection(quick: Gateway) -> None:
-    """All of it is written, and less than uvicorn would wait for is left in the buffer."""
+    """The answer is written, and the rest in the buffer is too small for uvicorn's flow control."""
     target = Target.of(quick.url)
     quick.client.script = Script(num_samples=1_500_000)
     raw = json.dumps({"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}).encode()
@@ -439,7 +439,7 @@ def test_websocket_handshake_is_always_answered(target: Target, fields: bytes, s
 
 
 def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: Gateway, target: Target) -> None:
-    """Two protocols on one connection: the answer would be mixed with frames, and never learn that its client left."""
+    """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
     raw = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
     with target.connect() as wire:

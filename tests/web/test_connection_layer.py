@@ -1,4 +1,4 @@
-"""The bounded protocols against the installed uvicorn, and their parts: the log of abuse, descriptors, an orderly stop."""
+"""The bounded protocols with the installed uvicorn, and their parts: abuse log, descriptors, stop."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ OWN = {
     BoundedWebSocket: {"close_if_overdue", "take_over"},
     PipelineFlow: set[str](),
 }
-"""Methods that are no override: the others are worth nothing where uvicorn does not call them."""
+"""Methods that are not overrides; all others must exist in uvicorn."""
 READ_OF_UVICORN = {
     HttpToolsProtocol: {
         "pipeline", "flow", "cycle", "parser", "transport", "connections", "server_state", "headers", "loop",
@@ -58,7 +58,7 @@ READ_OF_UVICORN = {
     },
     FlowControl: {"read_paused", "write_paused"},
 }  # fmt: skip
-"""Attributes that the bounded protocols read or set; each is created by the class itself."""
+"""Attributes of uvicorn's classes that the bounded protocols use."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) 
 
 
 async def test_pings_of_unreading_client_are_not_answered(config: BoundedConfig) -> None:
-    """Nothing else would bound the answers that wait to be sent."""
+    """Otherwise unsent pongs would be unbounded."""
     config.load()
     protocol = BoundedWebSocket(config, ServerState(), {})
     protocol.conn.state = State.OPEN
@@ -137,7 +137,7 @@ def test_send_progress_ignores_writes_meanwhile() -> None:
 
 
 async def test_slow_reader_makes_progress_within_kernel_buffer() -> None:
-    """Linux takes more from a process only once a third of up to 4 MiB has left the socket."""
+    """Linux accepts more from a process only once a third of up to 4 MiB has left the socket."""
     loop = asyncio.get_running_loop()
     accepted: asyncio.Future[Connection] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""A client that leaves takes its request with it: before it is submitted, while it waits, and within its answer."""
+"""A disconnect aborts the request: before submission, while it waits, and within the answer."""
 
 import json
 import socket
@@ -55,7 +55,7 @@ def test_disconnect_during_submission_aborts_request(gateway: Gateway) -> None:
 
 
 def test_stopping_gateway_leaves_answer_resumable(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection ends with the gateway, and not because the client left."""
+    """The gateway closes the connection, not the client."""
     monkeypatch.setattr(serve, "GRACE_S", 1)
     body = json.dumps({"model": "omni", "messages": HELLO, "stream": True}).encode()
     with socket.socket() as wire:

@@ -1,4 +1,4 @@
-"""The public API of what people look at and order: shapes, filters, errors; over the fleet that `plausible` makes up."""
+"""The fleet API: shapes, filters, errors; with the invented fleet of `plausible`."""
 
 import io
 import wave
@@ -16,14 +16,14 @@ from tests.web.plausible import HOSTILE, busy
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> FakeTelemetry:
-    """The gateway's read models, all of them filled."""
+    """The gateway's telemetry, with data in every part."""
     told = busy(gateway.client.graph)
     gateway.client.tell(told)
     return told
 
 
 def refusal(gateway: Gateway, method: str, path: str) -> tuple[int, str, str | None]:
-    """Status, code and param, in OpenAI's shape."""
+    """Return status, code and param of an error in OpenAI's shape."""
     answer = gateway.http.request(method, path)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]

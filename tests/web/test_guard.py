@@ -1,4 +1,4 @@
-"""Who may change the fleet: the key, the cookie with its token, pages of this origin; and nobody where a gateway only shows."""
+"""Access rules: key, cookie with CSRF token, origin, host; and the read-only gateway."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def locked(serve_with: Callable[[str | None], Gateway]) -> Gateway:
 
 @pytest.fixture
 def browser(locked: Gateway) -> Iterator[httpx.Client]:
-    """Logged in, as a browser is."""
+    """A logged-in browser."""
     with httpx.Client(base_url=locked.url, headers={"origin": locked.url}) as client:
         assert client.post("/console/login", data={"key": KEY}).status_code == 303
         yield client

@@ -1,4 +1,4 @@
-"""The scan of a JSON text counts what a parser would make of it, wherever its pieces are cut."""
+"""The scan of a JSON text counts like a parser, for any split into pieces."""
 
 import json
 from typing import cast
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 
 def separators(value: object) -> int:
-    """Commas and opening brackets of its JSON, without those in strings."""
+    """Count commas and opening brackets outside of strings."""
     if isinstance(value, dict):
         inner = list(cast("dict[str, object]", value).values())
     elif isinstance(value, list):

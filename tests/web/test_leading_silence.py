@@ -1,4 +1,4 @@
-"""Spoken answers that begin with silence: at most 60 ms of it is sent, the same at every gateway, and everything else is kept."""
+"""Trimming of leading silence: at most 60 ms is sent, the same at every gateway."""
 
 import base64
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format":
 
 @pytest.fixture(scope="module")
 def keeping(loaded: Loaded, shared_gateway: Gateway) -> Iterator[Gateway]:
-    """A second gateway, which keeps all silence of the requests that are sent to it."""
+    """A second gateway without the limit."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     other = Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
     with serving(other, client=shared_gateway.client) as gateway:

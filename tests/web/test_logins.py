@@ -1,4 +1,4 @@
-"""Logins of the console: random, ended by logging out, unknown under another key, and refused clearly while Redis is away."""
+"""Logins of the console: random tokens, logout, other keys, unreachable Redis."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ def locked(loaded: Loaded) -> Iterator[Gateway]:
 
 @pytest.fixture
 def gateway(locked: Gateway) -> Iterator[Gateway]:
-    """A gateway with a key, whose control plane answers again afterwards."""
+    """A gateway with a key; its control plane is reachable again afterwards."""
     yield locked
     locked.client.unreachable = None
     locked.client.telemetry.orders.clear()

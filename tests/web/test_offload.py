@@ -1,4 +1,4 @@
-"""Large inputs are read in one thread while the event loop serves others, with work and memory in proportion to their length."""
+"""Large inputs are parsed in one thread, in linear time and memory, while the event loop serves others."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def num_calls(work: Callable[[], object]) -> int:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most that Python's objects took while `work` ran."""
+    """Return the peak memory of Python objects during `work`."""
     tracemalloc.start()
     try:
         work()
@@ -109,7 +109,7 @@ def test_small_body_is_stored() -> None:
 
 
 def test_large_inputs_are_parsed_sequentially_in_one_thread() -> None:
-    """Otherwise several would be expanded in memory at a time."""
+    """Otherwise several inputs would be expanded in memory together."""
     names: list[str] = []
 
     async def read_many() -> None:

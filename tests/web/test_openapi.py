@@ -1,4 +1,4 @@
-"""The API's own description: it names every route, and whatever can be made of it is answered without a 5xx."""
+"""The OpenAPI document: it has every route, and requests generated from it cause no 5xx."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from web.app import create_app
 from web.openapi import OPERATIONS, Operation, document
 
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-"""The rest are pages for people."""
+"""Prefixes of the API; other routes are pages."""
 MODEL = "omni"
 
 
@@ -60,7 +60,7 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
 
 @pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
 def test_requests_generated_from_document_cause_no_server_error(gateway: Gateway, operation: Operation, mode: str) -> None:
-    """Requests as the document allows them, and, where there is anything to say wrong, as it does not."""
+    """Valid requests by the document, and invalid ones where possible."""
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))
     cases = schema[operation.path][operation.method].as_strategy(generation_mode=schemathesis.GenerationMode[mode])

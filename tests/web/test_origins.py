@@ -1,4 +1,4 @@
-"""Pages of other origins: which may call the API, with what headers, and what stays closed to all of them."""
+"""Cross-origin use of the API: allowed origins, headers, and the closed console."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Files of browsers, of phones and of the server itself, sent back to it through each route that takes audio."""
+"""Audio files of browsers, phones and the server itself, on each route with audio input."""
 
 import base64
 from collections.abc import Mapping

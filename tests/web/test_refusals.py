@@ -1,4 +1,4 @@
-"""Unserved features are refused with one code and with advice for a person at a chat page; content is never ignored."""
+"""Unserved features are refused with one code and with advice for users of a chat page; content is never ignored."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_empty_content_field_is_ignored(gateway: Gateway, empty: object) -> None
 
 
 def test_unknown_setting_is_ignored_and_reported(gateway: Gateway) -> None:
-    """Names that other servers and clients send, with values of no content."""
+    """Names that other servers and clients use, with values without content."""
     settings: dict[str, object] = {
         **{"use_audio_in_video": True, "mm_processor_kwargs": {"fps": 2}, "image_detail": "low", "video_fps": 2},
         **{"image_aspect_ratio": "16:9", "image_model": "m", "audio_codec": "opus", "audio_output": "on", "document_id": "d"},

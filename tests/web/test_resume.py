@@ -1,4 +1,4 @@
-"""An answer whose gateway or connection was lost goes on from any event: together the parts are the undisturbed answer."""
+"""An answer resumes after any event, when its gateway or connection is lost, without loss or repetition."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ def events(lines: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def told(found: list[tuple[str, dict[str, object]]]) -> tuple[str, bytes]:
-    """The transcript and the sound."""
+    """Return transcript and audio."""
     text, sound = "", b""
     for _, data in found:
         for choice in data.get("choices", []):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Models, stories, health, metrics, keys, and the framework's own errors."""
+"""Models, requests, health, metrics, keys, and errors of the router."""
 
 import asyncio
 import json
@@ -9,13 +9,11 @@ import httpx
 import openai
 import pytest
 from websockets.asyncio.client import connect
-from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Role, Script
-from tests.web.realtime.refusals import refusal_of
 from web.gateway.sampling import stage_defaults
 
 
@@ -220,21 +218,6 @@ def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], G
         assert answer.headers["retry-after"] == "1"
         told = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
         assert told.status_code == 503 and ("talker" in told.text or "10.1.2.3" in told.text)
-
-
-def test_login_page_exchanges_key_for_cookie(serve_with: Callable[[str | None], Gateway]) -> None:
-    gateway = serve_with("secret")
-    with httpx.Client(base_url=gateway.url) as browser:
-        assert browser.post("/console/login", data={"key": "wrong"}).status_code == 401
-        assert browser.post("/console/login", data={"key": "secret"}).status_code == 303
-        assert "secret" not in str(browser.cookies) and browser.get("/").status_code == 200
-
-
-def test_cross_site_requests_are_refused(gateway: Gateway) -> None:
-    answer = gateway.http.post("/v1/chat/completions", headers={"sec-fetch-site": "cross-site"})
-    assert answer.status_code == 403 and answer.json()["error"]["code"] == "cross_site_request"
-    refusal = asyncio.run(refusal_of(gateway, "/console/ws", origin=Origin("http://evil.example")))
-    assert refusal.error["code"] == "cross_site_request"
 
 
 def test_content_security_policy_allows_own_scripts_only(gateway: Gateway) -> None:

@@ -1,4 +1,4 @@
-"""The gateway as a process on a real Redis: it starts without workers, says so, and stops in order."""
+"""The gateway as a process with a real Redis: start without workers, stop, failures at start."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Audio files crafted to be expensive: refused once recognised, and no other request waits while they are decoded."""
+"""Audio files crafted to be expensive: they are refused, and delay no other request."""
 
 import json
 import socket
@@ -24,14 +24,14 @@ FIELD = "messages[0].content[0].input_audio.data"
 
 @contextmanager
 def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tuple[Gateway, StuckDecoders]]:
-    """A gateway whose decoders never answer."""
+    """A gateway whose decoders never reply."""
     with stuck_decoders() as stuck, serving(loaded) as gateway:
         gateway.client.script = script or Script()
         yield gateway, stuck
 
 
 def send(gateway: Gateway, file: bytes) -> socket.socket:
-    """Ask about a sound file over a plain socket, which the caller closes."""
+    """Send an audio file over a plain socket, which the caller closes."""
     messages = [{"role": "user", "content": [input_audio(file, None)]}]
     body = json.dumps({"model": "omni", "messages": messages}).encode()
     host, _, port = gateway.url.removeprefix("http://").partition(":")

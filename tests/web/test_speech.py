@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech as the unmodified OpenAI client sees it: the text itself, in each format, as it is made."""
+"""POST /v1/audio/speech through the OpenAI client: formats, streaming, errors."""
 
 import base64
 import io
@@ -119,7 +119,7 @@ def test_long_text_is_spoken_in_pieces(gateway: Gateway) -> None:
 
 
 def test_further_piece_is_retried_while_queue_is_full(gateway: Gateway) -> None:
-    """Refused once in mid-text: nobody hears of it. Refused at the beginning: the client is told to come again."""
+    """A later refusal is retried; a refusal of the first piece is returned to the client."""
     gateway.client.script = Script(refusal=Overloaded("64 requests are running"), refusals=range(1, 3))
     answer = speak(gateway, input=LONG, response_format="pcm")
     assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples * len(gateway.client.submitted)
@@ -219,7 +219,7 @@ def test_arbitrary_text_is_spoken_completely_or_refused(gateway: Gateway, text: 
 
 
 def test_voices_are_listed_with_id_and_name(gateway: Gateway) -> None:
-    """As Open WebUI reads them; each id is a voice that can be asked for."""
+    """The fields that Open WebUI reads; each id is an accepted voice."""
     answer = gateway.http.get("/v1/audio/voices").json()
     names = {voice["id"]: voice["name"] for voice in answer["voices"]}
     assert next(iter(names)) == "ethan" and "chelsie" in names and answer["uploaded_voices"] == []

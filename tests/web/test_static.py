@@ -1,4 +1,4 @@
-"""Vendored scripts are the released files, byte for byte, and pages load nothing from another host."""
+"""Vendored scripts equal the released files, and pages load nothing from other hosts."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The way in from elsewhere: a certificate of the deployment's or of its own making, and the lines that say how."""
+"""Certificates, configured or self-signed, and the lines printed at start."""
 
 import ipaddress
 import json

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions as the unmodified OpenAI client sees it, and what a form may hold that is none."""
+"""POST /v1/audio/transcriptions through the OpenAI client, and invalid forms."""
 
 import asyncio
 import io
@@ -217,13 +217,13 @@ def test_text_beside_a_file_of_the_same_name_is_refused(gateway: Gateway) -> Non
 
 
 def test_empty_upload_beside_file_is_ignored(gateway: Gateway) -> None:
-    """As a browser sends a file chooser of a form that was left empty."""
+    """Browsers send an empty upload for an unused file chooser."""
     files = [("file", ("a.wav", sound())), ("reference_audio", ("", b""))]
     assert gateway.http.post(PATH, data={"model": "omni"}, files=files).status_code == 200
 
 
 def test_empty_model_selects_served_one(gateway: Gateway) -> None:
-    """As Open WebUI sends it while no model is chosen in its settings."""
+    """Open WebUI sends an empty model if none is chosen."""
     answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
     assert answer.status_code == 200, answer.text
 

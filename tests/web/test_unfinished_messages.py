@@ -1,4 +1,4 @@
-"""Unfinished WebSocket messages are bounded in memory and time, whatever else their connection does."""
+"""Unfinished WebSocket messages are limited in memory and time, whatever else the connection sends."""
 
 import socket
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ TOO_SLOW = b"\x03\xf0a message came too slowly"
 
 
 def fragment(num_bytes: int, *, missing: int = 0) -> bytes:
-    """The first frame of a fragmented text, masked with zeros, without the last `missing` bytes."""
+    """Return the first frame of a fragmented text, masked with zeros, without the last `missing` bytes."""
     return b"\x01\xff" + (num_bytes + missing).to_bytes(8) + bytes(4) + b"a" * num_bytes
 
 
 @contextmanager
 def opened(target: Target) -> Iterator[socket.socket]:
-    """A WebSocket whose session was created: what is sent now is read as frames."""
+    """Open a WebSocket; return its socket once the session is created."""
     with attacks.open_websocket(target) as wire:
         read_up_to(wire, b"session.created")
         yield wire

@@ -1,4 +1,4 @@
-"""Wrong API keys: answered 429 after some, by each way in; the right one is accepted meanwhile, and the log stays short."""
+"""Back-off after wrong API keys on each way of access; the right key is always accepted."""
 
 import logging
 import re
@@ -70,7 +70,7 @@ def test_requests_without_a_key_are_never_counted(locked: Gateway, caplog: pytes
 
 
 def test_wrong_key_of_cross_site_page_counts(locked: Gateway) -> None:
-    """Otherwise the two refusals would distinguish a right key from a wrong one without a back-off."""
+    """Otherwise the two refusals would distinguish right from wrong keys without a back-off."""
     for _ in range(NUM_FREE):
         assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 403
     assert locked.http.post(MODELS, headers={**bearer("wrong"), "origin": "http://evil.example"}).status_code == 429
@@ -105,7 +105,7 @@ async def test_websockets_back_off_for_each_way_of_sending_key(
 
 
 class Minutes:
-    """A clock that a test moves, and what is due later on it."""
+    """A clock that the test advances, with its scheduled calls."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
