@@ -197,7 +197,7 @@ def test_required_tool_is_refused(gateway: Gateway, name: str, choice: object) -
         ("POST", "/api/chat", "Ollama"),
         ("POST", "//api//chat", "Ollama"),
         ("GET", "/v1//responses", "/v1/chat/completions"),
-        ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not kept under their ids"),
+        ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not stored under their ids"),
     ],
 )
 def test_unserved_route_is_refused_with_alternative(gateway: Gateway, method: str, path: str, advice: str) -> None:
