@@ -16,8 +16,8 @@ from fleet.control.connect import connect, run, text
 from fleet.core.errors import Aborted
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
-from fleet.worker.link import TurnResult
 from fleet.worker.loop import WorkerLoop
+from fleet.worker.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
 from tests.support import wait_until
 
@@ -124,7 +124,9 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
 def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:
     """As each loop says itself: only its own thread may ask its engine and its transfer while it runs."""
     busy = [f"{loop.role} counts {loop.vitals}" for loop in living if _counts(loop)]
-    offering = [f"{loop.role} offers {loop.passing.offers.requests()}" for loop in living if loop.passing.offers.requests()]
+    offering = [
+        f"{loop.role} offers {loop.hand_offs.offers.open_requests()}" for loop in living if loop.hand_offs.offers.open_requests()
+    ]
     pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
     return [*busy, *offering, *pulling, *(f"somebody holds {request}" for request in held(fleet))]
 

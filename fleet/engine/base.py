@@ -90,7 +90,7 @@ class EngineStats:
     ready: int
     pages_used: int = 0
     pages_total: int = 0
-    pages_kept: int = 0
+    pages_cached: int = 0
     rows_reused: int = 0
 
 
@@ -109,7 +109,7 @@ class Engine(Protocol):
         """A paused request (no credit downstream) is skipped by `step()`; the batch goes on without it."""
         ...
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether `step()` would run a pass now."""
         ...
 
@@ -128,37 +128,37 @@ class Engine(Protocol):
         """End a request early but normally (a stop string was met, or another goes on with it): no more outputs, memory freed."""
         ...
 
-    def kept(self, session: str) -> int:
+    def num_cached_rows(self, session: str) -> int:
         """How many rows are kept for a session. What is kept is given up whenever a request needs the memory."""
         ...
 
-    def forget(self, session: str | None = None) -> None:
+    def drop_cached(self, session: str | None = None) -> None:
         """Give up what is kept for a session, or for all of them."""
         ...
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         """A copy of what is computed of a request, for another engine to adopt; None where there is nothing."""
         ...
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         """Where its pages lie, if another process can read them there."""
         ...
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
         """Finish a request, and keep what is computed of it for another engine to read, until `take_back`. None, and nothing
         done, where there is nothing, or the pages cannot be spared.
         """
         ...
 
-    def receive(self, num_rows: int) -> KVPages | None:
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
         """Pages to read so many rows into, until `adopt` or `take_back`; None where there are none to spare."""
         ...
 
-    def take_back(self, pages: KVPages) -> None:
+    def free_pages(self, pages: KVPages) -> None:
         """What was lent, or received and not adopted, is free again: nobody reads it or writes to it any more."""
         ...
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """Take over what another engine computed, for a request that was fed and has not begun. Whether that was possible: if
         not, it is computed here, which takes longer and changes nothing. Received pages are then the request's.
         """

@@ -115,7 +115,7 @@ class FakeEngine:
         if running is not None:
             running.paused = paused
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self.due_in_s() <= 0
 
     def due_in_s(self) -> float:
@@ -172,14 +172,14 @@ class FakeEngine:
         if running is not None and trail and self._source:
             self._kept[running.request.session] = trail
 
-    def kept(self, session: str) -> int:
+    def num_cached_rows(self, session: str) -> int:
         return len(self._kept.get(session, ()))
 
-    def forget(self, session: str | None = None) -> None:
+    def drop_cached(self, session: str | None = None) -> None:
         for name in list(self._kept) if session is None else [session]:
             self._kept.pop(name, None)
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         """The checksum, and what was made, which is returned again from there since there is no history."""
         running = self._running.get(request_id)
         if running is None or not running.made or not self._autoregressive:
@@ -187,19 +187,19 @@ class FakeEngine:
         numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
         return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         return None
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
         return None
 
-    def receive(self, num_rows: int) -> KVPages | None:
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
         return None
 
-    def take_back(self, pages: KVPages) -> None:
+    def free_pages(self, pages: KVPages) -> None:
         """There are none."""
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         running = self._running.get(request_id)
         if running is None or isinstance(blocks, KVPages) or running.made or len(blocks.data) % np.dtype(np.int64).itemsize:
             return False

@@ -12,7 +12,7 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class ArenaSlot:
     """A span of the arena. `generation` is never given out twice, so a slot's offset with another generation is another slot."""
 
     offset: int
@@ -37,8 +37,8 @@ class Arena:
         self.capacity_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
         self.request_cap_bytes = request_cap_bytes
         self._holes: list[tuple[int, int]] = [(0, self.capacity_bytes)] if self.capacity_bytes else []
-        self._slots: dict[int, Slot] = {}
-        self._by_request: dict[RequestId, dict[int, Slot]] = {}
+        self._slots: dict[int, ArenaSlot] = {}
+        self._by_request: dict[RequestId, dict[int, ArenaSlot]] = {}
         self._quarantined: set[int] = set()
         self._last_generation = 0
 
@@ -57,7 +57,7 @@ class Arena:
     def request_bytes(self, request: RequestId) -> int:
         return sum(slot.size_bytes for slot in self._by_request.get(request, {}).values())
 
-    def allocate(self, num_bytes: int, request: RequestId | None = None) -> Slot:
+    def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
         """Raises: TransferError if no hole is large enough, or the request would exceed its cap."""
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if request is not None and self.request_bytes(request) + size_bytes > self.request_cap_bytes:
@@ -65,14 +65,16 @@ class Arena:
                 f"request {request} holds {self.request_bytes(request)} bytes of the arena and asks for {size_bytes} more; "
                 f"its cap is {self.request_cap_bytes} (transfer.request_cap_mib)"
             )
-        slot = Slot(offset=self._take(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request)
+        slot = ArenaSlot(
+            offset=self._take(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request
+        )
         self._last_generation = slot.generation
         self._slots[slot.generation] = slot
         if request is not None:
             self._by_request.setdefault(request, {})[slot.generation] = slot
         return slot
 
-    def free(self, slot: Slot) -> None:
+    def free(self, slot: ArenaSlot) -> None:
         """Give a slot back, quarantined or not. A slot is freed once."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         del self._slots[slot.generation]
@@ -80,14 +82,14 @@ class Arena:
         self._quarantined.discard(slot.generation)
         self._give(slot.offset, slot.size_bytes)
 
-    def free_request(self, request: RequestId) -> list[Slot]:
+    def free_request(self, request: RequestId) -> list[ArenaSlot]:
         """Give back every slot of the request and return them; none if it has none."""
         slots = list(self._by_request.get(request, {}).values())
         for slot in slots:
             self.free(slot)
         return slots
 
-    def quarantine(self, slot: Slot) -> None:
+    def quarantine(self, slot: ArenaSlot) -> None:
         """Keep a slot from being given out again while something may still write into it."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         self._leave_request(slot)
@@ -107,7 +109,7 @@ class Arena:
         assert self._quarantined <= self._slots.keys(), "a quarantined slot is not held"
         assert all(self._by_request.values()), "a request without slots is remembered"
 
-    def _leave_request(self, slot: Slot) -> None:
+    def _leave_request(self, slot: ArenaSlot) -> None:
         if slot.request is None or slot.generation in self._quarantined:
             return
         slots = self._by_request[slot.request]

@@ -77,7 +77,7 @@ class Transfer(Protocol):
         """
         ...
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
         """Prepare for reads from a peer, which would else be done at the first. Takes a while. Raises: TransferError."""
         ...
 
@@ -92,7 +92,7 @@ class Transfer(Protocol):
         """Free every slot of the request. Idempotent."""
         ...
 
-    def owing(self) -> list[WorkerId]:
+    def stalled_peers(self) -> list[WorkerId]:
         """Peers that hold up the destination of a read that was given up: one that is gone for good is to be forgotten."""
         ...
 

@@ -38,7 +38,7 @@ class InlineTransfer:
             f"{ref.agent} published a tensor by NIXL, but {self.agent} has none; set transfer.kind alike for every worker"
         )
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
         """Nobody is ever read from."""
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
@@ -47,7 +47,7 @@ class InlineTransfer:
     def release(self, request: RequestId) -> None:
         self.arena.free_request(request)
 
-    def owing(self) -> list[WorkerId]:
+    def stalled_peers(self) -> list[WorkerId]:
         return []
 
     def forget_peer(self, peer: WorkerId) -> None:

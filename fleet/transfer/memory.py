@@ -12,7 +12,7 @@ import zlib
 from fleet.core.chunk import DTYPE_BYTES, TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.pages import Memory
-from fleet.transfer.arena import Slot
+from fleet.transfer.arena import ArenaSlot
 
 HEADER = struct.Struct("<QQ")
 """Generation, tensor length in bytes. A wiped header is zero, and no generation is."""
@@ -44,7 +44,7 @@ class HostMemory:
     def region(self) -> Memory:
         return Memory(self.address, self.length_bytes)
 
-    def seal(self, slot: Slot, source: memoryview) -> int:
+    def seal(self, slot: ArenaSlot, source: memoryview) -> int:
         """Copy a tensor's flat bytes into a slot under their header; return their checksum."""
         start = slot.offset + HEADER.size
         # The header goes last: until it is there, a reader of the slot's former content is refused.
@@ -53,11 +53,11 @@ class HostMemory:
         HEADER.pack_into(self.view, slot.offset, slot.generation, source.nbytes)
         return zlib.crc32(source)
 
-    def wipe(self, slot: Slot) -> None:
+    def wipe(self, slot: ArenaSlot) -> None:
         """Refuse reads of this slot from now on, without touching its tensor."""
         HEADER.pack_into(self.view, slot.offset, 0, 0)
 
-    def open(self, slot: Slot, ref: TensorRef) -> bytes:
+    def open(self, slot: ArenaSlot, ref: TensorRef) -> bytes:
         """Copy out what a read of `ref` has put into `slot`, and check it.
 
         Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those that were published.

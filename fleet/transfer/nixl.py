@@ -13,8 +13,8 @@ from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import BACKEND, HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
-from fleet.transfer.link import Link, NixlBlockRead, NixlPull
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
+from fleet.transfer.peer_link import NixlBlockRead, NixlPull, PeerLink
 from fleet.transfer.reach import LOCAL, Reach
 
 
@@ -32,7 +32,7 @@ class NixlTransfer:
         self._server = Agent(agent, [self.memory.region], reach)
         self._metadata = self._server.metadata()
         self._more: list[Memory] = []
-        self._links: dict[WorkerId, Link] = {}
+        self._links: dict[WorkerId, PeerLink] = {}
         self._forgotten: set[WorkerId] = set()
 
     def register(self, memory: Memory) -> bool:
@@ -68,8 +68,8 @@ class NixlTransfer:
         self.reap()
         return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        self._link(peer, peer_metadata).meet()
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        self._link(peer, peer_metadata).connect()
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         self.reap()
@@ -79,9 +79,9 @@ class NixlTransfer:
         for slot in self.arena.free_request(request):
             self.memory.wipe(slot)
 
-    def owing(self) -> list[WorkerId]:
+    def stalled_peers(self) -> list[WorkerId]:
         self.reap()
-        return [peer for peer, link in self._links.items() if any(not pull.wanted() for pull in link.reads)]
+        return [peer for peer, link in self._links.items() if any(not pull.is_wanted() for pull in link.reads)]
 
     def forget_peer(self, peer: WorkerId) -> None:
         self._forgotten.add(peer)
@@ -117,12 +117,12 @@ class NixlTransfer:
         self._links.clear()
         self._server.close()
 
-    def _link(self, peer: WorkerId, peer_metadata: bytes) -> Link:
+    def _link(self, peer: WorkerId, peer_metadata: bytes) -> PeerLink:
         if peer in self._forgotten:
             raise TransferError(f"{peer} is gone, and no worker returns under its former id")
         link = self._links.get(peer)
         if link is None or link.closed:
-            link = self._links[peer] = Link(
+            link = self._links[peer] = PeerLink(
                 f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more, self.reach
             )
         return link

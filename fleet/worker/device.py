@@ -18,7 +18,7 @@ EVERY_S = 1.0
 Vitals = Mapping[str, int | str]
 
 
-class Gauge:
+class DeviceMonitor:
     """`read` is cheap and never waits; what the GPU says is read by a thread of its own, for a driver may be slow to answer."""
 
     def __init__(self, device: str) -> None:

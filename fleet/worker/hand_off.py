@@ -28,7 +28,7 @@ NO_MEMORY = (MemoryError, RuntimeError)
 
 def share_pool(engine: Engine, transfer: Transfer) -> None:
     """Let peers read the engine's pages where they lie, where that is possible. Comes before the transfer's metadata is told."""
-    memory = engine.memory()
+    memory = engine.kv_memory()
     if memory is not None:
         transfer.register(memory)
 
@@ -56,7 +56,7 @@ class Offers:
         self._until: dict[RequestId, float] = {}
         self._lent: dict[RequestId, KVPages] = {}
 
-    def requests(self) -> list[RequestId]:
+    def open_requests(self) -> list[RequestId]:
         return list(self._until)
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
@@ -66,8 +66,8 @@ class Offers:
         """
         blocks: KVBlocks | KVPages | None = None
         try:
-            blocks = self._engine.lend(request) if self._transfer.shares_memory else None
-            blocks = blocks or self._engine.export(request)
+            blocks = self._engine.lend_pages(request) if self._transfer.shares_memory else None
+            blocks = blocks or self._engine.export_kv(request)
         except Exception:  # the engine's failure over one request, which goes on without
             log.exception("request %s: what is computed of it cannot be handed on; the next owner computes it", request)
         if not isinstance(blocks, KVPages):
@@ -110,7 +110,7 @@ class Offers:
             return
         pages = self._lent.pop(request, None)
         if pages is not None:
-            self._engine.take_back(pages)
+            self._engine.free_pages(pages)
         else:
             self._transfer.release(_owner(request))
 
@@ -163,7 +163,7 @@ class KVImport:
 
     def _poll_pages(self, remote: PagesRef) -> KVPages | None:
         if self._read is None:
-            self._pages = self._engine.receive(self._offer.num_rows)
+            self._pages = self._engine.reserve_pages(self._offer.num_rows)
             spans = spans_between(remote, self._pages.at) if self._pages is not None else []
             if not spans:
                 raise TransferError("there is no room for the blocks, or the pools are not alike")
@@ -190,10 +190,10 @@ class KVImport:
             if under_way is not None and self.blocks is None:
                 under_way.cancel()
 
-    def adopt(self, request: RequestId) -> bool:
+    def import_into(self, request: RequestId) -> bool:
         """Give the engine what came. Whether it took it; what it fails over, it computes."""
         try:
-            taken = self.blocks is not None and self._engine.adopt(request, self.blocks)
+            taken = self.blocks is not None and self._engine.import_kv(request, self.blocks)
         except Exception:  # the engine's failure over one request, which goes on without
             log.exception("request %s: what came for it cannot be adopted; it is computed here", request)
             taken = False
@@ -201,9 +201,9 @@ class KVImport:
             self._pages = None
         return taken
 
-    def take_back(self) -> bool:
+    def free_pages(self) -> bool:
         """Free what nobody adopted, as soon as nothing can land in it any more. Whether that is done."""
         if self._pages is not None and (self._read is None or self._read.settled):
-            self._engine.take_back(self._pages)
+            self._engine.free_pages(self._pages)
             self._pages = None
         return self._pages is None

@@ -71,7 +71,7 @@ class HandOffCoordinator:
         """Whether a task goes on with the answers to these."""
         return any(call.script == "confirm" for call, _ in posts)
 
-    def meet(self, workers_of: Callable[[RoleName], list[WorkerId]], peer: Callable[[WorkerId], bytes]) -> None:
+    def connect_to_sources(self, workers_of: Callable[[RoleName], list[WorkerId]], peer: Callable[[WorkerId], bytes]) -> None:
         """Make ready to read from a worker of the role before this one: the first read of all would else take long (0.2 s of
         computing, measured). Called while there is nothing else to do; one worker at a time, and now and then.
         """
@@ -87,7 +87,7 @@ class HandOffCoordinator:
         self._meet_again_s = now
         self._met.add(stranger)
         try:
-            self._transfer.meet(stranger, peer(stranger))
+            self._transfer.connect(stranger, peer(stranger))
         except TransferError as error:
             log.info("%s could not be met: %s", stranger, error.message)
 
@@ -115,7 +115,7 @@ class HandOffCoordinator:
 
     def posts(self) -> list[PendingCall]:
         """Offers that nobody took in time, blocks that are here, and hand-offs: after a task's chunks."""
-        self._abandoned = [adoption for adoption in self._abandoned if not adoption.take_back()]
+        self._abandoned = [adoption for adoption in self._abandoned if not adoption.free_pages()]
         stage = self._serves.stage
         posts: list[PendingCall] = [
             (scripts.release(request, stage, self._worker), partial(self._withdrawn, request))
@@ -137,7 +137,7 @@ class HandOffCoordinator:
             task, role = gift.task, self._serves.next
             if self._tasks.get(task.request) is not task or role is None:
                 if isinstance(gift.blocks, KVPages):
-                    self._engine.take_back(gift.blocks)
+                    self._engine.free_pages(gift.blocks)
                 continue
             assert not task.unsent, "what was made here goes before the hand-off, or nobody would make it"
             posts += [(call, _ignore) for call in told_of(task, self._worker)]
@@ -187,7 +187,7 @@ class HandOffCoordinator:
         if adoption is None:
             return
         is_ours = self._tasks.get(task.request) is task and text(reply) == "ok"
-        if not is_ours or not adoption.adopt(task.request):
+        if not is_ours or not adoption.import_into(task.request):
             self._abandoned.append(adoption)
             return
         self._note_pull(task, adoption)
@@ -211,13 +211,13 @@ class HandOffCoordinator:
         giving, self._giving = self._giving, []
         for gift in giving:
             if isinstance(gift.blocks, KVPages):
-                self._engine.take_back(gift.blocks)
+                self._engine.free_pages(gift.blocks)
         for task in self._tasks.values():
             self.forget(task)
         abandoned, self._abandoned = self._abandoned, []
         for adoption in abandoned:
-            assert adoption.take_back(), "a read goes on although its transfer is closed"
-        for request in self.offers.requests():
+            assert adoption.free_pages(), "a read goes on although its transfer is closed"
+        for request in self.offers.open_requests():
             self.offers.free(request)
 
 

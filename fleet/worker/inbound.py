@@ -31,7 +31,7 @@ class InboundEdge:
         if index in self._held:
             self._held[index] = (self._held[index][0], location)
 
-    def assign(self, from_index: int, walk: Walk) -> None:
+    def assign_walk(self, from_index: int, walk: Walk) -> None:
         """The conductor's word: from this index on the consumer is in `walk`. The first word for an index stands."""
         self._walks.setdefault(from_index, walk)
 
@@ -62,6 +62,6 @@ class InboundEdge:
         self.ended = chunk.final
         return chunk, location, self.walk
 
-    def missing(self) -> bool:
+    def has_gap(self) -> bool:
         """Whether a later chunk is here but the next one is not."""
         return bool(self._held) and self.consumed not in self._held

@@ -38,12 +38,12 @@ from fleet.core.telemetry import WorkerOrder
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.claimed import parse_claim
+from fleet.worker.cached_sessions import CachedSessions
+from fleet.worker.claim import parse_claim
 from fleet.worker.hand_off_coordinator import HandOffCoordinator, PendingCall, told_of
-from fleet.worker.link import Grant, Link
 from fleet.worker.receive import Receiver
+from fleet.worker.redis_link import Grant, RedisLink
 from fleet.worker.send import Sender
-from fleet.worker.sessions import Sessions
 from fleet.worker.task import Task, made_before, open_task
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class WorkerLoop:
     """Serves one role. `turn()` is the whole loop body; every attribute is touched by this thread only."""
 
     def __init__(
-        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: Link, transfer: Transfer
+        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, transfer: Transfer
     ) -> None:
         self.config, self.worker, self.role, self.built = config, worker, role, built
         self.engine, self.link, self.transfer = built.engine, link, transfer
@@ -77,12 +77,12 @@ class WorkerLoop:
         self.outputs = {edge.name: edge.target for edge in graph.edges_from(self.stage)}
         walks = graph.stage(self.stage).walks
         source = next((other.name for other in config.roles_of(self.stage) if other.next == role), None)
-        self.passing = HandOffCoordinator(
+        self.hand_offs = HandOffCoordinator(
             worker, self.serves, source, walks, self.engine, transfer, self.tasks, self._finish, self._drop, self.pulls
         )
         whole = len(config.roles_of(self.stage)) == 1  # between halves, who ends a task is not who begins the next
         most = config.limits.max_cached_conversations if whole else 0
-        self.sessions = Sessions(self.engine, worker, keep_s=config.lease.prefix_cache_s, most=most)
+        self.sessions = CachedSessions(self.engine, worker, keep_s=config.lease.prefix_cache_s, most=most)
         self.told: list[PendingCall] = []
         self.next_poll = 0.0
         self.vitals: dict[str, int | str] = {}
@@ -97,7 +97,7 @@ class WorkerLoop:
             progress()
         self._take_vitals()
 
-    def obey(self, order: WorkerOrder) -> None:
+    def apply_order(self, order: WorkerOrder) -> None:
         """What people bid it: to take nothing new, to take tasks again, or to leave when it has done what it has. What they ask
         of it besides, its lease's thread answers: this one may be what hangs.
         """
@@ -115,7 +115,7 @@ class WorkerLoop:
 
     def holds_anything(self) -> bool:
         """Whether somebody waits for what is here: of a worker that leaves, at most for a while."""
-        return bool(self.tasks or self.lingering or self.passing.offers.requests())
+        return bool(self.tasks or self.lingering or self.hand_offs.offers.open_requests())
 
     def turn(self) -> None:
         began_us = now_us()
@@ -126,27 +126,27 @@ class WorkerLoop:
             task = self.tasks.get(output.request_id)
             if task is None:
                 continue
-            self.passing.tell(task, began_us)
+            self.hand_offs.tell(task, began_us)
             if output.error is not None:
                 self._fail(task, output.error)
             else:
                 self._guard(task, lambda task=task, output=output: task.produced(output, len(self.tasks)))
                 self._consider_end(task, output)
                 if output is last[task.request]:
-                    self.passing.consider_giving(task, output, ended_us)
+                    self.hand_offs.consider_giving(task, output, ended_us)
         self._exchange()
         self._feed()
 
     def _consider_end(self, task: Task, output: EngineOutput) -> None:
         """What the engine keeps of a task is told before its last chunk is, after which another may hold the right."""
-        if task.adapter.stopped() and task.all_ended():
+        if task.adapter.is_stopped() and task.all_ended():
             self.engine.finish(task.request)
         elif not output.final:
             return
         self.sessions.ended(task)
 
     def _step(self) -> Sequence[EngineOutput]:
-        if not self.engine.ready():
+        if not self.engine.is_ready():
             return ()
         try:
             return self.engine.step()
@@ -176,7 +176,7 @@ class WorkerLoop:
         mail = self.link.exchange(
             [call for call, _ in posts],
             free_slots=self._free_slots(),
-            block_ms=self._block_ms(bool(self.failures) or self.passing.confirms(posts)),
+            block_ms=self._block_ms(bool(self.failures) or self.hand_offs.confirms(posts)),
             ask_live=ask,
         )
         self.failures, self.receiver.lost = [], []
@@ -195,7 +195,7 @@ class WorkerLoop:
         acks = [ack for task in self.tasks.values() if task.ack_due for ack in task.acks_due()]
         posts: list[PendingCall] = [(scripts.ack(acks), _ignore)] if acks else []
         told, self.told = self.told, []
-        posts += told + self.passing.stories() + self.sessions.posts()
+        posts += told + self.hand_offs.stories() + self.sessions.posts()
         # Before the chunk that may end the task: whoever waits for these tensors would not be told of another.
         posts += [(scripts.relocate(relocation), _ignore) for relocation in relocations]
         ending = [self.tasks[item.chunk.request] for item in appends if item.finish]
@@ -205,7 +205,7 @@ class WorkerLoop:
         posts += self._rests() + [(scripts.fail(event), _ignore) for event in self.failures]
         lost = [(task, task.producers[edge]) for task, edge in self.receiver.lost]
         posts += [(scripts.lose_tensors(task.request, task.stage, task.epoch, producer), _ignore) for task, producer in lost]
-        return posts + self.passing.posts()
+        return posts + self.hand_offs.posts()
 
     def _collected(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
         appends: list[scripts.Append] = []
@@ -277,19 +277,19 @@ class WorkerLoop:
             task.dirty = task.ack_due = True
         self.told += self._reservations()
         if not self.tasks:
-            self.passing.meet(self.link.workers_of, self.receiver.peer)
-        return list({*self.tasks, *self.lingering, *self.passing.offers.requests()})
+            self.hand_offs.connect_to_sources(self.link.find_workers, self.receiver.peer)
+        return list({*self.tasks, *self.lingering, *self.hand_offs.offers.open_requests()})
 
     def _look_for_consumers(self) -> None:
         """Who waits for credit holds a slot; the consumer that should give it may itself wait for one, and so on in a ring."""
         ahead = [(task, name) for task in self.tasks.values() for name, edge in task.outbound.items() if edge.is_ahead()]
-        owners = self.link.owners_of([(task.request, self.outputs[name]) for task, name in ahead])
+        owners = self.link.find_owners([(task.request, self.outputs[name]) for task, name in ahead])
         for (task, name), owner in zip(ahead, owners, strict=True):
             task.outbound[name].consumer_unassigned = not owner
 
     def _forget_the_gone(self) -> None:
         """A frozen worker may owe us a read for ever; once it has lost its right, what it would write into is free again."""
-        for peer in self.transfer.owing():
+        for peer in self.transfer.stalled_peers():
             if not self.link.is_registered(peer):
                 self.transfer.forget_peer(peer)
 
@@ -300,7 +300,7 @@ class WorkerLoop:
             "running": len(self.tasks),
             "pages_used": stats.pages_used,
             "pages_total": stats.pages_total,
-            "pages_kept": stats.pages_kept,
+            "pages_kept": stats.pages_cached,
             "rows_reused": stats.rows_reused,
             "slots_used": self.transfer.used_slots(),
             "hops": self.link.hops.encoded(),
@@ -339,16 +339,16 @@ class WorkerLoop:
             case WalkNotice(request=request, edge=edge, from_index=index, walk=walk):
                 task = self.tasks.get(request)
                 if task is not None and edge in task.inbound:
-                    task.inbound[edge].assign(index, walk)
+                    task.inbound[edge].assign_walk(index, walk)
             case TakenNotice():
                 self._let_go(notice)
             case OrderNotice(order=order):
-                self.obey(order)
+                self.apply_order(order)
             case PromotionNotice():
                 log.info("worker %s stood by, and takes tasks from now on", self.worker)
                 self.standing_by = False
             case FreeNotice(request=request):
-                self.passing.offers.free(request)
+                self.hand_offs.offers.free(request)
             case EndNotice(request=request, state=state):
                 self._drop(request, keep=state == "aborted")
 
@@ -389,7 +389,7 @@ class WorkerLoop:
             for piece in first:
                 task.cached_rows += self.engine.feed(grant.request, piece)
             if logs.offer is not None:
-                self.passing.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
+                self.hand_offs.arrive(task, logs.offer, fields, self.receiver.peer, self.config.transfer.deadline_s)
                 self.engine.pause(grant.request, paused=True)
                 task.paused = True
         except RedisError:
@@ -413,7 +413,7 @@ class WorkerLoop:
             task.ack_due = True
             for piece in task.adapter.consume(edge, walk, arrays, final=final):
                 task.cached_rows += self.engine.feed(task.request, piece)
-        if task.adapter.stopped() and task.all_ended():
+        if task.adapter.is_stopped() and task.all_ended():
             self.engine.finish(task.request)
         paused = not task.has_credit() or task.kv_import is not None
         if paused != task.paused:
@@ -444,7 +444,7 @@ class WorkerLoop:
         """Our part is done; published tensors stay until the request ends, for its consumers may still pull them."""
         self.engine.finish(task.request)
         self.receiver.forget(task.request)
-        self.passing.forget(task)
+        self.hand_offs.forget(task)
         self.tasks.pop(task.request, None)
         if self.sender.published(task.request):
             self.lingering.add(task.request)
@@ -469,10 +469,10 @@ class WorkerLoop:
             self.engine.abort(request)
         self.receiver.forget(request)
         self.sender.release(request)
-        self.passing.offers.expire(request)
+        self.hand_offs.offers.expire(request)
         task = self.tasks.pop(request, None)
         if task is not None:
-            self.passing.forget(task)
+            self.hand_offs.forget(task)
         self.lingering.discard(request)
         self._note_idle()
 
@@ -492,4 +492,4 @@ def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:
         head, _, rest = field.partition(":")
         edge, _, index = rest.rpartition(":")
         if head == "walk" and edge in task.inbound:
-            task.inbound[EdgeName(edge)].assign(int(index), Walk(text(walk)))
+            task.inbound[EdgeName(edge)].assign_walk(int(index), Walk(text(walk)))

@@ -26,12 +26,12 @@ from fleet.core.log_labels import Labels
 from fleet.core.telemetry import WorkerOrder
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.device import Gauge
+from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
-from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.peers import PeerAccess, read_peer_access
+from fleet.worker.redis_link import RedisLink
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class WorkerProcess:
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
         self.access = access or read_peer_access(config)
-        self.gauge = Gauge(device)
+        self.gauge = DeviceMonitor(device)
         self.labels = labels or Labels("worker")
         self.when_joined = when_joined
         self.stop = threading.Event()
@@ -142,7 +142,7 @@ class WorkerProcess:
     def _drop_tasks(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
             self.built.engine.abort(request)
-        self.built.engine.forget()
+        self.built.engine.drop_cached()
 
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
@@ -153,7 +153,7 @@ class WorkerProcess:
             run(client, scripts.fence_worker("", self.last))
         in_force = _order_of(self.loop)
         if self.loop is not None:
-            self.loop.passing.close()
+            self.loop.hand_offs.close()
         self.last = worker
         from fleet.transfer.factory import open_transfer
 
@@ -166,7 +166,7 @@ class WorkerProcess:
                 share_pool(self.built.engine, transfer)
             stands_by = self._register(client, worker, transfer)
             self.when_joined()
-            link = Link(client, worker, self.role, self.access.secret)
+            link = RedisLink(client, worker, self.role, self.access.secret)
             loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer)
             loop.standing_by = stands_by
             self.loop = loop

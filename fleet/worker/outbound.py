@@ -14,7 +14,7 @@ from fleet.core.errors import ChunkOrderError
 from fleet.core.ids import Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
-from fleet.stages.base import Item
+from fleet.stages.base import EdgeItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
+class EdgeLog:
     """What the log of an edge holds: the rows of each chunk and the walk it was made in, and whether the last one is final.
 
     `elsewhere`: the chunks with tensors whose bytes are not in the log. `consumed`: chunks taken.
@@ -100,11 +100,11 @@ class OutboundEdge:
     """
 
     def __init__(
-        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: Logged | None = None,
+        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: EdgeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.edge, self._policy, self._credits, self._marks = edge, policy, credits, marks
-        logged = logged or Logged()
+        logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
         self.ended = False
@@ -121,7 +121,7 @@ class OutboundEdge:
         self._clock = clock
         self._listened = self._begin_listening(clock()) if logged.rows else None
 
-    def offer(self, item: Item, num_answers: int = 1) -> list[Draft]:
+    def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
         """Take one item, with so many answers under way; returns the chunks it releases, in order."""
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
         if item.walk in self._skipped and not item.final:
@@ -148,7 +148,7 @@ class OutboundEdge:
             self._replay.rows.popleft()
             self._replay.index += 1
 
-    def _replayed(self, item: Item) -> tuple[list[Draft], Arrays]:
+    def _replayed(self, item: EdgeItem) -> tuple[list[Draft], Arrays]:
         """Lay the item's rows against the log; returns chunks whose remote tensors are new, and the rows that are not logged."""
         drafts: list[Draft] = []
         rest, replay = item.arrays, self._replay
@@ -199,7 +199,7 @@ class OutboundEdge:
             raise ChunkOrderError(f"edge {self.edge.name}: it was cut otherwise before; do all workers have one version?")
         return {k: v[:num_rows] for k, v in arrays.items()}, {k: v[num_rows:] for k, v in arrays.items()}
 
-    def _enter_group(self, item: Item) -> list[Draft]:
+    def _enter_group(self, item: EdgeItem) -> list[Draft]:
         """Start a new group where the consumer's walk changes, releasing what the old one held."""
         ordinal = self._ordinals.get(item.walk, 0)
         self._ordinals[item.walk] = ordinal + 1
@@ -242,7 +242,7 @@ class OutboundEdge:
         self.produced += 1
         return draft
 
-    def credit(self, consumed: int) -> None:
+    def add_credit(self, consumed: int) -> None:
         self.acked = max(self.acked, consumed)
 
     def is_ahead(self) -> bool:

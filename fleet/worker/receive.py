@@ -15,7 +15,7 @@ from fleet.core.pulls import PullTally
 from fleet.engine.base import Arrays
 from fleet.transfer.base import Pull, Transfer
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.link import Link
+from fleet.worker.redis_link import RedisLink
 from fleet.worker.task import Task
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Receiver:
     may only be slow, or not yet found dead, is tried again for two deadlines.
     """
 
-    def __init__(self, transfer: Transfer, link: Link, deadline_s: float, tally: PullTally) -> None:
+    def __init__(self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally) -> None:
         self._transfer, self._link, self._deadline_s, self._tally = transfer, link, deadline_s, tally
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
@@ -156,7 +156,7 @@ class Receiver:
     def peer(self, worker: WorkerId) -> bytes:
         """What is needed to read from a worker. Raises: TransferError if it is gone."""
         if worker not in self._metadata:
-            metadata = self._link.peer_metadata(worker)
+            metadata = self._link.read_peer_metadata(worker)
             if metadata is None:
                 self._transfer.forget_peer(worker)
                 raise _PeerGone(f"worker {worker}, which holds the tensors, is gone")

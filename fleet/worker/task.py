@@ -13,11 +13,11 @@ from fleet.core.receipts import Receipts
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
-from fleet.stages.base import Made, TaskAdapter
-from fleet.worker.claimed import Logs
+from fleet.stages.base import LoggedOutput, TaskAdapter
+from fleet.worker.claim import TaskLogs
 from fleet.worker.hand_off import KVImport
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, Logged, OutboundEdge
+from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Task:
 
     def credited(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:
-            self.outbound[edge].credit(consumed)
+            self.outbound[edge].add_credit(consumed)
             self.dirty = True
 
     def may_move(self) -> bool:
@@ -121,7 +121,7 @@ class Task:
 
 def open_task(
     spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig,
-    *, logs: Logs, alone: bool = False,
+    *, logs: TaskLogs, alone: bool = False,
 ) -> Task:  # fmt: skip
     """Lay out a task's edges as the graph and the configuration say, the outgoing ones where their logs end."""
     graph = config.graph_declaration()
@@ -143,11 +143,11 @@ def open_task(
     )
 
 
-def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
+def _outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundEdge:
     marks = config.transition_source_of(edge.target) == "producer"
     chunks = logs.made.get(edge.name, [])
     first = next(iter(edge.tensors))
-    logged = Logged(
+    logged = EdgeLog(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
         walks=[chunk.producer_walk or Walk("") for chunk in chunks],
         elsewhere={chunk.index for chunk in chunks if any(tensor.data is None for tensor in chunk.tensors.values())},
@@ -157,7 +157,7 @@ def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
     return OutboundEdge(edge, config.policy_of(edge), config.credits_of(edge), marks=marks, logged=logged)
 
 
-def made_before(logs: Logs) -> Made:
+def made_before(logs: TaskLogs) -> LoggedOutput:
     """What the logs of the own edges hold, as the adapter takes it."""
     parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
     for edge, chunks in logs.made.items():

@@ -13,8 +13,8 @@ from fleet.core.errors import FleetError, OutOfMemory
 from fleet.core.ids import EdgeName, RequestId
 from fleet.core.request import RequestSpec
 from fleet.engine.fake import FakeEngine
-from fleet.transfer.link import NixlPull
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlPull
 from fleet.worker import loop as worker_loop
 from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.storm import assert_nothing_left

@@ -15,8 +15,8 @@ import pytest
 from fleet.core.ids import WorkerId, place_of
 from fleet.core.pages import Span
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
-from fleet.transfer.link import NixlBlockRead
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlBlockRead
 from fleet.worker.loop import WorkerLoop
 from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of

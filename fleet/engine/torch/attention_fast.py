@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, shares, slots_of
+from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class FastLayout:
         self._spans = list(_spans(extents[self._num_single :], self._num_single, pool))
         self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
         outs = [self._single(layer, q_Nhd[: self._num_single], look)] if self._num_single else []
         outs += [self._span(layer, q_Nhd, span, look) for span in self._spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _single(self, layer: int, q_Dhd: Tensor, look: Look) -> Tensor:
+    def _single(self, layer: int, q_Dhd: Tensor, look: AttentionParams) -> Tensor:
         rows, heads, dim = q_Dhd.shape
         longest = max(self._contexts)
         groups = self._pool.shape.num_kv_heads
@@ -83,7 +83,7 @@ class FastLayout:
             self._masks[window] = seen_DL[:, None, None]
         return self._masks[window]
 
-    def _span(self, layer: int, q_Nhd: Tensor, span: _Span, look: Look) -> Tensor:
+    def _span(self, layer: int, q_Nhd: Tensor, span: _Span, look: AttentionParams) -> Tensor:
         q_hnd = q_Nhd[span.first : span.first + span.num_rows].transpose(0, 1)
         kv = self._pool.pages_of_layer[layer].index_select(0, span.pages_P).flatten(0, 1)[: span.context]
         k_kLd, v_kLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
@@ -94,7 +94,7 @@ class FastLayout:
         return out.transpose(0, 1).flatten(1)
 
 
-def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look, sinks: Tensor | None) -> Tensor:
+def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: AttentionParams, sinks: Tensor | None) -> Tensor:
     if look.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=look.scale)
     scores = q @ k.transpose(-1, -2) * look.scale
@@ -102,7 +102,7 @@ def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look,
         scores = torch.tanh(scores / look.softcap) * look.softcap
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    return shares(scores, sinks).to(v.dtype) @ v
+    return attention_weights(scores, sinks).to(v.dtype) @ v
 
 
 def _padded(pages: list[int], num_pages: int, scratch: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, shares, slots_of
+from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
 
 
 class RowLayout:
@@ -28,7 +28,7 @@ class RowLayout:
                 (position + 1, pages[: pool.pages_for(position + 1)]) for position in range(extent.start, extent.stop)
             ]
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
         num_rows, num_heads, dim = q_Nhd.shape
         groups = self._pool.shape.num_kv_heads
@@ -41,12 +41,12 @@ class RowLayout:
         return out_Nkgd.flatten(1)
 
 
-def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, look: Look) -> Tensor:
+def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, look: AttentionParams) -> Tensor:
     scores_kgL = torch.bmm(q_kgd, k_kLd.transpose(1, 2)) * look.scale
     if look.softcap is not None:
         scores_kgL = torch.tanh(scores_kgL / look.softcap) * look.softcap
     sinks_kg = look.sinks_h.view(scores_kgL.shape[:2]) if look.sinks_h is not None else None
-    return torch.bmm(shares(scores_kgL, sinks_kg), v_kLd)
+    return torch.bmm(attention_weights(scores_kgL, sinks_kg), v_kLd)
 
 
 def _first_seen(context: int, window: int | None) -> int:

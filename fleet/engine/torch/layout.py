@@ -27,7 +27,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class AttentionParams:
     """What changes how a layer looks back. `window` counts positions, the row's own included; `softcap` bounds scores.
 
     `sinks_h`: a score of each head that takes its share and gives nothing.
@@ -39,7 +39,7 @@ class Look:
     sinks_h: Tensor | None = None
 
 
-def shares(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
+def attention_weights(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
     """How much each row takes of each position: softmax, of which a sink's share is dropped.
 
     Shapes: scores [..., a, b, L], sinks what fits [a, b].
@@ -58,7 +58,7 @@ class Layout(Protocol):
         """int64 [N]."""
         ...
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         """Store the rows' keys and values ([N, 2 x k, d], keys first), then look back from each row. Returns [N, h x d]."""
         ...
 

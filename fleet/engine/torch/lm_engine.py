@@ -20,7 +20,7 @@ from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineSt
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
-from fleet.engine.torch.prefix import Kept, KeptPrefixes, num_alike
+from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import NUM_POSITIONS, Program, TaskT
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LoopLimits:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held(Generic[TaskT]):
+class ScheduledRequest(Generic[TaskT]):
     """A request in the loop.
 
     Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; `told` <= what the task was told was computed.
@@ -56,7 +56,7 @@ class Held(Generic[TaskT]):
     fed_final: bool = False
     walk: Walk = NO_WALK
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
-    follows: Kept | None = None
+    follows: CachedPrefix | None = None
 
     def can_step(self) -> bool:
         return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
@@ -67,8 +67,8 @@ class LMEngine(Generic[TaskT]):
 
     def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
         self._program, self.pool, self._runner, self._limits = program, pool, runner, limits
-        self._held: dict[RequestId, Held[TaskT]] = {}
-        self._kept = KeptPrefixes(pool)
+        self._held: dict[RequestId, ScheduledRequest[TaskT]] = {}
+        self._kept = PrefixCache(pool)
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
@@ -86,7 +86,7 @@ class LMEngine(Generic[TaskT]):
         task = self._program.open(request)
         follows = self._kept.take(request.session)
         table = follows.table if follows is not None else self.pool.borrow()
-        self._held[request.request_id] = Held(request=request, task=task, table=table, follows=follows)
+        self._held[request.request_id] = ScheduledRequest(request=request, task=task, table=table, follows=follows)
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         held = self._held.get(request_id)
@@ -102,30 +102,30 @@ class LMEngine(Generic[TaskT]):
             held.waiting.append(_failed(held, error))
             return 0
 
-    def _follow(self, held: Held[TaskT], kept: Kept) -> int:
+    def _follow(self, held: ScheduledRequest[TaskT], kept: CachedPrefix) -> int:
         """Take rows that have just come as computed, as far as the session's prefix has them; how many.
 
         The last one of all is left to compute: there must be one to draw from, or to end with.
         """
         task, before = held.task, held.computed
         known = task.prefix().keys[: task.num_rows - (task.wants_draw or held.fed_final)]
-        held.computed = num_alike(known, kept.prefix.keys)
+        held.computed = num_equal_keys(known, kept.prefix.keys)
         if held.computed < task.num_rows or held.computed == len(kept.prefix.keys):
             held.follows = None
             self.pool.shrink(held.table, held.computed)
         if held.computed > before:
-            task.took(kept.prefix, before, held.computed)
+            task.on_reused(kept.prefix, before, held.computed)
             self._tell_whole_chunks(held)
         self._rows_reused += held.computed - before
         return held.computed - before
 
-    def _tell_whole_chunks(self, held: Held[TaskT]) -> None:
+    def _tell_whole_chunks(self, held: ScheduledRequest[TaskT]) -> None:
         """Of rows that are not computed here, tell the task in the very pieces in which they would have been computed: another
         engine, which goes on with the request without the prefix, makes the same pieces. A piece begun is told with its rest.
         """
         size = self._limits.prefill_chunk_tokens
         while held.told + size <= held.computed:
-            held.waiting += held.task.computed(held.told, held.told + size, None)
+            held.waiting += held.task.on_computed(held.told, held.told + size, None)
             held.told += size
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
@@ -133,11 +133,11 @@ class LMEngine(Generic[TaskT]):
         if held is not None:
             held.paused = paused
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return any(held.can_step() for held in self._held.values())
 
     def due_in_s(self) -> float:
-        return 0.0 if self.ready() else math.inf
+        return 0.0 if self.is_ready() else math.inf
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
@@ -153,25 +153,25 @@ class LMEngine(Generic[TaskT]):
     def finish(self, request_id: RequestId) -> None:
         self._drop(request_id, keep=True)
 
-    def kept(self, session: str) -> int:
+    def num_cached_rows(self, session: str) -> int:
         return self._kept.num_rows(session)
 
-    def forget(self, session: str | None = None) -> None:
+    def drop_cached(self, session: str | None = None) -> None:
         if session is None:
             self._kept.give_up_all()
         else:
             self._kept.give_up(session)
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         held = self._held.get(request_id)
         if held is None or not held.computed:
             return None
         return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table, held.computed))
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         return self.pool.memory
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
         held = self._held.get(request_id)
         room = self.pool.num_free + self._kept.num_pages
         # Of a session's request, the pages stay for its next turn.
@@ -181,7 +181,7 @@ class LMEngine(Generic[TaskT]):
         del self._held[request_id]
         return pages
 
-    def receive(self, num_rows: int) -> KVPages | None:
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
         table = self.pool.borrow()
         while not self.pool.grow(table, num_rows, clean=False):
             if not self._kept.give_up_one():
@@ -189,11 +189,11 @@ class LMEngine(Generic[TaskT]):
                 return None
         return KVPages(num_rows=num_rows, at=self.pool.place(table), table=table)
 
-    def take_back(self, pages: KVPages) -> None:
+    def free_pages(self, pages: KVPages) -> None:
         self.pool.give_back(cast(PageTable, pages.table))
 
     @torch.inference_mode()
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         """The last row is always computed here: there must be one to draw from."""
         held = self._held.get(request_id)
         num_rows = min(blocks.num_rows, held.task.num_rows - 1) if held is not None else 0
@@ -201,12 +201,12 @@ class LMEngine(Generic[TaskT]):
             return False
         held.computed = held.told = num_rows
         try:
-            held.waiting += held.task.computed(num_rows, num_rows, None)
+            held.waiting += held.task.on_computed(num_rows, num_rows, None)
         except FAILURES as error:
             held.waiting.append(_failed(held, error))
         return True
 
-    def _put(self, held: Held[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
+    def _put(self, held: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
         """Make the blocks the request's first rows."""
         if isinstance(blocks, KVPages):
             self.pool.give_back(held.table)
@@ -237,7 +237,7 @@ class LMEngine(Generic[TaskT]):
             ready=sum(held.can_step() for held in self._held.values()),
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
-            pages_kept=self._kept.num_pages,
+            pages_cached=self._kept.num_pages,
             rows_reused=self._rows_reused,
         )
 
@@ -252,9 +252,9 @@ class LMEngine(Generic[TaskT]):
         else:
             self.pool.give_back(held.table)
 
-    def _plan(self) -> list[tuple[Held[TaskT], Extent]]:
+    def _plan(self) -> list[tuple[ScheduledRequest[TaskT], Extent]]:
         """Pick rows, eldest request first, as pages allow; single rows come first in the pass."""
-        planned: list[tuple[Held[TaskT], Extent]] = []
+        planned: list[tuple[ScheduledRequest[TaskT], Extent]] = []
         for held in self._held.values():
             if len(planned) == self._limits.max_batch:
                 break
@@ -266,7 +266,7 @@ class LMEngine(Generic[TaskT]):
                 planned.append((held, Extent(table=held.table, start=held.computed, stop=stop)))
         return sorted(planned, key=lambda entry: entry[1].num_rows > 1)
 
-    def _find_pages(self, held: Held[TaskT], stop: int) -> bool:
+    def _find_pages(self, held: ScheduledRequest[TaskT], stop: int) -> bool:
         """Grow the request's table, robbing younger ones if need be. One that starts waits until its rows fit at once."""
         room = self.pool.num_free + self._kept.num_pages
         if not held.table.pages and self.pool.pages_for(held.task.num_rows) > room:
@@ -281,16 +281,16 @@ class LMEngine(Generic[TaskT]):
             self._rob(victim)
         return True
 
-    def _youngest_holder(self) -> Held[TaskT] | None:
+    def _youngest_holder(self) -> ScheduledRequest[TaskT] | None:
         holders = [held for held in reversed(self._held.values()) if held.table.pages]
         # One that waits for its client moves nothing, however old it is.
         return next((held for held in holders if held.paused), holders[0] if holders else None)
 
-    def _rob(self, victim: Held[TaskT]) -> None:
+    def _rob(self, victim: ScheduledRequest[TaskT]) -> None:
         self.pool.give_back(victim.table)
         victim.table, victim.computed, victim.follows = self.pool.borrow(), 0, None
 
-    def _run(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
+    def _run(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
         """One pass. If it fails as a whole, each request is tried alone, so that only the one at fault ends.
 
         Raises: what the pass raised, if some request has moved on in it: what that made is lost, and a second try would skip it.
@@ -306,7 +306,7 @@ class LMEngine(Generic[TaskT]):
             held = planned[0][0]
             return list(self._settle(held, [_failed(held, error)]))
 
-    def _pass(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
+    def _pass(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
         done = self._runner.forward([(held.task, extent) for held, extent in planned])
         due = [entry for entry in planned if entry[1].stop == entry[0].task.num_rows and entry[0].task.wants_draw]
         drawn = self._runner.draw([(held.task, done.last_row(extent)) for held, extent in due]) if due else []
@@ -316,14 +316,14 @@ class LMEngine(Generic[TaskT]):
             made: Sequence[EngineOutput] = ()
             if held.told < extent.stop:
                 tapped_NH = done.tapped_rows(extent, max(extent.start, held.told))
-                made = held.task.computed(held.told, extent.stop, tapped_NH)
+                made = held.task.on_computed(held.told, extent.stop, tapped_NH)
                 held.told = extent.stop
             outputs[held.request.request_id] = list(made)
         for (held, _), more in zip(due, drawn, strict=True):
             outputs[held.request.request_id] += more
         return [output for held, _ in planned for output in self._settle(held, outputs[held.request.request_id])]
 
-    def _settle(self, held: Held[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
+    def _settle(self, held: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
         """Free a request that ends with these outputs; nothing follows its end."""
         for number, output in enumerate(outputs):
             if output.final or output.error is not None:
@@ -332,12 +332,12 @@ class LMEngine(Generic[TaskT]):
         return outputs
 
 
-def _progress(planned: Sequence[tuple[Held[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
+def _progress(planned: Sequence[tuple[ScheduledRequest[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
     """All that a pass changes of a request and that its outputs tell of."""
     return [(held.computed, held.told, held.task.num_rows, held.task.wants_draw) for held, _ in planned]
 
 
-def _failed(held: Held[TaskT], error: Exception) -> EngineOutput:
+def _failed(held: ScheduledRequest[TaskT], error: Exception) -> EngineOutput:
     """Logs what is no mistake of the user's."""
     if not isinstance(error, FleetError):
         labels = {"request_id": held.request.request_id, "walk": held.walk}

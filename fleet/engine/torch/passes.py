@@ -15,7 +15,7 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.program import Forwarded, Program, Task, TaskT
+from fleet.engine.torch.program import Forwarded, Program, ProgramTask, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 
@@ -40,7 +40,7 @@ class PassDone:
         return self.forwarded.tapped_NH[first + start - extent.start : first + extent.num_rows]
 
 
-SomeTask = TypeVar("SomeTask", bound=Task, contravariant=True)
+SomeTask = TypeVar("SomeTask", bound=ProgramTask, contravariant=True)
 
 
 class PassRunner(Protocol[SomeTask]):

@@ -42,7 +42,7 @@ def joined_keys(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def num_alike(keys: NDArray[np.int64], others: NDArray[np.int64]) -> int:
+def num_equal_keys(keys: NDArray[np.int64], others: NDArray[np.int64]) -> int:
     """How many first keys the two have in common."""
     length = min(len(keys), len(others))
     different = np.flatnonzero(keys[:length] != others[:length])
@@ -50,19 +50,19 @@ def num_alike(keys: NDArray[np.int64], others: NDArray[np.int64]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CachedPrefix:
     """A prefix and the pages that hold its rows. Invariant: one key a computed row."""
 
     prefix: Prefix
     table: PageTable
 
 
-class KeptPrefixes:
+class PrefixCache:
     """By session, the longest unused first."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, CachedPrefix] = {}
 
     @property
     def num_pages(self) -> int:
@@ -81,13 +81,13 @@ class KeptPrefixes:
             return
         self._pool.shrink(table, num_rows)
         tapped = {position: row for position, row in prefix.tapped.items() if position < num_rows}
-        self._kept[session] = Kept(prefix=Prefix(keys=prefix.keys[:num_rows], tapped=tapped), table=table)
+        self._kept[session] = CachedPrefix(prefix=Prefix(keys=prefix.keys[:num_rows], tapped=tapped), table=table)
 
-    def take(self, session: str) -> Kept | None:
+    def take(self, session: str) -> CachedPrefix | None:
         """From now on its pages are whoever's took it."""
         return self._kept.pop(session, None)
 
-    def put_back(self, session: str, kept: Kept) -> None:
+    def put_back(self, session: str, kept: CachedPrefix) -> None:
         """Whoever took it added nothing to it."""
         self.give_up(session)
         self._kept[session] = kept

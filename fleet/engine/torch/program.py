@@ -25,7 +25,7 @@ class Forwarded:
     tapped_NH: Tensor | None = None
 
 
-class Task(Protocol):
+class ProgramTask(Protocol):
     """One request inside a program."""
 
     @property
@@ -46,7 +46,7 @@ class Task(Protocol):
         """Embeddings of rows [start, stop): [rows, H]. Asked again for old rows after the loop took the pages away."""
         ...
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         """Rows [start, stop) were computed; returns what that makes. May be told twice of a row.
 
         `tapped_NH` are the last of them: those before were taken over, and the task has what was tapped of them.
@@ -57,12 +57,12 @@ class Task(Protocol):
         """Its leading rows as another request could begin with them. Asked only of a request with a session."""
         ...
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         """Rows [start, stop) need not be computed: an earlier request of the session had the same."""
         ...
 
 
-TaskT = TypeVar("TaskT", bound=Task)
+TaskT = TypeVar("TaskT", bound=ProgramTask)
 
 
 NUM_POSITIONS = "num_positions"

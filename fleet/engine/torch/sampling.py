@@ -27,7 +27,7 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class RowSampling:
     """Sampling parameters of one row. `noise_key` is used only where `temperature` > 0. `banned`: ids that are never drawn."""
 
     sampling: Sampling
@@ -40,7 +40,9 @@ class Draw:
         return self.sampling.temperature <= 0
 
 
-def draw(logits_SV: Tensor, draws: Sequence[Draw], *, suppressed_V: Tensor | None = None, one_by_one: bool = False) -> Tensor:
+def draw(
+    logits_SV: Tensor, draws: Sequence[RowSampling], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+) -> Tensor:
     """One id a row (int64 [S]); -1 where the row's logits are not finite. May overwrite the logits.
 
     `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result cannot depend on its
@@ -71,7 +73,7 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 
-def _penalise(logits_V: Tensor, plan: Draw) -> None:
+def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
     """In place."""
     sampling, counts = plan.sampling, plan.counts
     if counts is None:
@@ -87,7 +89,7 @@ def _penalise(logits_V: Tensor, plan: Draw) -> None:
         logits_V[ids] -= sampling.frequency_penalty * times + sampling.presence_penalty
 
 
-def _noisy(logits_SV: Tensor, draws: Sequence[Draw]) -> Tensor:
+def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
     """Scaled, cut and noised logits: their argmax is a sample."""
     temperatures = [plan.sampling.temperature for plan in draws]
     scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]

@@ -6,22 +6,22 @@ from typing import cast
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
 from fleet.engine.base import Engine, EngineRequest
-from fleet.worker.sessions import Sessions
+from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.task import Task
 
 TALK, KEEP_S = "talk", 60.0
 
 
-class Kept:
+class EngineWithCachedRows:
     """An engine that keeps what it is not told to forget."""
 
     def __init__(self) -> None:
         self.sessions = {TALK}
 
-    def kept(self, session: str) -> int:
+    def num_cached_rows(self, session: str) -> int:
         return 9 if session in self.sessions else 0
 
-    def forget(self, session: str) -> None:
+    def drop_cached(self, session: str) -> None:
         self.sessions.discard(session)
 
 
@@ -36,17 +36,17 @@ def a_turn(name: str) -> EngineRequest:
     return EngineRequest(request_id=RequestId(name), sampling=Sampling())
 
 
-def after_one_turn() -> tuple[Sessions, Clock]:
+def after_one_turn() -> tuple[CachedSessions, Clock]:
     clock = Clock()
-    sessions = Sessions(cast(Engine, Kept()), WorkerId("w"), keep_s=KEEP_S, most=4, clock=clock)
+    sessions = CachedSessions(cast(Engine, EngineWithCachedRows()), WorkerId("w"), keep_s=KEEP_S, most=4, clock=clock)
     told(sessions, "first", b"ok")
     return sessions, clock
 
 
-def told(sessions: Sessions, request: str, reply: bytes) -> None:
+def told(sessions: CachedSessions, request: str, reply: bytes) -> None:
     """A turn comes to its end in the engine; Redis answers what is told of it."""
     task = SimpleNamespace(
-        spec=SimpleNamespace(session=TALK), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), spared=0
+        spec=SimpleNamespace(session=TALK), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), cached_rows=0
     )
     sessions.ended(cast(Task, task))
     [(_, settle)] = sessions.posts()
@@ -85,7 +85,7 @@ def test_a_turn_of_another_conversation_changes_nothing() -> None:
 
 def test_a_first_turn_that_was_aborted_as_it_ended_leaves_nothing() -> None:
     """Its request is no longer live when the worker tells of what it keeps, so nobody will ever ask for it."""
-    sessions = Sessions(cast(Engine, Kept()), WorkerId("w"), keep_s=KEEP_S, most=4)
+    sessions = CachedSessions(cast(Engine, EngineWithCachedRows()), WorkerId("w"), keep_s=KEEP_S, most=4)
     told(sessions, "first", b"ended")
     assert not sessions.keeps(TALK)
 

@@ -15,7 +15,7 @@ from fleet.worker.hand_off_coordinator import PendingCall
 from fleet.worker.task import Task
 
 
-class Sessions:
+class CachedSessions:
     """For one worker. A session's prefix is kept for `keep_s` after the turn that left it; at most `most` are, the last ones.
 
     Where either is 0, nothing is kept.
@@ -44,7 +44,7 @@ class Sessions:
         session = task.spec.session
         if not session or not self._most or not self._keep_s:
             return
-        kept = self._engine.kept(session)
+        kept = self._engine.num_cached_rows(session)
         call = scripts.cache_prefix(
             task.request, task.stage, task.epoch, self._worker, session, kept=kept, spared=task.cached_rows, keep_s=self._keep_s
         )
@@ -55,7 +55,7 @@ class Sessions:
         self._bound()
 
     def _bound(self) -> None:
-        there = [session for session in self._until if self._engine.kept(session)]
+        there = [session for session in self._until if self._engine.num_cached_rows(session)]
         for session in there[: max(0, len(there) - self._most)]:
             self._give_up(session)
 
@@ -78,4 +78,4 @@ class Sessions:
 
     def _give_up(self, session: str) -> None:
         self._until.pop(session, None)
-        self._engine.forget(session)
+        self._engine.drop_cached(session)

@@ -14,7 +14,7 @@ from fleet.worker.hand_off import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
+class TaskLogs:
     """A task's inputs from index 0, and of its own edges what an earlier owner wrote.
 
     `consumed` counts, by own edge, the chunks its consumer has taken (without bound once the consumer has ended).
@@ -28,27 +28,27 @@ class Logs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class ClaimedTask:
     """`fields`: the task's hash."""
 
     spec: RequestSpec
     fields: dict[str, bytes]
-    logs: Logs
+    logs: TaskLogs
 
 
-def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]) -> Claimed:
+def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]) -> ClaimedTask:
     """The answer of a claim that was granted, for which these edges were named, in this order."""
     _, spec, fields, blob, offered, of_inputs, of_outputs = reply
     read = dict(zip(inputs, cast("list[list[Reply]]", of_inputs), strict=True))
     made = dict(zip(outputs, cast("list[list[Reply]]", of_outputs), strict=True))
-    logs = Logs(
+    logs = TaskLogs(
         inputs={edge: _located(_chunks(entries), pairs(where)) for edge, (entries, where) in read.items()},
         made={edge: _chunks(entries) for edge, (entries, *_) in made.items()},
         consumed={edge: _consumed(state, taken) for edge, (_, state, taken) in made.items()},
         blob=cast("bytes | None", blob),
         offer=_offer(pairs(offered)),
     )
-    return Claimed(spec=decode_request(cast(bytes, spec)), fields=pairs(fields), logs=logs)
+    return ClaimedTask(spec=decode_request(cast(bytes, spec)), fields=pairs(fields), logs=logs)
 
 
 def _consumed(state: Reply, taken: Reply) -> int:

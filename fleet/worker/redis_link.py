@@ -48,7 +48,7 @@ class TurnResult:
     still_live: list[bool]
 
 
-class Link:
+class RedisLink:
     """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: ages of chunks on arrival.
 
     `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
@@ -111,12 +111,12 @@ class Link:
                     grants.append(_grant(text(entry), fields))
         return notices, grants
 
-    def workers_of(self, role: RoleName) -> list[WorkerId]:
+    def find_workers(self, role: RoleName) -> list[WorkerId]:
         """Every listed worker of a role."""
         listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
         return [worker for worker in listed if role_of(worker) == role]
 
-    def owners_of(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
+    def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
         """Who runs each of these tasks; "" where nobody does."""
         if not tasks:
             return []
@@ -128,7 +128,7 @@ class Link:
     def is_registered(self, worker: WorkerId) -> bool:
         return bool(self._client.exists(keys.worker(worker)))
 
-    def peer_metadata(self, worker: WorkerId) -> bytes | None:
+    def read_peer_metadata(self, worker: WorkerId) -> bytes | None:
         """Return what a peer's transfer needs to be read from; None if the peer is gone.
 
         Raises: TransferError if the peer's record is not signed with the fleet's secret.
