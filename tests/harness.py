@@ -68,7 +68,7 @@ class ThreadFleet:
         loop = WorkerLoop(
             config, worker, RoleName(role), built, RedisLink(client, worker, RoleName(role), access.secret), transfer
         )
-        loop.standing_by = answer == "standby"
+        loop.availability.standing_by = answer == "standby"
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -265,4 +265,4 @@ def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
 def held(fleet: ThreadFleet) -> set[RequestId]:
     """Requests any living worker still holds something for."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
-    return {request for loop in living for request in (*loop.tasks, *loop.lingering)}
+    return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}

@@ -1,5 +1,6 @@
-"""What this worker keeps for the next turns of conversations: for how long, of how many, and telling the fleet. Knows no engine's
-memory: what is kept is the engine's, which gives it up whenever a request needs the room.
+"""Prefixes of conversations that this worker's engine caches for their next turns: how long, how many, and their announcement.
+
+Knows no engine memory: the engine owns the cached rows and frees them whenever a request needs the room.
 """
 
 import dataclasses
@@ -11,71 +12,73 @@ from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.ids import WorkerId
 from fleet.engine.base import Engine, EngineRequest
-from fleet.worker.hand_off_coordinator import PendingCall
+from fleet.worker.pending_calls import PendingCall
 from fleet.worker.task import Task
 
 
 class CachedSessions:
-    """For one worker. A session's prefix is kept for `keep_s` after the turn that left it; at most `most` are, the last ones.
+    """The sessions that this worker caches, each for `keep_s` after its last turn; at most `max_sessions`, the latest ones.
 
-    Where either is 0, nothing is kept.
+    With either 0, nothing is cached.
     """
 
     def __init__(
-        self, engine: Engine, worker: WorkerId, *, keep_s: float, most: int, clock: Callable[[], float] = time.monotonic
+        self, engine: Engine, worker: WorkerId, *, keep_s: float, max_sessions: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine, self._worker, self._clock = engine, worker, clock
-        self._keep_s, self._most = keep_s, most
+        self._keep_s, self._max_sessions = keep_s, max_sessions
         self._until: dict[str, float] = {}
-        self._posts: list[PendingCall] = []
+        self._calls: list[PendingCall] = []
 
-    def joined(self, request: EngineRequest, session: str) -> EngineRequest:
-        """The request as one of its session, whose time begins anew: it talks, even if this turn is cut short."""
+    def join(self, request: EngineRequest, session: str) -> EngineRequest:
+        """Return the request as one of its session, whose time starts again, even if this turn is aborted."""
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
-        return dataclasses.replace(request, session=session) if self._most and self._keep_s else request
+        return dataclasses.replace(request, session=session) if self._max_sessions and self._keep_s else request
 
-    def keeps(self, session: str) -> bool:
-        """Whether an earlier turn left something here, for a time that is not over: an aborted turn gives it back."""
+    def has(self, session: str) -> bool:
+        """Return True if an earlier turn was cached here and has not expired: an aborted turn leaves it as it was."""
         return session in self._until
 
-    def ended(self, task: Task) -> None:
-        """The engine has done with the task, normally. Its owner says so while it still has the right to."""
+    def on_turn_ended(self, task: Task) -> None:
+        """Announce what the engine caches of a task that ended normally, while its owner has the right to write."""
         session = task.spec.session
-        if not session or not self._most or not self._keep_s:
+        if not session or not self._max_sessions or not self._keep_s:
             return
-        kept = self._engine.num_cached_rows(session)
+        num_rows = self._engine.num_cached_rows(session)
         call = scripts.cache_prefix(
-            task.request, task.stage, task.epoch, self._worker, session, kept=kept, spared=task.cached_rows, keep_s=self._keep_s
-        )
-        self._posts.append((call, partial(self._settle, session, again=self.keeps(session))))
+            task.request, task.stage, task.epoch, self._worker, session, kept=num_rows, spared=task.cached_rows,
+            keep_s=self._keep_s,
+        )  # fmt: skip
+        self._calls.append((call, partial(self._settle, session, was_announced=self.has(session))))
         self._until.pop(session, None)
-        if kept:
+        if num_rows:
             self._until[session] = self._clock() + self._keep_s
-        self._bound()
+        self._drop_oldest()
 
-    def _bound(self) -> None:
-        there = [session for session in self._until if self._engine.num_cached_rows(session)]
-        for session in there[: max(0, len(there) - self._most)]:
-            self._give_up(session)
+    def _drop_oldest(self) -> None:
+        cached = [session for session in self._until if self._engine.num_cached_rows(session)]
+        for session in cached[: max(0, len(cached) - self._max_sessions)]:
+            self._drop(session)
 
-    def _settle(self, session: str, reply: Reply, *, again: bool) -> None:
-        """Nobody would come for what is not known to be here; `again`: an earlier turn said that it is, so that one which was
-        aborted before it could say so gives back what it began with, like any that is cut short.
+    def _settle(self, session: str, reply: Reply, *, was_announced: bool) -> None:
+        """Drop a prefix whose announcement was refused: no turn would be placed here for it.
+
+        `was_announced`: by an earlier turn. If this one was aborted at the same moment, the prefix it began with stays cached.
         """
         answer = text(reply)
-        if answer != "ok" and not (again and answer == "ended"):
-            self._give_up(session)
+        if answer != "ok" and not (was_announced and answer == "ended"):
+            self._drop(session)
 
-    def posts(self) -> list[PendingCall]:
-        posts, self._posts = self._posts, []
-        return posts
+    def take_calls(self) -> list[PendingCall]:
+        calls, self._calls = self._calls, []
+        return calls
 
     def expire(self) -> None:
         now = self._clock()
         for session in [session for session, until in self._until.items() if until < now]:
-            self._give_up(session)
+            self._drop(session)
 
-    def _give_up(self, session: str) -> None:
+    def _drop(self, session: str) -> None:
         self._until.pop(session, None)
         self._engine.drop_cached(session)

@@ -315,7 +315,7 @@ def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: 
         met.append((role_of(self.agent), peer))
 
     monkeypatch.setattr(NixlTransfer, "connect", noted)
-    monkeypatch.setattr(hand_off_coordinator, "MEET_S", 0.01)
+    monkeypatch.setattr(hand_off_coordinator, "CONNECT_S", 0.01)
     halves = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
     with thread_fleet(redis_url, *halves, transfer="nixl") as fleet:
         first = next(loop.worker for loop in fleet.loops if loop.role == "thinker.prefill")

@@ -37,10 +37,10 @@ async def goes_on_in_another_incarnation(url: str, file: Path | None, role: str,
     with processes(url, config) as workers, connect(url) as client:
         async with gateway_at(url, config) as asking:
             await ready(asking)
-            before = [worker.last for worker in workers]
+            before = [worker.last_id for worker in workers]
             spec = fake_spec_of(config)
             heard = await answer(asking, spec)
-            joined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last != last]
+            joined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
             assert broken and joined == [role], "it joined anew, and nobody else"
             stages = config.graph_declaration().stages
             assert not any(client.hget(keys.task(spec.id, stage.name), "deaths") for stage in stages), "nobody died over it"

@@ -15,7 +15,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.fake import FakeEngine
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlPull
-from fleet.worker import loop as worker_loop
+from fleet.worker import grants
 from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.storm import assert_nothing_left
 from tests.support import REPO
@@ -108,6 +108,6 @@ async def test_a_chunk_that_finds_no_memory_costs_its_request(
 
 async def test_logs_that_find_no_memory_cost_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def strike(request: RequestId) -> list[str]:
-        return fail_over(monkeypatch, worker_loop, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
+        return fail_over(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
 
     assert isinstance(await ask_beside_a_mate(redis_url, strike), OutOfMemory)

@@ -37,7 +37,7 @@ def expected_walk(position: int, num_prefill: int) -> Walk:
 
 
 def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True) -> list[Draft]:
-    edge = OutboundEdge(EDGE, policy, 64, marks=marks)
+    edge = OutboundEdge(EDGE, policy, 64, writes_markers=marks)
     drafts: list[Draft] = []
     for position in range(num_prefill + num_decode):
         walk = PREFILL if position < num_prefill else DECODE
@@ -56,7 +56,7 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
     now_ms = 0
     edge = OutboundEdge(
         replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64,
-        marks=True, clock=lambda: now_ms / 1000,
+        writes_markers=True, clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[int] = []
     for position in range(30):
@@ -70,7 +70,7 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
 def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, first: int) -> None:
     items = [EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
     edge = OutboundEdge(
-        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, marks=True
+        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, writes_markers=True
     )
     sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
     assert sizes[:2] == [first, 4]
@@ -81,7 +81,7 @@ def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
     edge = OutboundEdge(
-        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, marks=True,
+        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, writes_markers=True,
         logged=EdgeLog(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[tuple[int, int]] = []
@@ -169,7 +169,7 @@ def test_a_final_that_overtakes_data_ends_nothing() -> None:
 
 
 def test_credit_is_produced_less_consumed() -> None:
-    edge = OutboundEdge(EDGE, EACH, 2, marks=True)
+    edge = OutboundEdge(EDGE, EACH, 2, writes_markers=True)
     for position in range(2):
         assert edge.has_credit()
         edge.offer(EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}))
@@ -183,15 +183,15 @@ def test_credit_is_produced_less_consumed() -> None:
 def test_what_the_log_holds_is_made_again_without_credit() -> None:
     """Who consumed it may be gone as well, and the next one waits for tensors of chunks that count as taken, or as under way."""
     edge = OutboundEdge(
-        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, marks=True,
-        logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], elsewhere={0, 2}, consumed=1),
+        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, writes_markers=True,
+        logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], remote={0, 2}, consumed=1),
     )  # fmt: skip
     made = [PREFILL, DECODE, DECODE]
     for index, walk in enumerate(made):
         assert edge.has_credit()
         drafts = edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)}))
         again = [] if index == 1 else [(index, True)]
-        assert [(draft.index, draft.again) for draft in drafts] == again, "the log has the bytes of 1"
+        assert [(draft.index, draft.is_logged) for draft in drafts] == again, "the log has the bytes of 1"
     assert not edge.has_credit()
     edge.add_credit(2)
     assert edge.has_credit()

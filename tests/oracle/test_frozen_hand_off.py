@@ -94,7 +94,7 @@ async def test_a_source_frozen_during_the_pull_costs_time_only(
         assert "could not be pulled; it is computed here" in caplog.text
 
         # Once the source is fenced; not before, since it might still write.
-        wait_until(lambda: taker.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
+        wait_until(lambda: taker.maintenance.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
         assert psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.process.pid, signal.SIGCONT)
         # What it had still to send meets a closed connection. UCX may take it down for that; else it finds itself fenced.

@@ -1,4 +1,4 @@
-"""How long a worker keeps what a turn left: from the end of the last turn, or the beginning of one that was cut short."""
+"""How long a worker caches the prefix of a conversation: from the end of the last turn, or the start of one that was aborted."""
 
 from types import SimpleNamespace
 from typing import cast
@@ -9,14 +9,12 @@ from fleet.engine.base import Engine, EngineRequest
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.task import Task
 
-TALK, KEEP_S = "talk", 60.0
+SESSION, KEEP_S = "talk", 60.0
 
 
 class EngineWithCachedRows:
-    """An engine that keeps what it is not told to forget."""
-
     def __init__(self) -> None:
-        self.sessions = {TALK}
+        self.sessions = {SESSION}
 
     def num_cached_rows(self, session: str) -> int:
         return 9 if session in self.sessions else 0
@@ -25,75 +23,78 @@ class EngineWithCachedRows:
         self.sessions.discard(session)
 
 
-class Clock:
+class ManualClock:
     now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
 
 
-def a_turn(name: str) -> EngineRequest:
-    return EngineRequest(request_id=RequestId(name), sampling=Sampling())
+def new_sessions(clock: ManualClock | None = None) -> CachedSessions:
+    engine = cast(Engine, EngineWithCachedRows())
+    return CachedSessions(engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or ManualClock())
 
 
-def after_one_turn() -> tuple[CachedSessions, Clock]:
-    clock = Clock()
-    sessions = CachedSessions(cast(Engine, EngineWithCachedRows()), WorkerId("w"), keep_s=KEEP_S, most=4, clock=clock)
-    told(sessions, "first", b"ok")
+def sessions_after_one_turn() -> tuple[CachedSessions, ManualClock]:
+    clock = ManualClock()
+    sessions = new_sessions(clock)
+    end_turn(sessions, "first", b"ok")
     return sessions, clock
 
 
-def told(sessions: CachedSessions, request: str, reply: bytes) -> None:
-    """A turn comes to its end in the engine; Redis answers what is told of it."""
+def begin_turn(sessions: CachedSessions, request: str, session: str = SESSION) -> None:
+    sessions.join(EngineRequest(request_id=RequestId(request), sampling=Sampling()), session)
+
+
+def end_turn(sessions: CachedSessions, request: str, reply: bytes) -> None:
+    """End a turn in the engine; Redis answers its announcement with `reply`."""
     task = SimpleNamespace(
-        spec=SimpleNamespace(session=TALK), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), cached_rows=0
+        spec=SimpleNamespace(session=SESSION), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), cached_rows=0
     )
-    sessions.ended(cast(Task, task))
-    [(_, settle)] = sessions.posts()
+    sessions.on_turn_ended(cast(Task, task))
+    [(_, settle)] = sessions.take_calls()
     settle(reply)
 
 
-def test_without_a_turn_it_is_given_up_in_time() -> None:
-    sessions, clock = after_one_turn()
+def test_cached_session_expires_without_another_turn() -> None:
+    sessions, clock = sessions_after_one_turn()
     clock.now_s = KEEP_S + 1
     sessions.expire()
-    assert not sessions.keeps(TALK)
+    assert not sessions.has(SESSION)
 
 
-def test_turns_that_are_all_cut_short_keep_it_alive() -> None:
-    """A user who interrupts every answer for minutes still talks."""
-    sessions, clock = after_one_turn()
+def test_aborted_turns_keep_their_session_cached() -> None:
+    sessions, clock = sessions_after_one_turn()
     for number in range(10):
         clock.now_s += KEEP_S * 0.9
-        sessions.joined(a_turn(f"cut {number}"), TALK)
+        begin_turn(sessions, f"aborted {number}")
         sessions.expire()
-        assert sessions.keeps(TALK)
+        assert sessions.has(SESSION)
     clock.now_s += KEEP_S + 1
     sessions.expire()
-    assert not sessions.keeps(TALK)
+    assert not sessions.has(SESSION)
 
 
-def test_a_turn_of_another_conversation_changes_nothing() -> None:
-    sessions, clock = after_one_turn()
+def test_turn_of_another_session_does_not_keep_a_session_cached() -> None:
+    sessions, clock = sessions_after_one_turn()
     clock.now_s = KEEP_S * 0.9
-    sessions.joined(a_turn("of another"), "other")
-    assert not sessions.keeps("other")
+    begin_turn(sessions, "of another session", "other")
+    assert not sessions.has("other")
     clock.now_s = KEEP_S + 1
     sessions.expire()
-    assert not sessions.keeps(TALK)
+    assert not sessions.has(SESSION)
 
 
-def test_a_first_turn_that_was_aborted_as_it_ended_leaves_nothing() -> None:
-    """Its request is no longer live when the worker tells of what it keeps, so nobody will ever ask for it."""
-    sessions = CachedSessions(cast(Engine, EngineWithCachedRows()), WorkerId("w"), keep_s=KEEP_S, most=4)
-    told(sessions, "first", b"ended")
-    assert not sessions.keeps(TALK)
+def test_first_turn_aborted_at_its_end_leaves_nothing_cached() -> None:
+    """Its announcement is refused, so no later turn would be placed here for it."""
+    sessions = new_sessions()
+    end_turn(sessions, "first", b"ended")
+    assert not sessions.has(SESSION)
 
 
-def test_a_turn_that_was_aborted_as_it_ended_gives_back_what_it_began_with() -> None:
-    """An earlier turn said where it is: the next one is put here."""
-    sessions, _ = after_one_turn()
-    told(sessions, "second", b"ended")
-    assert sessions.keeps(TALK)
-    told(sessions, "third", b"stale")
-    assert not sessions.keeps(TALK), "another worker has the turn, and says so itself"
+def test_later_turn_aborted_at_its_end_leaves_the_earlier_prefix_cached() -> None:
+    sessions, _ = sessions_after_one_turn()
+    end_turn(sessions, "second", b"ended")
+    assert sessions.has(SESSION)
+    end_turn(sessions, "third", b"stale")
+    assert not sessions.has(SESSION), "another worker owns the turn, and announces its own prefix"
