@@ -1,7 +1,7 @@
-"""A worker's end of NIXL: what it publishes lies in its arena for peers to read; what it pulls lands in the same arena.
+"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it pulls.
 
 NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and checksum are right.
-Two kinds of agent: one that peers read from, under the worker's id and for its life, and one per peer to read by.
+There are two kinds of agent: one that peers read from, named and living like the worker, and one per peer that it reads from.
 """
 
 import time
@@ -21,7 +21,7 @@ from fleet.transfer.reach import LOCAL, Reach
 class NixlTransfer:
     """See `base.Transfer`.
 
-    Invariants: a slot is in use while a request has it published, while a read may write into it, and never otherwise.
+    Invariants: a slot is in use only while a request has published it or a read may write to it.
     Raises: ImportError where NIXL is missing, TransferError where it does not start.
     """
 
@@ -105,7 +105,7 @@ class NixlTransfer:
         return f"nixl {BACKEND}"
 
     def reap(self) -> None:
-        """Take back the destinations of given-up reads that have ended since."""
+        """Free the destinations of abandoned reads that have completed."""
         for peer, link in list(self._links.items()):
             link.reap()
             if link.closed:
@@ -119,7 +119,7 @@ class NixlTransfer:
 
     def _link(self, peer: WorkerId, peer_metadata: bytes) -> PeerLink:
         if peer in self._forgotten:
-            raise TransferError(f"{peer} is gone, and no worker returns under its former id")
+            raise TransferError(f"{peer} is gone; a worker that joins again has a new id")
         link = self._links.get(peer)
         if link is None or link.closed:
             link = self._links[peer] = PeerLink(

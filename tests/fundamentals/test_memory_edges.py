@@ -53,18 +53,18 @@ def of_blocks(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> bo
 @pytest.mark.parametrize(
     ("owner", "name", "concerns"),
     [
-        (FakeEngine, "lend", everywhere),
-        (FakeEngine, "export", everywhere),
+        (FakeEngine, "lend_pages", everywhere),
+        (FakeEngine, "export_kv", everywhere),
         (NixlTransfer, "publish", of_blocks),
         (NixlPull, "poll", everywhere),
-        (FakeEngine, "adopt", everywhere),
+        (FakeEngine, "import_kv", everywhere),
     ],
-    ids=["lend", "export", "publish", "pull", "adopt"],
+    ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
 )
 async def test_a_hand_off_that_finds_no_memory_costs_time_only(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, concerns: Callable[..., bool], error: Exception
 ) -> None:
-    if name == "lend":  # which is asked for only where a pool is shared
+    if name == "lend_pages":  # which is asked for only where a pool is shared
         monkeypatch.setattr(NixlTransfer, "shares_memory", True)
     with thread_fleet(redis_url, file=SPLIT, transfer="nixl") as fleet:
         async with gateway(fleet) as client:

@@ -54,7 +54,7 @@ def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: A
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_fast_attention_in_any_mixture_is_the_formula(look: AttentionParams) -> None:
     pool = make_pool()
-    tables = [pool.borrow() for _ in range(3)]
+    tables = [pool.open_table() for _ in range(3)]
     for table in tables:
         pool.grow(table, LENGTH)
     cuts = ([0, 5, 6, 7, 20, 23], [0, 1, 2, 3, 4, 23], [0, 22, 23])
@@ -74,7 +74,7 @@ def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: AttentionParam
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
         pool = make_pool()
-        mine, other = pool.borrow(), pool.borrow()
+        mine, other = pool.open_table(), pool.open_table()
         pool.grow(other, LENGTH)
         pool.grow(mine, LENGTH)
         outs: list[Tensor] = []

@@ -61,17 +61,17 @@ def test_alike_is_counted_to_the_shorter_one() -> None:
 def test_what_is_kept_is_what_has_keys_and_was_computed() -> None:
     shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
     pool = KVPool(shape, num_pages=9, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
-    kept = PrefixCache(pool)
+    cache = PrefixCache(pool)
     rows = {position: np.full(2, position, np.float32) for position in (1, 4, 6)}
     for session, num_keys, num_computed in (("a", 5, 8), ("b", 8, 3), ("c", 0, 8), ("d", 8, 0)):
-        table = pool.borrow()
+        table = pool.open_table()
         assert pool.grow(table, 8)
-        kept.keep(session, Prefix(keys=np.arange(num_keys), tapped=rows), table, num_computed)
+        cache.put(session, Prefix(keys=np.arange(num_keys), tapped=rows), table, num_computed)
         pool.check()
-    assert [kept.num_rows(session) for session in "abcd"] == [5, 3, 0, 0]
-    assert kept.num_pages == pool.num_used == 3 + 2
-    first, none = kept.take("a"), kept.take("a")
+    assert [cache.num_rows(session) for session in "abcd"] == [5, 3, 0, 0]
+    assert cache.num_pages == pool.num_used == 3 + 2
+    first, none = cache.take("a"), cache.take("a")
     assert first is not None and none is None
-    assert (set(first.prefix.tapped), kept.num_pages, pool.num_used) == ({1, 4}, 2, 5)
-    assert kept.give_up_one() and not kept.give_up_one()
+    assert (set(first.prefix.tapped), cache.num_pages, pool.num_used) == ({1, 4}, 2, 5)
+    assert cache.drop_oldest() and not cache.drop_oldest()
     assert pool.num_used == 3

@@ -1,4 +1,4 @@
-"""One answer of token ids: how each is drawn, and when it ends. Shared by every program that answers in text."""
+"""One answer of token ids: the parameters of each draw, and the end. Shared by every program that answers in text."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -15,13 +15,13 @@ from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
 DECODE = Walk("decode")
 TOKEN = "token"
-"""The array of a draw's output: int32 [1]."""
+"""Name of the array of a drawn token: int32 [1]."""
 
 
 class TokenAnswer:
-    """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only.
+    """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the other penalties the answer only.
 
-    `ids` are the tokens drawn; `again` the outputs of the request's history, to be returned once the prompt's rows are computed.
+    `ids`: the tokens drawn; `replayed`: outputs of the request's history, to be returned once the prompt's rows are computed.
     """
 
     def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
@@ -36,8 +36,8 @@ class TokenAnswer:
                 break
 
     def take_replayed(self) -> Sequence[EngineOutput]:
-        again, self.replayed = self.replayed, []
-        return again
+        replayed, self.replayed = self.replayed, []
+        return replayed
 
     def next_draw(self) -> RowSampling:
         sampling = self._request.sampling
@@ -46,7 +46,7 @@ class TokenAnswer:
         return RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
 
     def record_draw(self, token: int) -> EngineOutput:
-        """Record a draw; `final` at the end token or the length limit, an error where the logits were not finite."""
+        """Record a draw and return its output: `final` at the end token or the length limit, an error for non-finite logits."""
         request = self._request
         if token < 0:
             error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
@@ -59,12 +59,12 @@ class TokenAnswer:
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
-    """The tokens that an earlier owner drew, [n]."""
+    """Return the tokens that an earlier owner drew, [n]."""
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
 class AnsweringTask(Protocol):
-    """`answer` is there once the prompt is."""
+    """A task that answers in tokens. `answer` is set with the prompt."""
 
     answer: TokenAnswer | None
 

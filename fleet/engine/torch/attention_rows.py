@@ -1,6 +1,6 @@
 """Attention that gives a row the same bits whatever else is in the pass: row by row, one path for prompt and decode.
 
-Every shape depends on the row's own context length only. Slow, and that is its price.
+Every shape depends on the row's own context length only, which makes it slow.
 Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, L the row's context length.
 """
 
@@ -35,7 +35,7 @@ class RowLayout:
         out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
         q_Nkgd = q_Nhd.reshape(out_Nkgd.shape)
         for row, (context, pages) in enumerate(self._contexts):
-            kv = self._pool.pages_of_layer[layer][pages].flatten(0, 1)[_first_seen(context, look.window) : context]
+            kv = self._pool.pages_of_layer[layer][pages].flatten(0, 1)[_first_position(context, look.window) : context]
             k_kLd, v_kLd = kv[:, 0].transpose(0, 1).contiguous(), kv[:, 1].transpose(0, 1).contiguous()
             out_Nkgd[row] = _one_row(q_Nkgd[row].contiguous(), k_kLd, v_kLd, look)
         return out_Nkgd.flatten(1)
@@ -49,5 +49,5 @@ def _one_row(q_kgd: Tensor, k_kLd: Tensor, v_kLd: Tensor, look: AttentionParams)
     return torch.bmm(attention_weights(scores_kgL, sinks_kg), v_kLd)
 
 
-def _first_seen(context: int, window: int | None) -> int:
+def _first_position(context: int, window: int | None) -> int:
     return 0 if window is None else max(0, context - window)

@@ -1,4 +1,4 @@
-"""Assembling a loop from a program: pool, runner, limits, as the numerics ask."""
+"""Assembly of a batch loop from a program: pool, runner and limits, as the numerics require."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeDevice:
-    """Where and in what precision a stage computes. `tiled`: rows in fixed tiles (numerics invariant)."""
+    """A stage's device and precision. `tiled`: rows in fixed tiles (numerics invariant)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class PoolLimits:
 
 
 def open_device(*, device: str, dtype: str, numerics: str | Literal["fast", "invariant"], threads: int) -> ComputeDevice:
-    """Set the process's threads and choose the device. Raises: ConfigError naming what does not go together."""
+    """Set the process's threads and choose the device. Raises: ConfigError naming settings that exclude each other."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}", param="dtype")
     if numerics == "invariant" and (device != "cpu" or dtype != "float32"):
