@@ -64,7 +64,7 @@ def _spoken_by(samples: np.ndarray) -> Message:
     return Message(role="user", content=(wav_part(soxr.resample(samples, SAMPLE_RATE_HZ, RATE_HZ)),))
 
 
-def assert_whole(answers: dict[str, Spoken], frontend: OmniFrontend) -> None:
+def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> None:
     """Text and speech end of themselves, and the speech is neither silence nor clipping."""
     for name, answer in answers.items():
         assert answer.ids[-1] in frontend.end_ids(), f"{name}: {TOKENS} tokens are no answer"
