@@ -77,6 +77,12 @@ def test_configuration_keys_of_a_page_exist(page: Path) -> None:
     assert [f"{section}.{key}" for section, key in shown if key not in sections[section]] == []
 
 
+def test_console_page_lists_pages_that_are_served() -> None:
+    pages = re.findall(r"^\| `(/[\w/{}]*)`", (DOCS / "console.md").read_text(), re.MULTILINE)
+    routes = (REPO / "web" / "console" / "routes.py").read_text()
+    assert len(pages) > 10 and [page for page in pages if f'"{page}"' not in routes] == []
+
+
 def test_paths_of_the_map_exist() -> None:
     spans = [span for span in SPAN.findall(MAP.read_text()) if re.fullmatch(r"[\w./-]+\.(py|lua|md|yaml)", span)]
     places = (REPO / "fleet", REPO, REPO / "fleet" / "control" / "lua")
