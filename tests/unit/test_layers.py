@@ -48,6 +48,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
     "web.realtime": BELOW_ENDPOINTS,
     "web.fleet_api": BELOW_ENDPOINTS,
+    "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_WEB, "web"),
     "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
