@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleet.bench.reference import Result, Work
-from fleet.bench.trace import Trace
+from fleet.bench.answer_timing import AnswerTiming
+from fleet.bench.reference import ReferenceResult, ReferenceWork
 from fleet.processing import Frontend
 
 
@@ -18,7 +18,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     same_length: int
 
 
-def compare(traces: Sequence[Trace], other: Result, work: Work, frontend: Frontend) -> Agreement:
+def compare(traces: Sequence[AnswerTiming], other: ReferenceResult, work: ReferenceWork, frontend: Frontend) -> Agreement:
     """The fleet's answers with another's to the same prompts.
 
     A prompt is the same if the gateway counted as many ids as were sent to the other, and the other's own tokenisation,

@@ -18,8 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from fleet.bench.chat import ChatApi, Held
 from fleet.bench.errors import BenchError
-from fleet.bench.stats import Summary, summarise
-from fleet.bench.voice import BLOCK_BYTES, BLOCK_MS, PATIENCE_S, Question, Samples
+from fleet.bench.voice import BLOCK_BYTES, BLOCK_MS, PATIENCE_S, Samples, SpokenQuestion
+from fleet.reporting.stats import Summary, summarise
 
 ASKED = "count to twenty"
 """Whose answer takes longer than it takes to be interrupted."""
@@ -168,7 +168,7 @@ class _Session:
 _event = msgspec.json.Decoder(_Event)
 
 
-def measure_barge_in(api: ChatApi, voice: Question, turns: int, step: Callable[[], None]) -> BargeInResult:
+def measure_barge_in(api: ChatApi, voice: SpokenQuestion, turns: int, step: Callable[[], None]) -> BargeInResult:
     """`turns` interruptions of answers by the same voice, and one before them that does not count. Raises: BenchError."""
     model = api.model()
     measured: list[BargeIn] = []

@@ -15,8 +15,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from fleet.bench.answer_timing import AnswerTiming, AudioChunk
 from fleet.bench.errors import BenchError
-from fleet.bench.trace import Heard, Trace
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 
@@ -267,11 +267,11 @@ class ChatApi:
         return BenchError(f"{self.url} refused with status {status}: {said}")
 
 
-def read_recording(recording: Recording) -> Trace:
+def read_recording(recording: Recording) -> AnswerTiming:
     """Decode a finished stream. Raises: BenchError if it carries an error or stops before its end."""
     text: list[float] = []
     words: list[str] = []
-    audio: list[Heard] = []
+    audio: list[AudioChunk] = []
     num_samples = num_prompt_tokens = num_answer_tokens = 0
     for at_s, event in _events(recording):
         if event.error is not None:
@@ -286,8 +286,8 @@ def read_recording(recording: Recording) -> Trace:
             if choice.delta.audio is not None and choice.delta.audio.data:
                 count = len(b64decode(choice.delta.audio.data)) // BYTES_PER_SAMPLE
                 num_samples += count
-                audio.append(Heard(at_s, count / PCM_RATE_HZ))
-    return Trace(
+                audio.append(AudioChunk(at_s, count / PCM_RATE_HZ))
+    return AnswerTiming(
         prompt=recording.prompt,
         sent_s=recording.sent_s,
         text=tuple(text),

@@ -33,7 +33,7 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetFleet:
     """A fleet to measure, and its configuration as resolved. Its checkpoint may still be "auto" where the fleet is not ours.
 
     `pid`: the process that started all others, where we started that.
@@ -44,7 +44,7 @@ class Target:
     pid: int | None = None
 
 
-def configured(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
+def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
     """The deployment the options name, found as `fleet up` finds it. Raises: ConfigError naming the field and the fix."""
     return load_config(config_file or read_settings().config_path or _default_file(overrides), tuple(overrides))
 
@@ -55,23 +55,23 @@ def _default_file(overrides: Sequence[str]) -> Path | None:
     return path if path.is_file() else None
 
 
-def running_fleet(url: str, port: int, config: FleetConfig) -> Target:
+def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
     """A fleet that runs already. What `fleet up` resolved for it is taken, where that lies here and names its port."""
     resolved = config.data_dir / RESOLVED_NAME
     if resolved.is_file():
         theirs = load_config(resolved)
         if theirs.web.port == port and theirs.graph == config.graph:
-            return Target(url=url, config=theirs)
-    return Target(url=url, config=config)
+            return TargetFleet(url=url, config=theirs)
+    return TargetFleet(url=url, config=config)
 
 
 @contextmanager
-def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Target]:
+def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[TargetFleet]:
     """`fleet up` on free ports and a Redis of its own, from ready to stopped. This machine alone reaches it, and without TLS.
 
     Raises: BenchError with the end of what it printed if it does not become ready.
     """
-    folder = _own_folder(configured(config_file, overrides).data_dir.absolute())
+    folder = _own_folder(resolve_config(config_file, overrides).data_dir.absolute())
     words = ["--config", str(config_file)] if config_file else []
     for text in (*overrides, *own_overrides(folder)):
         words += ["--set", text]
@@ -89,7 +89,7 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Ta
         config = load_config(folder / RESOLVED_NAME)
         # The checkpoint outlives the folder through which the fleet saw it.
         checkpoint = str(Path(config.checkpoint).resolve())
-        yield Target(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
+        yield TargetFleet(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
     finally:
         _stop(process)
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import configured, own_fleet
+from fleet.bench.deployment import own_fleet, resolve_config
 from fleet.bench.errors import BenchError
-from fleet.bench.options import Options
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.split import body_of, split, split_stages, with_checkpoint
-from fleet.bench.stats import Summary, percentile, summarise
 from fleet.config.settings import read_settings
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.stats import Summary, percentile, summarise
 
 PARTS = (
     ("copied or lent, and given up", "prefilled_us", "handed_us"),
@@ -102,12 +102,12 @@ class HandOffResult(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageReads | None = None
 
 
-def measure_hand_offs(options: Options, steps: Steps) -> HandOffResult:
+def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
     """As many requests as hand-offs are asked for, by a fleet started for it; each split stage hands each of them off once.
 
     Raises: BenchError if a request fails, or its story tells of no hand-off.
     """
-    plain = configured(options.config, options.overrides)
+    plain = resolve_config(options.config, options.overrides)
     overrides = (*with_checkpoint(plain, options.overrides), *split(plain))
     started = steps("starting a split fleet", 1)
     with own_fleet(options.config, overrides) as target:

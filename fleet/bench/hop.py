@@ -17,7 +17,6 @@ from typing import IO, cast
 import msgspec
 
 from fleet.bench.errors import BenchError
-from fleet.bench.stats import Summary, summarise
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run, text
 from fleet.control.embedded import embedded_url
@@ -27,6 +26,7 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
+from fleet.reporting.stats import Summary, summarise
 from fleet.worker.link import Link, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")

@@ -12,16 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
+from fleet.bench.answer_timing import AnswerTiming
 from fleet.bench.chat import ChatApi, Recording, read_recording
-from fleet.bench.deployment import Target, configured, own_fleet
+from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config
 from fleet.bench.errors import BenchError
-from fleet.bench.options import Options
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.split import body_of, num_workers, split, together, with_checkpoint
-from fleet.bench.stats import Summary, summarise
-from fleet.bench.trace import Trace
 from fleet.config.settings import read_settings
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.stats import Summary, summarise
 
 TOGETHER, SPLIT = "together", "split"
 MEDIA = ("text",)
@@ -98,13 +98,13 @@ class _Train(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
 
 
-def measure_interference(options: Options, steps: Steps) -> Interference:
+def measure_interference(options: BenchOptions, steps: Steps) -> Interference:
     """Raises: BenchError if the deployment has nothing to split, or a request fails."""
-    plain = configured(options.config, options.overrides)
+    plain = resolve_config(options.config, options.overrides)
     given = with_checkpoint(plain, options.overrides)
     apart = (*given, *split(plain))
-    as_one = (*apart, *together(configured(options.config, apart)))
-    if num_workers(configured(options.config, as_one)) != num_workers(configured(options.config, apart)):
+    as_one = (*apart, *together(resolve_config(options.config, apart)))
+    if num_workers(resolve_config(options.config, as_one)) != num_workers(resolve_config(options.config, apart)):
         raise BenchError("the two fleets would not have as many workers; give `replicas` in one place only", param="--set")
     train: _Train | None = None
     sides: dict[str, Side] = {}
@@ -128,7 +128,7 @@ def measure_interference(options: Options, steps: Steps) -> Interference:
 class _Load:
     """What is put on one fleet."""
 
-    def __init__(self, target: Target, options: Options) -> None:
+    def __init__(self, target: TargetFleet, options: BenchOptions) -> None:
         self._target, self._options = target, options
         self._api = ChatApi(target.url, read_settings().api_key)
         self._model = self._api.model()
@@ -199,7 +199,7 @@ class _Load:
     def _ask(self, body: bytes) -> Recording:
         return self._api.answer(0, body, self._began_s, lambda: False)
 
-    def _trace(self, recording: Recording) -> Trace:
+    def _trace(self, recording: Recording) -> AnswerTiming:
         return read_recording(recording)
 
     def _long(self, number: int, characters: int) -> bytes:
@@ -211,7 +211,7 @@ class _Load:
         return body_of(self._model, prompt, self._target.config, max_tokens=max_tokens, frames=LONG_TOKENS, media=MEDIA)
 
 
-def gaps_of(trace: Trace) -> list[Gap]:
+def gaps_of(trace: AnswerTiming) -> list[Gap]:
     """Between the pieces of text of one answer."""
     pairs = zip(trace.text, trace.text[1:], strict=False)
     return [Gap(trace.sent_s + later_s, later_s - earlier_s) for earlier_s, later_s in pairs]

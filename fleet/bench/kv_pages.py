@@ -70,7 +70,7 @@ def measure_pages() -> PageReads:
     end = _End(READER)
     try:
         with _lender() as (connection, lent):
-            reader = _Reader(end, connection, lent)
+            reader = _PageReader(end, connection, lent)
             reader.check()
             turns = [(reader.blocks_us(), reader.plain_us(), reader.copied_us()) for _ in range(NUM_REPEATS + 1)][1:]
     finally:
@@ -85,7 +85,7 @@ def measure_pages() -> PageReads:
     )
 
 
-class _Reader:
+class _PageReader:
     def __init__(self, end: _End, connection: Connection, lent: _Lent) -> None:
         self._pool, self._plain, self._transfer = end.pool, end.plain, end.transfer
         self._connection, self._lent = connection, lent

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from fleet.bench.answer_timing import AnswerMetrics, AnswerTiming, gaps, measure_answer
 from fleet.bench.chat import ChatApi, Recording, read_recording
-from fleet.bench.stats import Summary, summarise
-from fleet.bench.trace import Metrics, Trace, gaps, measure
+from fleet.reporting.stats import Summary, summarise
 
 Advance = Callable[[], None]
 
@@ -23,8 +23,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     concurrency: int
     wall_s: float
-    traces: tuple[Trace, ...]
-    metrics: tuple[Metrics, ...]
+    traces: tuple[AnswerTiming, ...]
+    metrics: tuple[AnswerMetrics, ...]
     others_cores: float | None = None
 
     @property
@@ -79,5 +79,5 @@ def run_phase(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int
     wall_s = time.perf_counter() - began_s
     traces = tuple(read_recording(recording) for recording in recordings)
     return Phase(
-        name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=tuple(measure(trace) for trace in traces)
+        name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=tuple(measure_answer(trace) for trace in traces)
     )

@@ -15,20 +15,17 @@ import yaml
 from rich.console import Console
 
 from fleet.bench.agreement import compare
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.barge_in import measure_barge_in
 from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
+from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config, running_fleet
 from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
-from fleet.bench.machine import describe_machine, usable_cores
-from fleet.bench.options import Options, parse
+from fleet.bench.options import BenchOptions, parse
 from fleet.bench.plot import draw
-from fleet.bench.progress import Meter, meter
-from fleet.bench.reference import Result, Work, run_aside
-from fleet.bench.report import Report, show, write_json
+from fleet.bench.reference import ReferenceResult, ReferenceWork, run_aside
+from fleet.bench.report import BenchReport, show, write_json
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
 from fleet.bench.targets import (
@@ -43,9 +40,12 @@ from fleet.bench.targets import (
 )  # fmt: skip
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
-from fleet.bench.voices import Plan, fake_overrides, limited, measure_voices, recorded_question
+from fleet.bench.voice_sessions import Plan, fake_overrides, limited, measure_voice_sessions, recorded_question
 from fleet.config.settings import read_settings
 from fleet.core.errors import FleetError
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.machine import describe_machine, usable_cores
+from fleet.reporting.progress import Meter, meter
 
 DEFAULT_PORT = 8000
 TWIN_MODULE = "fleet.bench.twin_run"
@@ -94,19 +94,19 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check(options: Options) -> None:
+def _check(options: BenchOptions) -> None:
     """What would fail only after minutes of measuring. Raises: BenchError, ConfigError."""
     for name, path in (("--json", options.json), ("--png", options.png)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BenchError(f"{name} {path}: there is no folder {path.absolute().parent}", param=name)
     if options.serving:
-        graph = configured(options.config, options.overrides).graph_declaration()
+        graph = resolve_config(options.config, options.overrides).graph_declaration()
         if options.baseline and graph.baseline is None:
             raise BenchError(f"graph {graph.name} declares no reference implementation; leave out --baseline", param="--baseline")
 
 
-def _measure(options: Options, args: list[str]) -> Report:
-    report = Report(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
+def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
+    report = BenchReport(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
     with meter() as progress:
         if options.hop:
             hops = measure_hops(options.hops, progress.counted("hops", options.hops))
@@ -116,7 +116,7 @@ def _measure(options: Options, args: list[str]) -> Report:
             report = replace(report, transfer=measure_transfer())
             done()
         if options.scale:
-            counts, base = options.streams, configured(options.config, options.overrides)
+            counts, base = options.streams, resolve_config(options.config, options.overrides)
             scale = measure_scale(base, counts, options.scale_seconds, progress.steps("streams", len(counts) + 1))
             report = replace(report, scale=scale, ratios=(*report.ratios, *of_scale(scale)))
         if options.hand_off:
@@ -132,7 +132,7 @@ def _measure(options: Options, args: list[str]) -> Report:
     return report
 
 
-def _measure_voices(report: Report, options: Options, progress: Meter) -> Report:
+def _measure_voices(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
     """Where the fleet is started for it, it takes as many sessions as there are, and one more is tried."""
     questions = [read_question(path) for path in options.wavs] or [recorded_question()]
     own = limited(options.sessions) if options.up else ()
@@ -141,11 +141,11 @@ def _measure_voices(report: Report, options: Options, progress: Meter) -> Report
     with _target(dataclasses.replace(options, overrides=(*options.overrides, *own)), progress) as target:
         api = ChatApi(target.url, read_settings().api_key)
         plan = Plan(sessions=options.sessions, turns=options.requests, full=options.up)
-        voices = measure_voices(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
+        voices = measure_voice_sessions(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
     return replace(report, voices=voices, ratios=(*report.ratios, *of_voices(voices)))
 
 
-def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
+def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
     given = [read_question(path) for path in options.wavs]
     with _target(options, progress) as target:
         api = ChatApi(target.url, read_settings().api_key)
@@ -166,7 +166,7 @@ def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
     return report
 
 
-def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:
+def _measure_hand_offs(options: BenchOptions, progress: Meter) -> HandOffResult:
     """The blocks first, for the fleet's processes would be in their way."""
     # It needs torch, and nothing else here does.
     from fleet.bench.kv_pages import measure_pages
@@ -177,7 +177,7 @@ def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:
     return replace(measure_hand_offs(options, progress.steps), pages=pages)
 
 
-def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
+def _measure_fleet(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
     """The fleet first; then, while it is idle or has been stopped, what it is compared with."""
     with _target(options, progress) as target:
         if options.baseline or options.twin:
@@ -190,7 +190,7 @@ def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
 
 
 @contextmanager
-def _target(options: Options, progress: Meter) -> Iterator[Target]:
+def _target(options: BenchOptions, progress: Meter) -> Iterator[TargetFleet]:
     if options.up:
         done = progress.steps("starting the fleet", 1)
         with own_fleet(options.config, options.overrides) as target:
@@ -199,12 +199,12 @@ def _target(options: Options, progress: Meter) -> Iterator[Target]:
         return
     port = read_settings().port
     from_env = (f"web.port={port}",) if port is not None else ()
-    config = configured(options.config, (*from_env, *options.overrides))
+    config = resolve_config(options.config, (*from_env, *options.overrides))
     url = options.url or f"{config.web.scheme}://127.0.0.1:{config.web.port or DEFAULT_PORT}"
     yield running_fleet(url, ChatApi(url).port, config)
 
 
-def _compare(report: Report, serving: Serving, target: Target, options: Options, progress: Meter) -> Report:
+def _compare(report: BenchReport, serving: Serving, target: TargetFleet, options: BenchOptions, progress: Meter) -> BenchReport:
     graph = target.config.graph_declaration()
     if options.baseline and graph.baseline is not None:
         prepared = prepare(target, options, serving.prompts, _baseline_threads(options))
@@ -229,11 +229,11 @@ def _compare(report: Report, serving: Serving, target: Target, options: Options,
     return report
 
 
-def _baseline_threads(options: Options) -> tuple[int, ...]:
+def _baseline_threads(options: BenchOptions) -> tuple[int, ...]:
     return (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
 
 
-def _run_twin(target: Target, work: Work, progress: Meter) -> Result:
+def _run_twin(target: TargetFleet, work: ReferenceWork, progress: Meter) -> ReferenceResult:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
         resolved = Path(folder, "resolved.yaml")
         resolved.write_text(yaml.safe_dump(target.config.model_dump(mode="json"), sort_keys=False))

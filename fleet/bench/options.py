@@ -54,7 +54,7 @@ Exit status: 0 measured, 1 it could not be measured (one line says why) or, with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BenchOptions:
     """Invariants: `url` or `up`, never both; counts are positive. `serving` is whether a fleet is measured at all."""
 
     serving: bool
@@ -90,7 +90,7 @@ class Options:
     check: bool
 
 
-def parse(args: list[str]) -> Options:
+def parse(args: list[str]) -> BenchOptions:
     """Raises: SystemExit with status 0 after --help, 2 after a usage mistake."""
     parser = _parser()
     given = parser.parse_args(args)
@@ -104,7 +104,7 @@ def parse(args: list[str]) -> Options:
     spoken = voice or given.barge_in
     apart = given.hop or given.transfer or given.scale or given.hand_off or given.interference or spoken
     alone = apart and not (given.baseline or given.twin or ((given.url or given.up) and not spoken))
-    return Options(
+    return BenchOptions(
         serving=not alone,
         url=given.url,
         up=given.up or given.engine is not None,

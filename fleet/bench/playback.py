@@ -4,7 +4,7 @@ START_S = 0.1
 """For how long sound is gathered before any is played, at the beginning and after each time it ran dry: as our own page does."""
 
 
-class Playback:
+class PlaybackClock:
     """One answer. Units: seconds of any one clock.
 
     `underruns`: how often everything had been played and more came after all. `late_s`: of each piece but the first, by how much

@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fleet.bench.answer_timing import AnswerTiming, AudioChunk
 from fleet.bench.hand_off import PARTS, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import SPLIT, TOGETHER, Interference, Side
-from fleet.bench.reference import Result
-from fleet.bench.report import Report
+from fleet.bench.reference import ReferenceResult
+from fleet.bench.report import BenchReport
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Summary, percentile, summarise
 from fleet.bench.targets import HAND_OFF_P50_MS, HOP_P50_US
-from fleet.bench.trace import Heard, Trace
+from fleet.reporting.stats import Summary, percentile, summarise
 
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.0, 3.8, 130
@@ -32,7 +32,7 @@ Bar = tuple[str, str, Summary | None]
 """(label, colour, seconds)"""
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: BenchReport, path: Path) -> None:
     """Write the picture; a report without anything to draw makes none."""
     panels = _panels(report)
     if not panels:
@@ -57,13 +57,13 @@ def draw(report: Report, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _title(report: Report) -> str:
+def _title(report: BenchReport) -> str:
     machine = report.machine
     model = f"{report.serving.model}, " if report.serving else ""
     return f"{model}{machine.processor}, {machine.cores} cores, load {machine.load_1min} before, {report.began}"
 
 
-def _panels(report: Report) -> list[Panel]:
+def _panels(report: BenchReport) -> list[Panel]:
     panels: list[Panel] = []
     serving, baseline, twin = report.serving, report.baseline, report.twin
     if serving is not None and any(trace.audio for trace in serving.single.traces):
@@ -88,7 +88,7 @@ def _panels(report: Report) -> list[Panel]:
     return panels
 
 
-def _timeline(axes: Axes, serving: Serving, baseline: Result | None) -> None:
+def _timeline(axes: Axes, serving: Serving, baseline: ReferenceResult | None) -> None:
     """The answer whose first sound came at the median moment."""
     heard = sorted((trace for trace in serving.single.traces if trace.audio), key=lambda trace: trace.audio[0].at_s)
     trace = heard[len(heard) // 2]
@@ -105,7 +105,7 @@ def _timeline(axes: Axes, serving: Serving, baseline: Result | None) -> None:
     axes.grid(alpha=0.25)
 
 
-def _received(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
+def _received(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
     times, received = [0.0], [0.0]
     for chunk in audio:
         times.append(chunk.at_s)
@@ -113,7 +113,7 @@ def _received(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
     return times, received
 
 
-def _played(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
+def _played(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
     """What the listener has heard by when: from the first chunk on, flat where nothing was left to play."""
     times, played, free_s = [audio[0].at_s], [0.0], audio[0].at_s
     for chunk in audio:
@@ -124,13 +124,13 @@ def _played(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
     return times, played
 
 
-def _reference_step(axes: Axes, trace: Trace, baseline: Result) -> None:
+def _reference_step(axes: Axes, trace: AnswerTiming, baseline: ReferenceResult) -> None:
     answered = baseline.answers[trace.prompt]
     times = [0.0, answered.seconds, max(answered.seconds, trace.done_s)]
     axes.step(times, [0.0, answered.audio_s, answered.audio_s], where="post", color=OTHER, label="baseline")
 
 
-def _latencies(serving: Serving, baseline: Result | None, twin: Result | None, field: str) -> list[Bar]:
+def _latencies(serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None, field: str) -> list[Bar]:
     many = f"fleet,\n{serving.concurrent.concurrency} at once"
     bars: list[Bar] = [
         ("fleet,\none at a time", FLEET, serving.single.summary(field)),
@@ -158,7 +158,7 @@ def _bars(axes: Axes, title: str, bars: Sequence[Bar]) -> None:
     axes.grid(axis="y", alpha=0.25)
 
 
-def _throughput(axes: Axes, serving: Serving, baseline: Result | None, twin: Result | None) -> None:
+def _throughput(axes: Axes, serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None) -> None:
     rows = [
         ("fleet,\none at a time", FLEET, serving.single.throughput),
         (f"fleet,\n{serving.concurrent.concurrency} at once", MANY, serving.concurrent.throughput),

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
 from fleet.core.request import RequestSpec
+from fleet.reporting.background_load import BackgroundLoad
 
 TAIL_LINES = 8
 PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait sleep: beside one busy process, two spinning ones slowed a small model more than tenfold (measured)."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. `messages` are the chats that `requests` were made of; `warm_up` runs of the first request do not count.
 
     Of several `num_threads` the reference takes the one that serves it best.
@@ -36,7 +36,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     sample_rate_hz: int
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One request's answer; without sound `first_audio_s` is None.
 
     `same_prompt` is whether its own tokenisation of the chat gave the very ids it was sent.
@@ -54,13 +54,13 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_samples / self.sample_rate_hz if self.sample_rate_hz else 0.0
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
     """All answers, in the order of the requests, and what they ran on.
 
     `others_cores` is what other processes kept busy meanwhile, loading and warming up included.
     """
 
-    answers: tuple[Answered, ...]
+    answers: tuple[ReferenceAnswer, ...]
     load_s: float
     num_threads: int
     device: str
@@ -77,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return sum(answer.audio_s for answer in self.answers) / self.seconds
 
 
-def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable[[], None]) -> Result:
+def run_aside(module: str, options: Sequence[str], work: ReferenceWork, advance: Callable[[], None]) -> ReferenceResult:
     """Run `python -m MODULE OPTIONS --requests FILE --out FILE`; each line it prints is one request done.
 
     Raises: BenchError with the end of what it wrote to stderr.
@@ -102,5 +102,5 @@ def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable
         if process.returncode != 0 or not told.is_file():
             tail = "\n".join(said.read_text(errors="replace").splitlines()[-TAIL_LINES:])
             raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it said nothing'}")
-        result = msgspec.json.decode(told.read_bytes(), type=Result)
+        result = msgspec.json.decode(told.read_bytes(), type=ReferenceResult)
         return msgspec.structs.replace(result, others_cores=neighbours.cores())

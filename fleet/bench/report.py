@@ -12,31 +12,31 @@ from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
 from fleet.bench.load import Phase
-from fleet.bench.machine import Machine
-from fleet.bench.reference import Result
+from fleet.bench.reference import ReferenceResult
 from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Ratio, Summary, summarise
-from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.transfer import TransferResult
 from fleet.bench.voice import VoiceResult
 from fleet.bench.voice_report import barge_in_table, voice_table, voices_tables
-from fleet.bench.voices_result import VoicesResult
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
+from fleet.reporting.machine import Machine
+from fleet.reporting.stats import Ratio, Summary, summarise
+from fleet.reporting.tables import NONE, figure, table_of, titled
 
 MS = 1e3
 NOISY_CORES = 0.2
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run. What was not asked for is None. `command` is its words, `began` local time, ISO 8601."""
 
     began: str
     command: tuple[str, ...]
     machine: Machine
     serving: Serving | None = None
-    baseline: Result | None = None
+    baseline: ReferenceResult | None = None
     agreement: Agreement | None = None
-    twin: Result | None = None
+    twin: ReferenceResult | None = None
     twin_agreement: Agreement | None = None
     hops: HopResult | None = None
     transfer: TransferResult | None = None
@@ -44,7 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     hand_offs: HandOffResult | None = None
     interference: Interference | None = None
     voice: VoiceResult | None = None
-    voices: VoicesResult | None = None
+    voices: VoiceSessionsResult | None = None
     barge_in: BargeInResult | None = None
     ratios: tuple[Ratio, ...] = ()
 
@@ -71,10 +71,10 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
     percentiles: dict[str, _Percentiles]
     met: dict[str, bool]
-    report: Report
+    report: BenchReport
 
 
-def write_json(report: Report, path: Path) -> None:
+def write_json(report: BenchReport, path: Path) -> None:
     phases = (report.serving.single, report.serving.concurrent) if report.serving else ()
     file = _File(
         percentiles={phase.name: _percentiles(phase) for phase in phases},
@@ -97,7 +97,7 @@ def _percentiles(phase: Phase) -> _Percentiles:
     )
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: BenchReport, console: Console) -> None:
     machine = report.machine
     console.print(
         f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load {machine.load_1min} before; "
@@ -144,7 +144,7 @@ def show(report: Report, console: Console) -> None:
         )
 
 
-def _busiest(report: Report) -> float:
+def _busiest(report: BenchReport) -> float:
     phases = (report.serving.single, report.serving.concurrent) if report.serving else ()
     sides = (report.interference.together, report.interference.split) if report.interference else ()
     scale = report.scale
@@ -154,7 +154,7 @@ def _busiest(report: Report) -> float:
     return max((part.others_cores or 0.0 for part in measured if part), default=0.0)
 
 
-def _serving_table(serving: Serving, baseline: Result | None) -> Group:
+def _serving_table(serving: Serving, baseline: ReferenceResult | None) -> Group:
     single, many = serving.single, serving.concurrent
     columns = ["", "alone\np50", "\np95", f"{many.concurrency} at once\np50", "\np95"]
     table = table_of(*columns, *(("baseline\np50", "\np95") if baseline else ()))
@@ -172,7 +172,7 @@ def _serving_table(serving: Serving, baseline: Result | None) -> Group:
     return titled(f"{serving.model} at {serving.url}: {phases}", table)
 
 
-def _latency_rows(baseline: Result | None) -> list[tuple[str, float, str, Summary | None]]:
+def _latency_rows(baseline: ReferenceResult | None) -> list[tuple[str, float, str, Summary | None]]:
     """(name, scale, field of `Metrics`, the baseline's): the reference gives all its sound at once, at the end."""
     answers = baseline.answers if baseline else ()
     took = summarise([answer.seconds for answer in answers])
@@ -188,7 +188,7 @@ def _latency_rows(baseline: Result | None) -> list[tuple[str, float, str, Summar
     ]
 
 
-def _rate_rows(serving: Serving, baseline: Result | None) -> list[tuple[str, float | None, float | None, float | None]]:
+def _rate_rows(serving: Serving, baseline: ReferenceResult | None) -> list[tuple[str, float | None, float | None, float | None]]:
     """(name, alone, together, the baseline's)"""
     single, many = serving.single, serving.concurrent
     spoken = [("audio made, s/s", single.throughput, many.throughput, baseline.throughput if baseline else None)]
@@ -201,12 +201,12 @@ def _rate_rows(serving: Serving, baseline: Result | None) -> list[tuple[str, flo
     ]
 
 
-def _rtf(baseline: Result | None) -> Summary | None:
+def _rtf(baseline: ReferenceResult | None) -> Summary | None:
     answers = baseline.answers if baseline else ()
     return summarise([answer.seconds / answer.audio_s if answer.audio_s else None for answer in answers])
 
 
-def _per_second(baseline: Result | None) -> float | None:
+def _per_second(baseline: ReferenceResult | None) -> float | None:
     return len(baseline.answers) / baseline.seconds if baseline else None
 
 
@@ -224,11 +224,11 @@ def _show_agreement(name: str, agreement: Agreement, console: Console) -> None:
     )
 
 
-def _ran_on(result: Result) -> str:
+def _ran_on(result: ReferenceResult) -> str:
     return f"{result.num_threads} thread{'s' if result.num_threads > 1 else ''}, {result.device}, {result.dtype}"
 
 
-def _twin_table(twin: Result) -> Group:
+def _twin_table(twin: ReferenceResult) -> Group:
     table = table_of("", "p50", "p95")
     first = summarise([answer.first_audio_s for answer in twin.answers])
     if first is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from fleet.bench.errors import BenchError
 from fleet.bench.scale_expected import expected
 from fleet.bench.scale_fleet import ScaleFleet, scale_fleet
-from fleet.bench.scale_load import Load, spread_s
+from fleet.bench.scale_load import StreamLoad, spread_s
 from fleet.bench.scale_result import Joined, ScalePhase, ScaleResult
 from fleet.config import FleetConfig
 from fleet.config.schema import EdgeConfig, PolicyConfig
@@ -101,7 +101,7 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
 async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
     client = await _ready_client(fleet)
     specs = specs_of(fleet.config, count, spread_s(count) + SETTLE_S + seconds + max(SLACK_S, fleet.ready_s))
-    load = Load(fleet, client, specs)
+    load = StreamLoad(fleet, client, specs)
     try:
         await load.open()
         await load.until(lambda: load.num_begun() == count, "the first chunk of every stream")
@@ -118,7 +118,7 @@ async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: i
     client = await _ready_client(fleet)
     join_s, slack_s = max(JOIN_S, 2 * fleet.ready_s), max(SLACK_S, fleet.ready_s)
     specs = specs_of(fleet.config, count, spread_s(count) + join_s + 2 * (SETTLE_S + seconds) + slack_s)
-    load = Load(fleet, client, specs)
+    load = StreamLoad(fleet, client, specs)
     try:
         await load.open()
         await load.until(lambda: load.num_begun() == min(slots, count), "the first chunk of as many streams as have slots")
@@ -154,7 +154,7 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
     return client
 
 
-def _broken(config: FleetConfig, load: Load) -> tuple[str, ...]:
+def _broken(config: FleetConfig, load: StreamLoad) -> tuple[str, ...]:
     """What is wrong with each stream that is not whole."""
     wanted = expected(paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams])
     faults = ((s.spec.id, s.fault or ("" if s.content() == wanted[s.spec.id] else OTHER_CONTENT)) for s in load.streams)

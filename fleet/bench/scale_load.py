@@ -14,7 +14,6 @@ from typing import cast
 
 import psutil
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
 from fleet.bench.scale_fleet import ScaleFleet
 from fleet.bench.scale_result import Ages, Window
@@ -26,6 +25,7 @@ from fleet.core.errors import FleetError
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
+from fleet.reporting.background_load import BackgroundLoad
 
 ARRIVALS_PER_S = 150
 MIN_SPREAD_S = 1.0
@@ -59,7 +59,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Counters:
     """Everything that only grows, at one moment."""
 
     at_s: float
@@ -70,7 +70,7 @@ class _Look:
     own_s: float
 
 
-class Load:
+class StreamLoad:
     """The streams of one run, on one event loop. `fleet` is being looked at, never changed."""
 
     def __init__(self, fleet: ScaleFleet, client: FleetClient, specs: Sequence[RequestSpec]) -> None:
@@ -140,11 +140,11 @@ class Load:
             others_cores=others_cores,
         )
 
-    async def _look(self) -> _Look:
+    async def _look(self) -> _Counters:
         workers = await self._client.workers()
         chunks = await asyncio.to_thread(self._appended)
         times = psutil.Process().cpu_times()
-        return _Look(
+        return _Counters(
             at_s=time.monotonic(),
             chunks=chunks,
             arrived=HopCounts(list(self._arrived.counts)),

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi, ChatBody
-from fleet.bench.deployment import Target
+from fleet.bench.deployment import TargetFleet
 from fleet.bench.errors import BenchError
 from fleet.bench.load import Advance, Phase, run_phase
-from fleet.bench.options import Options
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import pick
-from fleet.bench.reference import Work
+from fleet.bench.reference import ReferenceWork
 from fleet.config import FleetConfig
 from fleet.core.ids import StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
+from fleet.reporting.background_load import BackgroundLoad
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
 
@@ -52,7 +52,7 @@ def chat_of(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
 
 
-def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: Steps) -> Serving:
+def measure_serving(api: ChatApi, config: FleetConfig, options: BenchOptions, steps: Steps) -> Serving:
     """Warm up, then one request at a time, then many. Raises: BenchError."""
     model = api.model()
     _check_stages(api, config)
@@ -76,7 +76,7 @@ def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: 
     )
 
 
-def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, options: Options, step: Advance) -> Phase:
+def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, options: BenchOptions, step: Advance) -> Phase:
     neighbours = BackgroundLoad()
     phase = run_phase(name, api, bodies, concurrency, step)
     return msgspec.structs.replace(phase, others_cores=neighbours.cores() if options.up else None)
@@ -123,16 +123,16 @@ def local_checkpoint(config: FleetConfig) -> Path:
 class Prepared:
     """The measured prompts as the gateway turns them into requests, for something else to answer."""
 
-    work: Work
+    work: ReferenceWork
     frontend: Frontend
 
 
-def prepare(target: Target, options: Options, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
+def prepare(target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
     """Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something."""
     config = target.config
     frontend = load_frontend(config.graph_declaration().frontend, local_checkpoint(config), config.limits)
     requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
-    work = Work(
+    work = ReferenceWork(
         requests=requests,
         messages=tuple(chat_of(prompt) for prompt in prompts),
         num_threads=num_threads,
@@ -144,7 +144,7 @@ def prepare(target: Target, options: Options, prompts: tuple[str, ...], num_thre
     return Prepared(work=work, frontend=frontend)
 
 
-def _spec(config: FleetConfig, frontend: Frontend, options: Options, prompt: str) -> RequestSpec:
+def _spec(config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str) -> RequestSpec:
     graph = config.graph_declaration()
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     sampling: dict[StageName, Sampling] = {}

@@ -3,12 +3,12 @@
 from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
-from fleet.bench.reference import Result
+from fleet.bench.reference import ReferenceResult
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Ratio, percentile, summarise
 from fleet.bench.voice import VoiceResult
-from fleet.bench.voices_result import VoicesResult
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
+from fleet.reporting.stats import Ratio, percentile, summarise
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
@@ -26,7 +26,7 @@ VOICE_OURS_P50_MS = 400.0
 BARGE_IN_P50_MS, FREED_P50_MS = 250.0, 300.0
 
 
-def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
+def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]:
     """Medians of the same requests, one at a time; then many at a time against one after another."""
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")
     count = len(serving.single.traces)
@@ -46,7 +46,7 @@ def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
     return ratios
 
 
-def against_twin(serving: Serving, twin: Result) -> list[Ratio]:
+def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
     """The wall time of the same requests, one at a time."""
     wall_s = sum(metrics.total_s for metrics in serving.single.metrics)
     twin_s = sum(answer.seconds for answer in twin.answers)
@@ -81,7 +81,7 @@ def of_voice(voice: VoiceResult) -> list[Ratio]:
     return [Ratio(name="voice turn less its silence, p50", value=ours.p50, target=VOICE_OURS_P50_MS, at_most=True, unit="ms")]
 
 
-def of_voices(voices: VoicesResult) -> list[Ratio]:
+def of_voices(voices: VoiceSessionsResult) -> list[Ratio]:
     """Nobody's sound runs dry, and everybody is answered; whoever is one too many waits for a place."""
     talks, beyond = len(voices.talks), voices.beyond
     unanswered = talks * voices.wanted_turns - len(voices.turns)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleet.bench.reference import Answered, Result, Work
+from fleet.bench.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
 from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AUDIO, TEXT = "audio", "text"
 
 
-def run(config: FleetConfig, work: Work) -> Result:
+def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
     """Build every stage in this process, warm up, then answer each request alone."""
     # OpenMP reads this once, when torch is first imported.
     os.environ["OMP_NUM_THREADS"] = str(work.num_threads[0])
@@ -38,17 +38,17 @@ def run(config: FleetConfig, work: Work) -> Result:
     load_s = time.perf_counter() - began_s
     for index in range(work.warm_up):
         _answer(twin, config, msgspec.structs.replace(work.requests[0], id=f"warm-up-{index}"), rate_hz=1)
-    answers: list[Answered] = []
+    answers: list[ReferenceAnswer] = []
     for spec in work.requests:
         answers.append(_answer(twin, config, spec, rate_hz=work.sample_rate_hz))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
     options = build_options(config, graph.stages[0].name, checkpoint)
-    return Result(
+    return ReferenceResult(
         answers=tuple(answers), load_s=load_s, num_threads=work.num_threads[0], device=options.device, dtype=options.dtype
     )
 
 
-def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int) -> Answered:
+def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int) -> ReferenceAnswer:
     """Raises: FleetError if a stage failed the request."""
     media = config.graph_declaration().media
     ids: list[int] = []
@@ -64,7 +64,7 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
         last_s = made.at_s
     if spec.id in twin.errors:
         raise twin.errors[spec.id]
-    return Answered(
+    return ReferenceAnswer(
         seconds=last_s,
         first_audio_s=first_audio_s,
         num_samples=num_samples,
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
     options = parser.parse_args()
-    work = msgspec.json.decode(options.requests.read_bytes(), type=Work)
+    work = msgspec.json.decode(options.requests.read_bytes(), type=ReferenceWork)
     options.out.write_bytes(msgspec.json.encode(run(load_config(options.config), work)))
     return 0
 

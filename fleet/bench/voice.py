@@ -21,8 +21,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, ChatApi
 from fleet.bench.errors import BenchError
-from fleet.bench.stats import Summary, summarise
 from fleet.processing.voiced import FirstVoiced
+from fleet.reporting.stats import Summary, summarise
 
 BLOCK_MS = 20
 """What a browser sends at a time."""
@@ -115,7 +115,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SpokenQuestion:
     """Invariant: `samples` end with a voiced one, PCM16 at 24 kHz."""
 
     name: str
@@ -126,7 +126,7 @@ _event = msgspec.json.Decoder(_Event)
 _encode = msgspec.json.Encoder().encode
 
 
-def read_question(path: Path) -> Question:
+def read_question(path: Path) -> SpokenQuestion:
     """Raises: BenchError if it is no sound, or silence."""
     try:
         samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
@@ -137,23 +137,23 @@ def read_question(path: Path) -> Question:
     if not len(voiced):
         raise BenchError(f"--wav {path}: there is nothing to hear in it", param="--wav")
     spoken = mono[: voiced[-1] + 1]
-    return Question(name=path.name, samples=(np.clip(spoken, -1, 1) * PEAK).astype("<i2"))
+    return SpokenQuestion(name=path.name, samples=(np.clip(spoken, -1, 1) * PEAK).astype("<i2"))
 
 
-def spoken_questions(api: ChatApi, model: str, count: int) -> list[Question]:
+def spoken_questions(api: ChatApi, model: str, count: int) -> list[SpokenQuestion]:
     """Questions in the fleet's own voice, `count` different ones at most. Raises: BenchError."""
-    made: list[Question] = []
+    made: list[SpokenQuestion] = []
     for text in QUESTIONS[:count]:
         pcm = api.speech({"model": model, "input": text, "response_format": "wav"})
         samples, _ = soundfile.read(BytesIO(pcm), dtype="int16")
         voiced = np.flatnonzero(np.abs(samples) > QUIET * int(np.abs(samples).max(initial=0)))
         if not len(voiced):
             raise BenchError(f"the fleet speaks {text!r} as silence; name recordings with --wav", param="--wav")
-        made.append(Question(name=text, samples=samples[: voiced[-1] + 1].astype("<i2")))
+        made.append(SpokenQuestion(name=text, samples=samples[: voiced[-1] + 1].astype("<i2")))
     return made
 
 
-def measure_voice(api: ChatApi, questions: Sequence[Question], turns: int, step: Callable[[], None]) -> VoiceResult:
+def measure_voice(api: ChatApi, questions: Sequence[SpokenQuestion], turns: int, step: Callable[[], None]) -> VoiceResult:
     """`turns` turns of one session, the questions in order and again; one more before them that does not count.
 
     Raises: BenchError.
@@ -191,7 +191,7 @@ class _Session:
         while self._receive(deadline_s - time.monotonic(), "a voice session").type != "session.updated":
             pass
 
-    def ask(self, question: Question) -> VoiceTurn:
+    def ask(self, question: SpokenQuestion) -> VoiceTurn:
         """Speak, then be silent and listen to the end of the answer. Raises: BenchError."""
         self._next_block_s = time.perf_counter()
         self._speak(bytes(LEAD_IN_MS * PCM_RATE_HZ // 1000 * BYTES_PER_SAMPLE))

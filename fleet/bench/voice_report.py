@@ -6,9 +6,9 @@ from rich.console import Group
 from rich.text import Text
 
 from fleet.bench.barge_in import BargeInResult
-from fleet.bench.tables import NONE, figure, table_of, titled
 from fleet.bench.voice import VoiceResult
-from fleet.bench.voices_result import Beyond, VoicesResult, spread
+from fleet.bench.voice_sessions_result import QueuedSession, VoiceSessionsResult, spread
+from fleet.reporting.tables import NONE, figure, table_of, titled
 
 
 def voice_table(voice: VoiceResult) -> Group:
@@ -34,7 +34,7 @@ def barge_in_table(result: BargeInResult) -> Group:
     return titled(f"{len(result.turns)} interrupted answers of {result.model}", table)
 
 
-def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
+def voices_tables(voices: VoiceSessionsResult) -> Iterator[Group | Text]:
     turns, console = voices.turns, sum(talk.console for talk in voices.talks)
     sessions = f"{len(voices.talks)} voice sessions at once, {console} of them the console's"
     table = table_of("ms", "p50", "p95", "p99", "most")
@@ -64,7 +64,7 @@ def voices_tables(voices: VoicesResult) -> Iterator[Group | Text]:
     yield titled(f"{voices.seconds:.1f} s", cores)
 
 
-def _told(beyond: Beyond) -> str:
+def _told(beyond: QueuedSession) -> str:
     place = "was told no place" if beyond.position is None else f"was told place {beyond.position}"
     when = "was let in too early" if beyond.early else f"was let in {figure(beyond.let_in_ms)} ms after somebody left"
     return f"one too many {place}, {when}, and was {'answered' if beyond.answered else 'not answered'}"

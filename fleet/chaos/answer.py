@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from fleet.bench.answer_timing import AudioChunk, simulate_playback
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Recording
-from fleet.bench.trace import Heard, play
 
 DATA, DONE = b"data: ", b"[DONE]"
 TEXT, AUDIO = "text", "audio"
@@ -16,7 +16,7 @@ ROUNDING_STEPS = 32
 BYTES_PER_S = BYTES_PER_SAMPLE * PCM_RATE_HZ
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a listener was told. Units: `audio` is 16-bit little-endian mono PCM at 24 kHz; times are seconds since the request.
 
     `chunks_s`: when each piece of audio came, or of text where the answer has no audio. `stalled_s`: for how long a listener who
@@ -77,11 +77,11 @@ class _Event(msgspec.Struct, frozen=True):
 _event = msgspec.json.Decoder(_Event)
 
 
-def read_answer(recording: Recording) -> Answer:
+def read_answer(recording: Recording) -> ReceivedAnswer:
     """Decode a stream to its end. Raises: Broken if it carries an error or stops before its end."""
     text, audio = bytearray(), bytearray()
     text_s: list[float] = []
-    heard: list[Heard] = []
+    heard: list[AudioChunk] = []
     for at_s, event in _events(recording):
         if event.error is not None:
             raise Broken(event.error.message)
@@ -92,10 +92,10 @@ def read_answer(recording: Recording) -> Answer:
             if choice.delta.audio is not None and choice.delta.audio.data:
                 pcm = b64decode(choice.delta.audio.data)
                 audio += pcm
-                heard.append(Heard(at_s, len(pcm) / BYTES_PER_S))
+                heard.append(AudioChunk(at_s, len(pcm) / BYTES_PER_S))
     chunks_s = tuple(piece.at_s for piece in heard) or tuple(text_s)
-    stalled_s = play(heard).stalled_s if heard else None
-    return Answer(text=bytes(text), audio=bytes(audio), chunks_s=chunks_s, stalled_s=stalled_s)
+    stalled_s = simulate_playback(heard).stalled_s if heard else None
+    return ReceivedAnswer(text=bytes(text), audio=bytes(audio), chunks_s=chunks_s, stalled_s=stalled_s)
 
 
 def _events(recording: Recording) -> Iterator[tuple[float, _Event]]:
@@ -112,7 +112,7 @@ def _events(recording: Recording) -> Iterator[tuple[float, _Event]]:
     raise Broken(f"the stream stopped before its end, after {count} events")
 
 
-def first_difference(expected: Answer, got: Answer) -> Difference | None:
+def first_difference(expected: ReceivedAnswer, got: ReceivedAnswer) -> Difference | None:
     """Text first: audio that follows another text differs for that reason."""
     for medium, ours, theirs in ((TEXT, expected.text, got.text), (AUDIO, expected.audio, got.audio)):
         if ours != theirs:

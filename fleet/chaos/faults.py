@@ -30,7 +30,7 @@ HAND_OFF_S = 20.0
 POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """One blow that fell. `requests` are those of whose tasks the victim owned one; among conductors the victim is the leader.
 
     `aimed`: it waited for a hand-off; `in_hand_off`: nobody had confirmed that hand-off when the signal was sent.
@@ -61,7 +61,7 @@ class _Target:
     hand_off: HandOff | None = None
 
 
-class Striker:
+class FaultInjector:
     """Carries blows out. Whom SIGTERM made leave for good is replaced here; whom SIGKILL took, its keeper starts again."""
 
     def __init__(self, watch: Watch, trail: EventLog, extras: Extras) -> None:
@@ -69,10 +69,12 @@ class Striker:
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
-    def strike_all(self, blows: Iterable[Fault], now_s: Callable[[], float], tell: Callable[[Hit], None]) -> list[Hit]:
+    def strike_all(
+        self, blows: Iterable[Fault], now_s: Callable[[], float], tell: Callable[[InjectedFault], None]
+    ) -> list[InjectedFault]:
         """`now_s` is the phase's clock. Ends early if the fleet does not become whole again: another blow would tell nothing."""
         self._now_s = now_s
-        hits: list[Hit] = []
+        hits: list[InjectedFault] = []
         for blow in blows:
             self._pause.wait(blow.pause_s)
             hits.append(self._strike(blow))
@@ -85,7 +87,7 @@ class Striker:
         """Whether the fleet became whole in time."""
         return self._until(self._watch.is_whole)
 
-    def _strike(self, blow: Fault) -> Hit:
+    def _strike(self, blow: Fault) -> InjectedFault:
         target = self._choose(blow)
         victim, process = target.victim, target.process
         words = _words(blow.role, process)
@@ -111,7 +113,7 @@ class Striker:
         after = self._trail.after(victim.id, registered, blow_us)
         # Both: a killed gateway's listeners may be elsewhere before it is fenced, and a hand-off leaves no time to ask.
         requests = tuple(dict.fromkeys((*victim.requests, *after.requests)))
-        return Hit(
+        return InjectedFault(
             role=blow.role, how=blow.how, victim=victim.id, requests=requests, at_s=at_s, until_s=until_s, whole_s=whole_s,
             aimed=blow.in_hand_off, in_hand_off=in_hand_off, after=after,
         )  # fmt: skip

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from fleet.chaos.answer import Answer, Broken, Difference, first_difference, read_answer
+from fleet.chaos.answer import Broken, Difference, ReceivedAnswer, first_difference, read_answer
+from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import Unanswered
-from fleet.chaos.listen import Gateways
 
 STALLED_S = 300.0
 """Ten times what a request waits for a role that nobody serves; when nobody is told anything for so long, nobody will be."""
@@ -39,18 +39,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     changed: Difference | None = None
 
 
-class Load:
+class ChaosLoad:
     """`concurrency` listeners. Each sends the next request as soon as its last was answered, in rounds over `bodies`.
 
     Without `expected` the answers are learnt; with it each is compared, and read once more from the fleet's own log of it: what
     was published, and heard, must stand there still.
     """
 
-    def __init__(self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[Answer] | None = None) -> None:
+    def __init__(self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[ReceivedAnswer] | None = None) -> None:
         self._gateways, self._bodies, self._expected = gateways, bodies, expected
         self.began_s = time.perf_counter()
         self.outcomes: list[Outcome] = []
-        self.learnt: dict[int, Answer] = {}
+        self.learnt: dict[int, ReceivedAnswer] = {}
         self._advance: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._sent = 0
@@ -134,7 +134,7 @@ class Load:
             return outcome
         return self._compared(outcome, answer, self._expected[request])
 
-    def _compared(self, outcome: Outcome, answer: Answer, expected: Answer) -> Outcome:
+    def _compared(self, outcome: Outcome, answer: ReceivedAnswer, expected: ReceivedAnswer) -> Outcome:
         try:
             again = self._gateways.once_more(outcome.id, self._cut_off.is_set)
             changed = first_difference(answer, read_answer(again.recording(outcome.request)))

@@ -12,14 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, Target, configured, own_fleet
-from fleet.bench.machine import describe_machine
+from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
+from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import ChaosError
 from fleet.chaos.event_log import EventLog
-from fleet.chaos.faults import Hit, Striker, gateway_words
-from fleet.chaos.listen import Gateways
-from fleet.chaos.load import Load, Outcome
-from fleet.chaos.options import Given, Options, chaos_overrides, check
+from fleet.chaos.faults import FaultInjector, InjectedFault, gateway_words
+from fleet.chaos.load import ChaosLoad, Outcome
+from fleet.chaos.options import ChaosOptions, ChaosPlan, chaos_overrides, check
 from fleet.chaos.plot import draw
 from fleet.chaos.processes import Extras, free_port
 from fleet.chaos.progress import Meter, meter
@@ -29,6 +28,7 @@ from fleet.chaos.schedule import CONDUCTOR, GATEWAY, How
 from fleet.chaos.schedule import draw as draw_blows
 from fleet.chaos.watch import Residue, Watch
 from fleet.config.settings import read_settings
+from fleet.reporting.machine import describe_machine
 
 EXTRAS_LOG = "chaos.log"
 SILENCE_S = 5.0
@@ -41,11 +41,11 @@ WIDTH = 120
 """Of tables that go to a file or a pipe, in characters."""
 
 
-def run(given: Given, command: tuple[str, ...]) -> int:
+def run(given: ChaosOptions, command: tuple[str, ...]) -> int:
     """Returns the exit status: 0 if nothing was lost, differed or stayed. Raises: ChaosError, ConfigError, BenchError."""
     # Twice: what chaos adds is named by the graph's stages, which the deployment names.
-    plain = configured(given.config, given.overrides)
-    config = configured(given.config, chaos_overrides(plain, given.overrides))
+    plain = resolve_config(given.config, given.overrides)
+    config = resolve_config(given.config, chaos_overrides(plain, given.overrides))
     options = check(given, config)
     try:
         with _interrupted_by_sigterm():
@@ -74,7 +74,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(options: Options, command: tuple[str, ...], kept_log: Path) -> Verdict:
+def _run(options: ChaosPlan, command: tuple[str, ...], kept_log: Path) -> Verdict:
     began, machine = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine()
     with meter() as progress:
         started = progress.steps("starting the fleet", 1)
@@ -105,8 +105,8 @@ def _keep_log(folder: Path, path: Path, progress: Meter) -> None:
 class Rig:
     """One fleet under test, from ready to judged."""
 
-    target: Target
-    options: Options
+    target: TargetFleet
+    options: ChaosPlan
     progress: Meter
 
     def run(self, asked: Run) -> Verdict:
@@ -119,7 +119,7 @@ class Rig:
             urls = [self.target.url, *self._more_gateways(extras)]
             watch = stack.enter_context(closing(Watch(config, len(urls))))
             trail = stack.enter_context(closing(EventLog(config.redis_data_dir)))
-            striker = Striker(watch, trail, extras)
+            striker = FaultInjector(watch, trail, extras)
             self.progress.steps("the fleet becoming whole", None)
             if not striker.await_whole():
                 raise ChaosError("the fleet did not become whole although nobody disturbed it")
@@ -139,14 +139,14 @@ class Rig:
         extras.start(gateway_words(port))
         return [f"http://127.0.0.1:{port}"]
 
-    def _learn(self, gateways: Gateways, bodies: list[bytes]) -> Load:
+    def _learn(self, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
         """Raises: ChaosError if the fleet loses a request that nobody disturbed."""
         options = self.options
         self._undisturbed("warm-up", gateways, bodies[: options.concurrency])
         return self._undisturbed(f"undisturbed requests, {options.concurrency} at a time", gateways, bodies)
 
-    def _undisturbed(self, what: str, gateways: Gateways, bodies: list[bytes]) -> Load:
-        load = Load(gateways, bodies)
+    def _undisturbed(self, what: str, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
+        load = ChaosLoad(gateways, bodies)
         load.start(self.options.concurrency, self.progress.steps(what, len(bodies)), once=True)
         lost = next((outcome for outcome in load.finish() if outcome.lost), None)
         if lost:
@@ -154,14 +154,14 @@ class Rig:
         return load
 
     def _disturb(
-        self, gateways: Gateways, learnt: Load, bodies: list[bytes], striker: Striker
-    ) -> tuple[list[Outcome], list[Hit]]:
+        self, gateways: Gateways, learnt: ChaosLoad, bodies: list[bytes], striker: FaultInjector
+    ) -> tuple[list[Outcome], list[InjectedFault]]:
         options = self.options
         blows = draw_blows(options.seed, options.kills, options.roles, options.hows, options.spacing_s, options.halves)
-        load = Load(gateways, bodies, [learnt.learnt[request] for request in range(len(bodies))])
+        load = ChaosLoad(gateways, bodies, [learnt.learnt[request] for request in range(len(bodies))])
         struck = self.progress.steps(f"blows, under {options.concurrency} requests at a time", options.kills)
 
-        def tell(hit: Hit) -> None:
+        def tell(hit: InjectedFault) -> None:
             struck()
             after = "not whole again" if hit.whole_s is None else f"whole again after {hit.whole_s:.1f} s"
             held = f"{len(hit.requests)} requests" + (", in a hand-off" if hit.in_hand_off else "")

@@ -12,7 +12,7 @@ DEFAULT_REPLICAS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ChaosOptions:
     """The options as they were typed; None and "" mean their defaults."""
 
     config: Path | None
@@ -30,7 +30,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ChaosPlan:
     """Invariants: counts are positive; `roles` are those of the deployment, the conductor or the gateway, each once; `hows` each
     once. `halves`: those of the roles that serve one half of a stage.
     """
@@ -61,7 +61,7 @@ def _places(config: FleetConfig) -> list[str]:
     return [str(role.name).replace(".", ".split.") if role.stage in split else str(role.name) for role in config.roles()]
 
 
-def check(given: Given, config: FleetConfig) -> Options:
+def check(given: ChaosOptions, config: FleetConfig) -> ChaosPlan:
     """Raises: ChaosError naming the option and the fix."""
     counts = {"--requests": given.requests, "--concurrency": given.concurrency, "--kills": given.kills}
     for name, value in (counts | {"--kills-per-role": given.kills_per_role}).items():
@@ -82,7 +82,7 @@ def check(given: Given, config: FleetConfig) -> Options:
         raise ChaosError("--kills-per-role counts the blows already; leave out --kills", param="--kills-per-role")
     roles = _words("--roles", given.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY])
     hows = tuple(How(word) for word in _words("--how", given.how, HOWS))
-    return Options(
+    return ChaosPlan(
         config=given.config,
         overrides=chaos_overrides(config, given.overrides),
         seed=given.seed,

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from fleet.bench.stats import Summary, summarise
 from fleet.chaos.answer import longest_gap_s
-from fleet.chaos.faults import Hit
+from fleet.chaos.faults import InjectedFault
 from fleet.chaos.load import Outcome
 from fleet.chaos.schedule import CONDUCTOR
+from fleet.reporting.stats import Summary, summarise
 
 ON_ITS_WAY_S = 1.0
 """What was made before the blow, and is told after it, hides the pause for so long at most."""
@@ -49,11 +49,11 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     joined_s: Summary | None
 
 
-def is_caught(outcome: Outcome, hit: Hit) -> bool:
+def is_caught(outcome: Outcome, hit: InjectedFault) -> bool:
     return outcome.sent_s <= hit.until_s and outcome.ended_s >= hit.at_s
 
 
-def is_struck(outcome: Outcome, hit: Hit) -> bool:
+def is_struck(outcome: Outcome, hit: InjectedFault) -> bool:
     """Whether the blow took a worker or gateway from this very request."""
     return is_caught(outcome, hit) if hit.role == CONDUCTOR else outcome.id in hit.requests
 
@@ -73,26 +73,29 @@ def gap_over_s(outcome: Outcome, from_s: float, to_s: float) -> float | None:
     return max(gaps, default=None)
 
 
-def _taken_up_s(hit: Hit) -> float:
+def _taken_up_s(hit: InjectedFault) -> float:
     """When what it took away was at work again, and what had been on its way was told; as far as that is known."""
     after = hit.after
     known_s = max((moment_s for moment_s in (after.fenced_s, after.claimed_s) if moment_s is not None), default=0.0)
     return max(hit.until_s, hit.at_s + known_s) + ON_ITS_WAY_S
 
 
-def by_kind(outcomes: Sequence[Outcome], hits: Sequence[Hit], alone: Collection[str]) -> tuple[Kind, ...]:
+def by_kind(outcomes: Sequence[Outcome], hits: Sequence[InjectedFault], alone: Collection[str]) -> tuple[Kind, ...]:
     """Each signal at each role, in the order in which they first fell. `alone`: roles that one worker serves."""
     return _grouped(outcomes, hits, alone, lambda hit: (hit.role, hit.signal, hit.after.found, hit.role in alone))
 
 
-def by_finding(outcomes: Sequence[Outcome], hits: Sequence[Hit], alone: Collection[str]) -> tuple[Kind, ...]:
+def by_finding(outcomes: Sequence[Outcome], hits: Sequence[InjectedFault], alone: Collection[str]) -> tuple[Kind, ...]:
     """Every way in which the fleet learnt that it was one less."""
     there = [hit for hit in hits if hit.after.found]
     return _grouped(outcomes, there, alone, lambda hit: ("", "", hit.after.found, hit.role in alone))
 
 
 def _grouped(
-    outcomes: Sequence[Outcome], hits: Sequence[Hit], alone: Collection[str], key: Callable[[Hit], tuple[str, str, str, bool]]
+    outcomes: Sequence[Outcome],
+    hits: Sequence[InjectedFault],
+    alone: Collection[str],
+    key: Callable[[InjectedFault], tuple[str, str, str, bool]],
 ) -> tuple[Kind, ...]:
     until_s = [later.at_s for later in hits[1:]] + [float("inf")]
     kinds: list[Kind] = []

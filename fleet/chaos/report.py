@@ -9,15 +9,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fleet.bench.machine import Machine
-from fleet.bench.stats import Summary, summarise
-from fleet.chaos.faults import Hit
+from fleet.chaos.faults import InjectedFault
 from fleet.chaos.load import Outcome
 from fleet.chaos.pauses import Kind, Pauses, by_finding, by_kind, is_caught, pauses
 from fleet.chaos.recovery import BY_WHOM
 from fleet.chaos.requests import is_drawn
 from fleet.chaos.schedule import SIGNALS
 from fleet.chaos.watch import Residue
+from fleet.reporting.machine import Machine
+from fleet.reporting.stats import Summary, summarise
 
 NONE = "-"
 INVARIANT = "invariant"
@@ -58,7 +58,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     struck_roles: dict[str, dict[str, int]]
     aimed: int
     in_hand_off: int
-    hits: tuple[Hit, ...]
+    hits: tuple[InjectedFault, ...]
     blows_left: int
     residue: Residue
     undisturbed: tuple[Outcome, ...]
@@ -81,7 +81,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    run: Run, undisturbed: Sequence[Outcome], disturbed: Sequence[Outcome], hits: Sequence[Hit], blows: int, residue: Residue
+    run: Run,
+    undisturbed: Sequence[Outcome],
+    disturbed: Sequence[Outcome],
+    hits: Sequence[InjectedFault],
+    blows: int,
+    residue: Residue,
 ) -> Verdict:
     """Passed: nothing lost, changed, different or left, and the fleet whole again after every blow.
 
@@ -121,7 +126,7 @@ def judge(
     )
 
 
-def _struck_roles(hits: Sequence[Hit]) -> dict[str, dict[str, int]]:
+def _struck_roles(hits: Sequence[InjectedFault]) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for hit in hits:
         of_role = counts.setdefault(hit.role, {})

@@ -7,7 +7,7 @@ import msgspec
 from fleet.bench.chat import ChatBody, StreamOptions
 from fleet.bench.prompts import PROMPTS
 from fleet.bench.serving import chat_of, stage_bounds
-from fleet.chaos.options import Options
+from fleet.chaos.options import ChaosPlan
 from fleet.config import FleetConfig
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
@@ -20,7 +20,7 @@ def is_drawn(request: int) -> bool:
     return request % 2 == 1
 
 
-def make_bodies(model: str, config: FleetConfig, options: Options) -> list[bytes]:
+def make_bodies(model: str, config: FleetConfig, options: ChaosPlan) -> list[bytes]:
     """Spoken where the graph speaks."""
     rng = random.Random(options.seed)
     media = set(config.graph_declaration().media.values())

@@ -61,9 +61,9 @@ def chaos(
       fleet chaos --config configs/both_pd.yaml --how kill --kills-per-role 5
     """
     from fleet.chaos.main import run
-    from fleet.chaos.options import Given
+    from fleet.chaos.options import ChaosOptions
 
-    given = Given(
+    given = ChaosOptions(
         config=config,
         overrides=tuple(set_ or ()),
         seed=seed,

@@ -10,17 +10,17 @@ import pytest
 
 from fleet.bench import interference, kv_pages
 from fleet.bench.main import run
-from fleet.bench.report import Report
+from fleet.bench.report import BenchReport
 from tests.unit.test_bench_run import PNG
 
 SMALL = ("graph=text", "checkpoint=tiny", "device=cpu")
 
 
 class File(msgspec.Struct):
-    report: Report
+    report: BenchReport
 
 
-def bench(folder: Path, *words: str) -> Report:
+def bench(folder: Path, *words: str) -> BenchReport:
     out, picture = folder / "out.json", folder / "out.png"
     sets = [word for setting in (*SMALL, f"data_dir={folder}") for word in ("--set", setting)]
     assert run([*words, *sets, "--json", str(out), "--png", str(picture)]) == 0

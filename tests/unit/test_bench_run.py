@@ -16,20 +16,20 @@ from fleet.bench.deployment import own_overrides
 from fleet.bench.errors import BenchError
 from fleet.bench.hop import measure_hops
 from fleet.bench.load import run_phase
-from fleet.bench.machine import describe_machine
 from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.reference import Work, run_aside
-from fleet.bench.report import Report, show, write_json
-from fleet.bench.stats import Ratio
+from fleet.bench.reference import ReferenceWork, run_aside
+from fleet.bench.report import BenchReport, show, write_json
 from fleet.bench.targets import against_baseline, against_twin
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
+from fleet.reporting.machine import describe_machine
+from fleet.reporting.stats import Ratio
 from tests.support import free_port, wait_until
-from tests.unit.test_bench_numbers import STREAM, result, serving
+from tests.unit.test_bench_statistics import STREAM, result, serving
 
 PNG = b"\x89PNG"
 WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],"missing_roles":[]}'
@@ -221,7 +221,9 @@ def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
 
 
 def test_a_reference_that_fails_says_why() -> None:
-    work = Work(requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000)
+    work = ReferenceWork(
+        requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
+    )
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
         run_aside("fleet.bench.no_such_module", [], work, lambda: None)
 
@@ -237,7 +239,7 @@ def test_the_twin_answers_each_request_alone() -> None:
         )
         for index in range(2)
     )  # fmt: skip
-    work = Work(
+    work = ReferenceWork(
         requests=specs, messages=([], []), num_threads=(1,), device="cpu", dtype="float32", warm_up=1, sample_rate_hz=24_000
     )
     answers = run_twin(config, work).answers
@@ -256,11 +258,11 @@ def test_hops_are_measured_between_two_processes() -> None:
     assert sum(seen) == 25
 
 
-def full_report() -> Report:
+def full_report() -> BenchReport:
     measured, baseline, twin = serving(), result(2.0), result(0.9)
     ratios = (*against_baseline(measured, baseline), *against_twin(measured, twin))
     missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
-    return Report(
+    return BenchReport(
         began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=measured,
         baseline=baseline, twin=twin, ratios=(*ratios, missed),
     )  # fmt: skip
@@ -283,7 +285,7 @@ def test_the_json_holds_every_number_it_was_made_from(tmp_path: Path) -> None:
     write_json(report, path)
 
     class File(msgspec.Struct):
-        report: Report
+        report: BenchReport
 
     assert msgspec.json.decode(path.read_bytes(), type=File).report == report
 

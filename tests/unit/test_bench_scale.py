@@ -7,11 +7,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.bench.machine import describe_machine
 from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.report import Report, show
+from fleet.bench.report import BenchReport, show
 from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
 from fleet.bench.scale_expected import expected
 from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
@@ -19,6 +18,7 @@ from fleet.bench.targets import of_scale
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
+from fleet.reporting.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
 
@@ -48,7 +48,7 @@ def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, ca
     assert re.search(rf"answers whole +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
 
     class File(msgspec.Struct):
-        report: Report
+        report: BenchReport
 
     scale = msgspec.json.decode(out.read_bytes(), type=File).report.scale
     assert scale is not None
@@ -116,7 +116,7 @@ def test_targets_are_met_or_missed_by_what_was_measured() -> None:
 def test_one_number_of_streams_is_shown_without_a_ratio_of_costs(tmp_path: Path) -> None:
     one = msgspec.structs.replace(result(), phases=result().phases[1:])
     assert not [ratio for ratio in of_scale(one) if "CPU" in ratio.name]
-    report = Report(began="", command=(), machine=describe_machine(), scale=one)
+    report = BenchReport(began="", command=(), machine=describe_machine(), scale=one)
     with (tmp_path / "shown").open("w") as file:
         console = Console(width=120, record=True, file=file)
         show(report, console)

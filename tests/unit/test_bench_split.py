@@ -6,19 +6,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from fleet.bench.answer_timing import AnswerTiming
 from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
 from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
-from fleet.bench.machine import describe_machine
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.report import Report, show, write_json
+from fleet.bench.report import BenchReport, show, write_json
 from fleet.bench.split import body_of, num_workers, split, split_stages, together, with_checkpoint
 from fleet.bench.targets import of_hand_offs
-from fleet.bench.trace import Trace
 from fleet.config import FleetConfig, load_config
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
+from fleet.reporting.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import PNG
 
@@ -72,7 +72,7 @@ def test_the_targets_are_the_median_and_the_ratio() -> None:
 
 
 def test_gaps_are_within_an_answer_and_bear_the_time_at_which_they_end() -> None:
-    trace = Trace(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
+    trace = AnswerTiming(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
     assert gaps_of(trace) == [Gap(10.75, 0.25), Gap(11.75, 1.0)]
     assert gaps_of(msgspec.structs.replace(trace, text=(0.5,))) == []
 
@@ -126,7 +126,7 @@ def test_both_need_no_fleet() -> None:
 
 def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
     found, told = interference(), hand_offs(TOLD, TOLD, LATE)
-    report = Report(
+    report = BenchReport(
         began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=told,
         interference=found, ratios=tuple(of_hand_offs(told)),
     )  # fmt: skip
@@ -140,7 +140,7 @@ def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
     write_json(report, tmp_path / "out.json")
 
     class File(msgspec.Struct):
-        report: Report
+        report: BenchReport
         met: dict[str, bool]
 
     file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=File)

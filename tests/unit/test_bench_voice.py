@@ -19,7 +19,7 @@ from fleet.bench.chat import ChatApi, Held
 from fleet.bench.errors import BenchError
 from fleet.bench.options import parse
 from fleet.bench.targets import of_barge_in, of_voice
-from fleet.bench.voice import SILENCE_MS, Part, Question, VoiceResult, VoiceTurn, measure_voice, read_question
+from fleet.bench.voice import SILENCE_MS, Part, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
 SOUND = b64encode(TONE[:2400].tobytes()).decode()
@@ -84,7 +84,7 @@ def serving(hall: Hall) -> Iterator[Api]:
 def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
     hall = Hall()
     with serving(hall) as api:
-        result = measure_voice(api, [Question(name="q", samples=TONE)], 2, lambda: None)
+        result = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 2, lambda: None)
     assert hall.path == "/v1/realtime?model=m&fleet=1" and len(hall.sessions) == 1
     assert hall.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
     assert hall.heard.count(TONE.tobytes()) == 3, "two turns, and one before them that does not count"
@@ -100,7 +100,7 @@ def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
 def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
     silence = {"type": "response.output_audio.delta", "delta": b64encode(bytes(48 * LEAD_MS)).decode()}
     with serving(Hall(answer=[silence, *ANSWER])) as api:
-        (turn,) = measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None).turns
+        (turn,) = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None).turns
     assert turn.first_sound_ms is not None and LEAD_MS <= turn.voice_to_voice_ms - turn.first_sound_ms < LEAD_MS + 11
 
 
@@ -125,14 +125,14 @@ def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
 )
 def test_a_turn_without_an_answer_says_why(answer: list[dict[str, Any]], said: str) -> None:
     with serving(Hall(answer=answer)) as api, pytest.raises(BenchError, match=said):
-        measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None)
+        measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
 def test_a_gateway_that_is_not_there_is_one_line() -> None:
     with serving(Hall()) as gone:
         pass
     with pytest.raises(BenchError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
-        measure_voice(gone, [Question(name="q", samples=TONE)], 1, lambda: None)
+        measure_voice(gone, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
 def test_a_recording_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def talking(talker: Talker) -> Iterator[Watched]:
 def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_free() -> None:
     talker, breath = Talker(), np.full(9600, 90, "<i2")
     with talking(talker) as api:
-        result = measure_barge_in(api, Question(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
+        result = measure_barge_in(api, SpokenQuestion(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
     assert talker.detection["create_response"] is False, "who interrupts is not answered"
     assert len(result.turns) == 2
     for turn in result.turns:
@@ -221,7 +221,7 @@ def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_fre
 
 def test_an_answer_that_ends_by_itself_was_not_interrupted() -> None:
     with talking(Talker("completed")) as api, pytest.raises(BenchError, match="was over before it was interrupted"):
-        measure_barge_in(api, Question(name="q", samples=TONE), 1, lambda: None)
+        measure_barge_in(api, SpokenQuestion(name="q", samples=TONE), 1, lambda: None)
 
 
 def test_interruptions_have_targets_and_need_a_fleet_alone() -> None:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fleet.bench.chat import Recording
-from fleet.bench.machine import describe_machine
-from fleet.chaos.answer import Answer, Broken, Difference, first_difference, longest_gap_s, read_answer
+from fleet.chaos.answer import Broken, Difference, ReceivedAnswer, first_difference, longest_gap_s, read_answer
+from fleet.chaos.clients import Gateways, Take
 from fleet.chaos.errors import ChaosError
-from fleet.chaos.faults import Hit
-from fleet.chaos.listen import Gateways, Take
-from fleet.chaos.load import Load, Outcome
-from fleet.chaos.options import Given, check
+from fleet.chaos.faults import InjectedFault
+from fleet.chaos.load import ChaosLoad, Outcome
+from fleet.chaos.options import ChaosOptions, check
 from fleet.chaos.pauses import gap_over_s
 from fleet.chaos.plot import draw as draw_picture
 from fleet.chaos.recovery import Recovery
@@ -29,11 +28,12 @@ from fleet.chaos.requests import is_drawn, make_bodies
 from fleet.chaos.schedule import HOWS, How, draw
 from fleet.chaos.watch import Residue
 from fleet.config import FleetConfig, load_config
+from fleet.reporting.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import fake_gateway
 
 ROLES = ("thinker", "talker", "conductor")
-GIVEN = Given(
+GIVEN = ChaosOptions(
     config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, kills_per_role=None, roles="", how="",
     spacing_s=1.0, json=None, png=None,
 )  # fmt: skip
@@ -148,8 +148,8 @@ def test_a_stream_that_is_not_whole_is_no_answer(raw: bytes, said: str) -> None:
         read_answer(recording((0.1, raw)))
 
 
-def answer(text: bytes = b"abc", audio: bytes = b"1234") -> Answer:
-    return Answer(text=text, audio=audio, chunks_s=(0.1,))
+def answer(text: bytes = b"abc", audio: bytes = b"1234") -> ReceivedAnswer:
+    return ReceivedAnswer(text=text, audio=audio, chunks_s=(0.1,))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def answer(text: bytes = b"abc", audio: bytes = b"1234") -> Answer:
         (answer(text=b"abcd", audio=b""), Difference(medium="text", offset=3, expected_bytes=3, got_bytes=4)),
     ],
 )
-def test_the_first_byte_that_differs_is_found(got: Answer, difference: Difference | None) -> None:
+def test_the_first_byte_that_differs_is_found(got: ReceivedAnswer, difference: Difference | None) -> None:
     assert first_difference(answer(), got) == difference
 
 
@@ -187,13 +187,13 @@ def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
     with fake_gateway() as gateway:
         gateway.stream = events("abc", b"1234")
         gateway.gate.set()
-        learning = Load(Gateways([gateway.url]), [b"0", b"1", b"2"])
+        learning = ChaosLoad(Gateways([gateway.url]), [b"0", b"1", b"2"])
         learning.start(2, lambda: None, once=True)
         assert [one.lost for one in learning.finish()] == ["", "", ""]
         assert sorted(gateway.bodies) == [b"0", b"1", b"2"]
 
         expected = [learning.learnt[0], answer(audio=b"1235"), learning.learnt[2]]
-        load = Load(Gateways([gateway.url]), [b"0", b"1", b"2"], expected)
+        load = ChaosLoad(Gateways([gateway.url]), [b"0", b"1", b"2"], expected)
         load.start(2, lambda: None)
         outcomes = load.finish()
     assert len(outcomes) >= 3 and {one.request for one in outcomes} == {0, 1, 2}
@@ -205,14 +205,14 @@ def test_every_answer_is_asked_for_once_more_and_must_stand() -> None:
     with fake_gateway() as gateway:
         gateway.stream, gateway.again = events("abc", b"1234"), events("abc", b"1934")
         gateway.gate.set()
-        load = Load(Gateways([gateway.url]), [b"0"], [answer()])
+        load = ChaosLoad(Gateways([gateway.url]), [b"0"], [answer()])
         load.start(1, lambda: None, once=True)
         (outcome,) = load.finish()
         assert not outcome.lost and outcome.difference is None
         assert outcome.changed is not None and outcome.changed.offset == 1
 
         gateway.again = events("abc", b"1234", end="")
-        load = Load(Gateways([gateway.url]), [b"0"], [answer()])
+        load = ChaosLoad(Gateways([gateway.url]), [b"0"], [answer()])
         load.start(1, lambda: None, once=True)
         (outcome,) = load.finish()
     assert outcome.lost.startswith("heard whole, but not when asked once more: the stream stopped before its end")
@@ -222,7 +222,7 @@ def test_a_request_that_is_refused_is_lost() -> None:
     with fake_gateway() as gateway:
         gateway.status, gateway.stream = 503, b'{"error":{"message":"no worker serves lm"}}'
         gateway.gate.set()
-        load = Load(Gateways([gateway.url]), [b"0"])
+        load = ChaosLoad(Gateways([gateway.url]), [b"0"])
         load.start(1, lambda: None, once=True)
         (outcome,) = load.finish()
     assert "status 503: no worker serves lm" in outcome.lost
@@ -239,7 +239,7 @@ def test_an_event_that_came_in_part_is_forgotten_and_the_last_id_kept() -> None:
 
 
 LAPSED = Recovery(found="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
-HIT = Hit(
+HIT = InjectedFault(
     role="talker", how=How.STOP, victim="talker@h:1:a", requests=("req-1",), at_s=2.0, until_s=5.0, whole_s=6.0, after=LAPSED
 )
 WHOLE = (
@@ -249,9 +249,13 @@ WHOLE = (
 
 
 def verdict(
-    disturbed: tuple[Outcome, ...] = WHOLE, hits: tuple[Hit, ...] = (HIT,), residue: Residue | None = None, blows: int = 1,
-    replicas: int = 2, numerics: str = "invariant",
-) -> Verdict:  # fmt: skip
+    disturbed: tuple[Outcome, ...] = WHOLE,
+    hits: tuple[InjectedFault, ...] = (HIT,),
+    residue: Residue | None = None,
+    blows: int = 1,
+    replicas: int = 2,
+    numerics: str = "invariant",
+) -> Verdict:
     run = Run(
         began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics=numerics,
         seed=0, requests=2, concurrency=2, replicas={"talker": replicas}, standby={},

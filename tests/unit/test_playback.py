@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.bench.playback import START_S, Playback
+from fleet.bench.playback import START_S, PlaybackClock
 
 RATE_HZ = 1_000
 
 
-def played(*pieces: tuple[float, int]) -> Playback:
-    playback = Playback(RATE_HZ)
+def played(*pieces: tuple[float, int]) -> PlaybackClock:
+    playback = PlaybackClock(RATE_HZ)
     for at_s, num_samples in pieces:
         playback.came(num_samples, at_s)
     return playback
@@ -33,7 +33,7 @@ def test_an_end_is_no_underrun() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 2_000)), min_size=1))
 def test_an_answer_takes_as_long_as_it_lasts_and_each_wait(gaps: list[tuple[float, int]]) -> None:
-    playback, now_s, first_s = Playback(RATE_HZ), 0.0, 0.0
+    playback, now_s, first_s = PlaybackClock(RATE_HZ), 0.0, 0.0
     for index, (gap_s, num_samples) in enumerate(gaps):
         now_s += gap_s
         first_s = now_s if index == 0 else first_s

@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ChatQuestion:
     """The conversation so far. With a voice, the answer is to be spoken."""
 
     messages: tuple[Message, ...]
@@ -58,7 +58,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ChatReply:
     """`samples` mono of 24 kHz in -1..1, none where nothing was to be spoken."""
 
     text: str
@@ -106,7 +106,7 @@ class _Completion(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...]
 
 
-class Asker(ChatApi):
+class JudgeClient(ChatApi):
     """One fleet, asked greedily or as its checkpoint draws by itself. Thread-safe.
 
     Raises: BenchError in one line when the fleet cannot be reached or refuses.
@@ -118,13 +118,13 @@ class Asker(ChatApi):
         self._seed = seed
         self.name = self.model()
 
-    def ask(self, question: Question) -> Reply:
+    def ask(self, question: ChatQuestion) -> ChatReply:
         return _reply(self._post(self.body(question)), self.url)
 
-    def ask_all(self, questions: Sequence[Question], concurrency: int, advance: Advance) -> list[Reply]:
+    def ask_all(self, questions: Sequence[ChatQuestion], concurrency: int, advance: Advance) -> list[ChatReply]:
         """The replies in the order of the questions. The first failure ends it, without waiting for what was not yet sent."""
 
-        def one(question: Question) -> Reply:
+        def one(question: ChatQuestion) -> ChatReply:
             reply = self.ask(question)
             advance()
             return reply
@@ -135,7 +135,7 @@ class Asker(ChatApi):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def body(self, question: Question, *, stream: bool = False) -> bytes:
+    def body(self, question: ChatQuestion, *, stream: bool = False) -> bytes:
         speaks = question.voice is not None
         body = _Body(
             model=self.name,
@@ -166,38 +166,38 @@ class Asker(ChatApi):
         return raw
 
 
-def typed(dialogue: Dialogue, voice: str | None = None) -> Question:
+def typed(dialogue: Dialogue, voice: str | None = None) -> ChatQuestion:
     """The dialogue up to its last question."""
     messages = tuple(Message(role=turn.role, content=turn.text) for turn in dialogue.turns[:-1])
-    return Question(messages=messages, voice=voice)
+    return ChatQuestion(messages=messages, voice=voice)
 
 
-def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> Question:
+def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
     """The same with every turn of the user as a sound file: `clips`, one for each."""
     of_user = iter(clips)
     messages = tuple(
         Message(role=turn.role, content=(_sound(next(of_user)),) if turn.role == "user" else turn.text)
         for turn in dialogue.turns[:-1]
     )
-    return Question(messages=messages)
+    return ChatQuestion(messages=messages)
 
 
-def transcribe(clip: bytes) -> Question:
+def transcribe(clip: bytes) -> ChatQuestion:
     """What is said in a sound file?"""
-    return Question(messages=(Message(role="user", content=(_sound(clip), TextPart("transcribe"))),))
+    return ChatQuestion(messages=(Message(role="user", content=(_sound(clip), TextPart("transcribe"))),))
 
 
 def _sound(clip: bytes) -> SoundPart:
     return SoundPart(_Sound(b64encode(clip).decode("ascii")))
 
 
-def _reply(raw: bytes, url: str) -> Reply:
+def _reply(raw: bytes, url: str) -> ChatReply:
     try:
         choice = msgspec.json.decode(raw, type=_Completion).choices[0]
         samples = _samples(b64decode(choice.message.audio.data)) if choice.message.audio else np.zeros(0, np.float32)
     except (msgspec.DecodeError, IndexError, ValueError, soundfile.SoundFileError) as error:
         raise BenchError(f"{url} answers, but not as a fleet does ({error})", param="url") from error
-    return Reply(text=choice.message.content or "", finish_reason=choice.finish_reason, samples=samples)
+    return ChatReply(text=choice.message.content or "", finish_reason=choice.finish_reason, samples=samples)
 
 
 def _samples(file: bytes) -> Samples:

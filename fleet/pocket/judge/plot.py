@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fleet.pocket.judge.report import Answered, Figure, Histogram, Report, share
+from fleet.pocket.judge.report import Figure, Histogram, JudgedAnswer, JudgeReport, share
 
 OURS, TEACHER, NOISY, TARGET = "#2563eb", "#b45309", "#0d9488", "#6b7280"
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.5, 4.0, 130
@@ -15,7 +15,7 @@ Axes = Any
 Panel = Callable[[Axes], None]
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: JudgeReport, path: Path) -> None:
     """Write the picture; a report without anything to draw makes none."""
     panels = _panels(report)
     if not panels:
@@ -40,7 +40,7 @@ def draw(report: Report, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _panels(report: Report) -> list[Panel]:
+def _panels(report: JudgeReport) -> list[Panel]:
     panels: list[Panel] = []
     if report.typed or report.speech_in:
         panels.append(lambda axes: _families(axes, report))
@@ -55,7 +55,7 @@ def _panels(report: Report) -> list[Panel]:
     return panels
 
 
-def _families(axes: Axes, report: Report) -> None:
+def _families(axes: Axes, report: JudgeReport) -> None:
     """Side by side: typed, and spoken in each condition."""
     ways = {"typed": OURS}
     for each in report.speech_in:
@@ -73,7 +73,7 @@ def _families(axes: Axes, report: Report) -> None:
     _finish(axes)
 
 
-def _by_family(answered: Iterable[Answered]) -> dict[str, float]:
+def _by_family(answered: Iterable[JudgedAnswer]) -> dict[str, float]:
     flags: defaultdict[str, list[bool]] = defaultdict(list)
     for each in answered:
         flags[each.family].append(each.right)
@@ -104,7 +104,7 @@ def _pitch(axes: Axes, errors: Histogram) -> None:
     _finish(axes)
 
 
-def _lengths(axes: Axes, report: Report) -> None:
+def _lengths(axes: Axes, report: JudgeReport) -> None:
     spoken = [each for each in report.speech_out if each.length_s > 0]
     axes.scatter([each.teacher_length_s for each in spoken], [each.length_s for each in spoken], s=8, color=OURS, alpha=0.6)
     longest_s = max((each.teacher_length_s for each in spoken), default=1.0)

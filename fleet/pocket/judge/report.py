@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.bench.machine import Machine
 from fleet.pocket.judge.options import Part
+from fleet.reporting.machine import Machine
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return self.value is not None and (self.value <= self.target if self.at_most else self.value >= self.target)
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A question that has one right answer. `said` is how it was asked: typed, or by whom and in what."""
 
     family: str
@@ -74,7 +74,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One evaluation; parts that were not asked for are empty. `began` is local time, ISO 8601; `took_s` by part.
 
     `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus that the recogniser's dictionary
@@ -89,9 +89,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     figures: tuple[Figure, ...] = ()
     took_s: dict[str, float] = {}
-    typed: tuple[Answered, ...] = ()
+    typed: tuple[JudgedAnswer, ...] = ()
     speech_out: tuple[Heard, ...] = ()
-    speech_in: tuple[Answered, ...] = ()
+    speech_in: tuple[JudgedAnswer, ...] = ()
     transcribed: tuple[Transcribed, ...] = ()
     pitch_errors: Histogram | None = None
     lacking: tuple[str, ...] = ()
@@ -106,15 +106,15 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     """What lies in the JSON file: first what a reader wants first."""
 
     met: dict[str, bool]
-    report: Report
+    report: JudgeReport
 
 
-def write_json(report: Report, path: Path) -> None:
+def write_json(report: JudgeReport, path: Path) -> None:
     met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(_File(met=met, report=report)), indent=1) + b"\n")
 
 
-def read_json(path: Path) -> Report:
+def read_json(path: Path) -> JudgeReport:
     return msgspec.json.decode(path.read_bytes(), type=_File).report
 
 

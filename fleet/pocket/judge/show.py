@@ -4,13 +4,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fleet.pocket.judge.report import Figure, Report
+from fleet.pocket.judge.report import Figure, JudgeReport
 
 _TITLES = {"typed": "typed questions", "speech_out": "speech out", "speech_in": "speech in", "speed": "speed"}
 _NOTHING = "-"
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: JudgeReport, console: Console) -> None:
     machine = report.machine
     console.print(
         f"{report.model} at {report.url}, {report.sampling}; {machine.processor}, {machine.cores} cores, "
@@ -24,7 +24,7 @@ def show(report: Report, console: Console) -> None:
     console.print(f"{targets - missed} of {targets} targets met", style="red" if missed else "green", highlight=False)
 
 
-def _table(report: Report) -> Table:
+def _table(report: JudgeReport) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for position, column in enumerate(("", "measured", "of", "target", "")):
         table.add_column(column, justify="right" if position else "left", no_wrap=True)

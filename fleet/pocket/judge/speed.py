@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 
 from fleet.bench.load import Phase, run_phase
-from fleet.pocket.judge.ask import Asker, typed
-from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.ask import JudgeClient, typed
+from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.progress import counting
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure
@@ -17,7 +17,7 @@ from fleet.pocket.shape import VOICES
 LISTENERS, WARM_UP = 4, 3
 
 
-def judge(asker: Asker, options: Options) -> tuple[Figure, ...]:
+def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
     asked = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
     bodies = [
         asker.body(typed(dialogue, voice), stream=True) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)
@@ -28,7 +28,7 @@ def judge(asker: Asker, options: Options) -> tuple[Figure, ...]:
     return (*_alone(alone), *_together(together))
 
 
-def _phase(asker: Asker, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
+def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
     with counting(name, len(bodies)) as advance:
         return run_phase(name, asker, bodies, listeners, advance)
 

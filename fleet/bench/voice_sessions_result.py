@@ -2,11 +2,11 @@
 
 import msgspec
 
-from fleet.bench.stats import Summary, percentile, summarise
 from fleet.bench.voice import Part
+from fleet.reporting.stats import Summary, percentile, summarise
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer as its listener had it. Units: ms, and seconds of sound.
 
     `late_ms`: of each piece of sound but the first, how long after the moment to play it; below 0 it was early. `parts`: as the
@@ -20,16 +20,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     late_ms: tuple[float, ...]
 
 
-class Talk(msgspec.Struct, frozen=True, kw_only=True):
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     """One session. `fault` says why it ended early; "" where it did not. `mic_late_ms`: of the blocks that this side sent."""
 
     console: bool
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionTurn, ...]
     mic_late_ms: tuple[float, ...]
     fault: str = ""
 
 
-class Beyond(msgspec.Struct, frozen=True, kw_only=True):
+class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Who came when all sessions were taken: its place in line (None: it was told none), whether it was let in before anybody had
     left, and how long after somebody had it was (None: never).
     """
@@ -40,22 +40,22 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
     answered: bool
 
 
-class VoicesResult(msgspec.Struct, frozen=True, kw_only=True):
+class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
     """`cores`: how busy each process of the fleet was while all sessions talked, and `driver_cores` this one, for `seconds`."""
 
     model: str
     engine: str
     wanted_turns: int
     silence_ms: int
-    talks: tuple[Talk, ...]
-    beyond: Beyond | None
+    talks: tuple[SessionResult, ...]
+    beyond: QueuedSession | None
     seconds: float
     cores: dict[str, float]
     driver_cores: float
     others_cores: float | None
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[SessionTurn]:
         return [turn for talk in self.talks for turn in talk.turns]
 
     @property

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.bench.voices_result import VoicesResult
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
 from tests.support import run_cli
 
 SESSIONS, TURNS = 6, 2
 
 
 class Told(msgspec.Struct):
-    voices: VoicesResult
+    voices: VoiceSessionsResult
 
 
 class File(msgspec.Struct):

@@ -19,9 +19,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, Headers
 from fleet.bench.errors import BenchError
-from fleet.bench.playback import Playback
-from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Part, Question
-from fleet.bench.voices_result import Talk, Turn
+from fleet.bench.playback import PlaybackClock
+from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Part, SpokenQuestion
+from fleet.bench.voice_sessions_result import SessionResult, SessionTurn
 from fleet.processing.voiced import FirstVoiced
 
 PROGRAM_BLOCK_MS = 40
@@ -60,7 +60,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
+class EncodedSpeech:
     """Blocks as they go over the wire: a room's hum, and questions."""
 
     block_ms: int
@@ -68,7 +68,7 @@ class Frames:
     questions: tuple[tuple[str | bytes, ...], ...]
 
     @staticmethod
-    def of(questions: Sequence[Question], *, console: bool) -> "Frames":
+    def of(questions: Sequence[SpokenQuestion], *, console: bool) -> "EncodedSpeech":
         """The console's socket takes sound as it is, the API's in base64."""
         block_ms = BLOCK_MS if console else PROGRAM_BLOCK_MS
         size = PCM_RATE_HZ * block_ms // 1000 * BYTES_PER_SAMPLE
@@ -79,7 +79,7 @@ class Frames:
             return tuple(blocks if console else map(_append, blocks))
 
         spoken = [question.samples.tobytes() for question in questions]
-        return Frames(
+        return EncodedSpeech(
             block_ms=block_ms, hum=frames(noise.astype("<i2").tobytes()),
             questions=tuple(frames(bytes(-len(pcm) % size) + pcm) for pcm in spoken),
         )  # fmt: skip
@@ -89,10 +89,10 @@ def _append(block: bytes) -> str:
     return _encode({"type": "input_audio_buffer.append", "audio": b64encode(block).decode()}).decode()
 
 
-class Caller:
+class VoiceClient:
     """A session. `opened` once it may talk, `waiting` once it knows its place in line, `left` once its connection is closed."""
 
-    def __init__(self, url: str, headers: Headers, frames: Frames, model: str, *, console: bool, seed: int) -> None:
+    def __init__(self, url: str, headers: Headers, frames: EncodedSpeech, model: str, *, console: bool, seed: int) -> None:
         self.opened, self.waiting, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.position: int | None = None
         self.opened_s = self.left_s = 0.0
@@ -104,15 +104,15 @@ class Caller:
         self._said = asyncio.Event()
         self._said_s = 0.0
         self._voiced = FirstVoiced(PCM_RATE_HZ)
-        self._playback: Playback | None = None
+        self._playback: PlaybackClock | None = None
         self._parts: tuple[Part, ...] = ()
         self._response = ""
         self._status = ""
         self._told_s = 0.0
-        self._turns: list[Turn] = []
+        self._turns: list[SessionTurn] = []
         self._mic_late_ms: list[float] = []
 
-    async def talk(self, num_turns: int, begin: asyncio.Event) -> Talk:
+    async def talk(self, num_turns: int, begin: asyncio.Event) -> SessionResult:
         """Open a session, wait for `begin`, and take so many turns. What goes wrong is told in the result."""
         fault = ""
         try:
@@ -126,7 +126,7 @@ class Caller:
         except (OSError, WebSocketException, BenchError) as error:
             fault = str(error) or type(error).__name__
         self.left.set()
-        return Talk(console=self._console, turns=tuple(self._turns), mic_late_ms=tuple(self._mic_late_ms), fault=fault)
+        return SessionResult(console=self._console, turns=tuple(self._turns), mic_late_ms=tuple(self._mic_late_ms), fault=fault)
 
     async def _converse(self, socket: ClientConnection, num_turns: int, begin: asyncio.Event) -> None:
         talking = asyncio.create_task(self._take_turns(socket, num_turns, begin))
@@ -168,7 +168,7 @@ class Caller:
             raise BenchError(f"an answer was {self._status}, with {sound} sound")
         await asyncio.sleep(max(0.0, playback.ends_s - time.perf_counter()))
         self._turns.append(
-            Turn(
+            SessionTurn(
                 voice_to_voice_ms=round((voiced_s - self._said_s) * 1e3, 1), parts=self._parts, underruns=playback.underruns,
                 answer_s=playback.num_samples / PCM_RATE_HZ, late_ms=tuple(round(late * 1e3, 1) for late in playback.late_s),
             )
@@ -223,7 +223,7 @@ class Caller:
     def _hear(self, num_samples: int, pcm: Callable[[], bytes]) -> None:
         """`pcm` decodes the samples, which only the search for the first voiced one needs."""
         now_s = time.perf_counter()
-        self._playback = self._playback or Playback(PCM_RATE_HZ)
+        self._playback = self._playback or PlaybackClock(PCM_RATE_HZ)
         self._playback.came(num_samples, now_s)
         if self._voiced.at_s is None:
             self._voiced.came(pcm(), now_s)

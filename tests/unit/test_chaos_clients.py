@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fleet.chaos import listen
+from fleet.chaos import clients
+from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import Unanswered
-from fleet.chaos.listen import Gateways
 from fleet.core.errors import GatewayStopping
 from tests.support import wait_until
 from web.errors import envelope_of
@@ -132,7 +132,7 @@ def test_a_gateway_that_is_not_there_is_passed_over() -> None:
 
 
 def test_without_any_gateway_a_listener_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "UNREACHABLE_S", 0.2)
+    monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
     with serving(FakeGateway(b"")) as gone:
         pass
     with pytest.raises(Unanswered, match="no gateway could be reached: .*refused"):

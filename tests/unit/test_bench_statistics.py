@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.bench.agreement import compare
+from fleet.bench.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback
 from fleet.bench.chat import Recording, read_recording
 from fleet.bench.errors import BenchError
 from fleet.bench.hop import HopResult
 from fleet.bench.load import Phase
-from fleet.bench.reference import Answered, Result, Work
+from fleet.bench.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
 from fleet.bench.serving import Serving, stage_bounds
-from fleet.bench.stats import Ratio, percentile, summarise
 from fleet.bench.targets import against_baseline, against_twin, of_hops
-from fleet.bench.trace import Heard, Trace, gaps, measure, play
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
+from fleet.reporting.stats import Ratio, percentile, summarise
 
 SAMPLES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 
@@ -46,14 +46,14 @@ def test_a_ratio_is_met_on_its_side_of_the_target() -> None:
 
 
 def test_a_listener_never_waits_while_chunks_come_before_the_sound_runs_out() -> None:
-    audio = [Heard(1.0, 0.5), Heard(1.5, 0.5), Heard(1.6, 1.0), Heard(2.9, 0.5)]
-    assert play(audio).viability == 1.0
-    assert play(audio).stalled_s == 0.0
+    audio = [AudioChunk(1.0, 0.5), AudioChunk(1.5, 0.5), AudioChunk(1.6, 1.0), AudioChunk(2.9, 0.5)]
+    assert simulate_playback(audio).viability == 1.0
+    assert simulate_playback(audio).stalled_s == 0.0
 
 
 def test_a_late_chunk_stalls_and_puts_off_what_follows() -> None:
-    audio = [Heard(1.0, 0.5), Heard(1.75, 0.5), Heard(2.25, 0.5), Heard(3.0, 0.5)]
-    playback = play(audio)
+    audio = [AudioChunk(1.0, 0.5), AudioChunk(1.75, 0.5), AudioChunk(2.25, 0.5), AudioChunk(3.0, 0.5)]
+    playback = simulate_playback(audio)
     # 0.25 s late, then just in time for the sound that began late, then 0.25 s late again
     assert playback.viability == 0.5
     assert playback.stalled_s == pytest.approx(0.5)
@@ -63,23 +63,23 @@ def test_a_late_chunk_stalls_and_puts_off_what_follows() -> None:
 def test_playing_takes_the_audio_and_the_stalls(pieces: list[tuple[float, float]]) -> None:
     """With the stalls made up for by starting later, nothing would be late."""
     arrivals = sorted(at_s for at_s, _ in pieces)
-    audio = [Heard(at_s, length_s) for at_s, (_, length_s) in zip(arrivals, pieces, strict=True)]
-    stalled_s = play(audio).stalled_s
-    delayed = [Heard(audio[0].at_s + stalled_s + 1e-9, audio[0].audio_s), *audio[1:]]
-    assert play(delayed).viability == 1.0
+    audio = [AudioChunk(at_s, length_s) for at_s, (_, length_s) in zip(arrivals, pieces, strict=True)]
+    stalled_s = simulate_playback(audio).stalled_s
+    delayed = [AudioChunk(audio[0].at_s + stalled_s + 1e-9, audio[0].audio_s), *audio[1:]]
+    assert simulate_playback(delayed).viability == 1.0
     assert 0 <= stalled_s <= max(arrivals) - min(arrivals)
 
 
 def test_the_numbers_of_one_answer() -> None:
-    trace = Trace(prompt=0, sent_s=0.0, text=(0.1, 0.2), audio=(Heard(0.5, 1.0), Heard(1.2, 1.0)), done_s=1.3)
-    metrics = measure(trace)
+    trace = AnswerTiming(prompt=0, sent_s=0.0, text=(0.1, 0.2), audio=(AudioChunk(0.5, 1.0), AudioChunk(1.2, 1.0)), done_s=1.3)
+    metrics = measure_answer(trace)
     assert (metrics.first_text_s, metrics.first_audio_s, metrics.last_sample_s) == (0.1, 0.5, 1.2)
     assert (metrics.audio_s, metrics.rtf, metrics.viability, metrics.total_s) == (2.0, 0.6, 1.0, 1.3)
     assert gaps(trace.audio) == [pytest.approx(0.7)]
 
 
 def test_an_answer_without_sound_has_no_numbers_of_sound() -> None:
-    metrics = measure(Trace(prompt=0, sent_s=0.0, text=(0.1,), done_s=0.2))
+    metrics = measure_answer(AnswerTiming(prompt=0, sent_s=0.0, text=(0.1,), done_s=0.2))
     assert metrics.audio_s == 0.0
     assert (metrics.first_audio_s, metrics.rtf, metrics.viability, metrics.max_gap_s) == (None, None, None, None)
 
@@ -140,13 +140,13 @@ def test_every_sampling_stage_is_bounded_and_greedy() -> None:
 
 def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: float, count: int = 4) -> Phase:
     traces = tuple(
-        Trace(
-            prompt=index, sent_s=0.0, text=(0.01,), audio=(Heard(first_s, 1.0), Heard(last_s, 1.0)), done_s=last_s,
+        AnswerTiming(
+            prompt=index, sent_s=0.0, text=(0.01,), audio=(AudioChunk(first_s, 1.0), AudioChunk(last_s, 1.0)), done_s=last_s,
             answer="ab", num_samples=48_000, num_prompt_tokens=2,
         )
         for index in range(count)
     )  # fmt: skip
-    metrics = tuple(measure(trace) for trace in traces)
+    metrics = tuple(measure_answer(trace) for trace in traces)
     return Phase(name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=metrics)
 
 
@@ -158,11 +158,11 @@ def serving() -> Serving:
     )  # fmt: skip
 
 
-def result(seconds: float, num_samples: int = 48_000, answer_ids: tuple[int, ...] = (1, 2), count: int = 4) -> Result:
-    answered = Answered(
+def result(seconds: float, num_samples: int = 48_000, answer_ids: tuple[int, ...] = (1, 2), count: int = 4) -> ReferenceResult:
+    answered = ReferenceAnswer(
         seconds=seconds, first_audio_s=seconds, num_samples=num_samples, sample_rate_hz=24_000, answer_ids=answer_ids
     )
-    return Result(answers=(answered,) * count, load_s=0.0, num_threads=1, device="cpu", dtype="float32")
+    return ReferenceResult(answers=(answered,) * count, load_s=0.0, num_threads=1, device="cpu", dtype="float32")
 
 
 def test_ratios_against_the_baseline() -> None:
@@ -203,7 +203,7 @@ class Letters:
 
 def test_agreement_counts_prompts_texts_and_lengths_apart() -> None:
     spec = RequestSpec(id=RequestId("r"), graph="g", prompt_ids=(5, 6))
-    work = Work(
+    work = ReferenceWork(
         requests=(spec,) * 4, messages=([],) * 4, num_threads=(1,), device="cpu", dtype="float32", warm_up=0,
         sample_rate_hz=24_000,
     )  # fmt: skip

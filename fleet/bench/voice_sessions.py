@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import Target, configured
+from fleet.bench.deployment import TargetFleet, resolve_config
 from fleet.bench.errors import BenchError
-from fleet.bench.voice import PATIENCE_S, SILENCE_MS, Question, read_question
-from fleet.bench.voices_client import Caller, Frames
-from fleet.bench.voices_result import Beyond, Talk, VoicesResult
+from fleet.bench.voice import PATIENCE_S, SILENCE_MS, SpokenQuestion, read_question
+from fleet.bench.voice_client import EncodedSpeech, VoiceClient
+from fleet.bench.voice_sessions_result import QueuedSession, SessionResult, VoiceSessionsResult
+from fleet.reporting.background_load import BackgroundLoad
 
 STEP_MS = 40
 """A frame of speech is 80 ms: twice as fast as it is heard."""
@@ -41,7 +41,7 @@ def fake_overrides(config_file: Path | None, overrides: Sequence[str], sessions:
     Raises: ConfigError.
     """
     words = [*overrides, "engine=fake", "device=cpu", "transfer.kind=redis", f"limits.max_requests={4 * sessions}"]
-    stages = configured(config_file, tuple(overrides)).graph_declaration().stages
+    stages = resolve_config(config_file, tuple(overrides)).graph_declaration().stages
     for stage in stages:
         words.append(f"stages.{stage.name}.max_batch={4 * sessions}")
         if stage.default_sampling:
@@ -55,7 +55,7 @@ def limited(sessions: int) -> tuple[str, ...]:
     return (f"voice.max_sessions={sessions}",)
 
 
-def recorded_question() -> Question:
+def recorded_question() -> SpokenQuestion:
     """A spoken sentence that comes with us: a fleet that computes nothing cannot speak one."""
     package, name = RECORDING
     with resources.as_file(resources.files(package) / name) as path:
@@ -71,9 +71,9 @@ class Plan:
     full: bool
 
 
-def measure_voices(
-    target: Target, api: ChatApi, questions: Sequence[Question], plan: Plan, step: Callable[[], None]
-) -> VoicesResult:
+def measure_voice_sessions(
+    target: TargetFleet, api: ChatApi, questions: Sequence[SpokenQuestion], plan: Plan, step: Callable[[], None]
+) -> VoiceSessionsResult:
     """`step` is told of each session that is over. Raises: BenchError if no session comes about."""
     return uvloop.run(_Hall(target, api, questions, plan).measure(step))
 
@@ -81,22 +81,22 @@ def measure_voices(
 class _Hall:
     """The sessions of one run, on one event loop."""
 
-    def __init__(self, target: Target, api: ChatApi, questions: Sequence[Question], plan: Plan) -> None:
+    def __init__(self, target: TargetFleet, api: ChatApi, questions: Sequence[SpokenQuestion], plan: Plan) -> None:
         self._target, self._plan = target, plan
         self._model = api.model()
         self._begin = asyncio.Event()
-        frames = {console: Frames.of(questions, console=console) for console in (False, True)}
+        frames = {console: EncodedSpeech.of(questions, console=console) for console in (False, True)}
 
-        def caller(number: int) -> Caller:
+        def caller(number: int) -> VoiceClient:
             console = number % CONSOLE_EACH == CONSOLE_EACH - 1
             url = api.console_url() if console else api.realtime_url(self._model)
-            return Caller(url, api.headers(), frames[console], self._model, console=console, seed=number)
+            return VoiceClient(url, api.headers(), frames[console], self._model, console=console, seed=number)
 
         self._callers = [caller(number) for number in range(plan.sessions)]
         self._extra = caller(0)
 
-    async def measure(self, step: Callable[[], None]) -> VoicesResult:
-        jobs: list[asyncio.Task[Talk]] = []
+    async def measure(self, step: Callable[[], None]) -> VoiceSessionsResult:
+        jobs: list[asyncio.Task[SessionResult]] = []
         async with AsyncExitStack() as stack:
             stack.callback(lambda: [job.cancel() for job in jobs])
             for caller in self._callers:
@@ -113,7 +113,7 @@ class _Hall:
             told = await beyond if beyond is not None else None
         return self._result(talks, told, before, after, others)
 
-    async def _until_open(self, jobs: Sequence[asyncio.Task[Talk]]) -> None:
+    async def _until_open(self, jobs: Sequence[asyncio.Task[SessionResult]]) -> None:
         opened = asyncio.gather(*(caller.opened.wait() for caller in self._callers))
         over = [asyncio.create_task(_end_of(jobs)), opened]
         try:
@@ -125,7 +125,7 @@ class _Hall:
             for job in over:
                 job.cancel()
 
-    async def _try_one_more(self) -> Beyond:
+    async def _try_one_more(self) -> QueuedSession:
         """It comes when all are taken, is let in once somebody has left, and asks one question."""
         extra = self._extra
         job = asyncio.create_task(extra.talk(1, self._begin))
@@ -137,18 +137,18 @@ class _Hall:
                 await extra.opened.wait()
         except TimeoutError:
             job.cancel()
-            return Beyond(position=extra.position, early=early, let_in_ms=None, answered=False)
+            return QueuedSession(position=extra.position, early=early, let_in_ms=None, answered=False)
         first_left_s = min((caller.left_s for caller in self._callers if caller.left_s), default=extra.opened_s)
         talk = await job
         let_in_ms = round((extra.opened_s - first_left_s) * 1e3, 1)
-        return Beyond(position=extra.position, early=early, let_in_ms=let_in_ms, answered=len(talk.turns) == 1)
+        return QueuedSession(position=extra.position, early=early, let_in_ms=let_in_ms, answered=len(talk.turns) == 1)
 
     def _result(
-        self, talks: Sequence[Talk], beyond: Beyond | None, before: "_Look", after: "_Look", others: float
-    ) -> VoicesResult:
+        self, talks: Sequence[SessionResult], beyond: QueuedSession | None, before: "_Look", after: "_Look", others: float
+    ) -> VoiceSessionsResult:
         seconds = after.at_s - before.at_s
         cores = {name: (after.cpu_s[name] - used) / seconds for name, used in before.cpu_s.items() if name in after.cpu_s}
-        return VoicesResult(
+        return VoiceSessionsResult(
             model=self._model, engine=self._target.config.engine, wanted_turns=self._plan.turns, silence_ms=SILENCE_MS,
             talks=tuple(talks), beyond=beyond, seconds=seconds, cores={name: round(used, 3) for name, used in cores.items()},
             driver_cores=round((after.own_s - before.own_s) / seconds, 3),
@@ -156,7 +156,7 @@ class _Hall:
         )  # fmt: skip
 
 
-async def _end_of(jobs: Sequence[asyncio.Task[Talk]]) -> None:
+async def _end_of(jobs: Sequence[asyncio.Task[SessionResult]]) -> None:
     await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
 
 
