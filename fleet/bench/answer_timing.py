@@ -1,22 +1,25 @@
-"""What one listener heard of one answer, and the numbers that follow from it. Pure; knows no HTTP and no clock.
+"""When the parts of one streamed answer arrived, and the metrics that follow. Pure; knows no HTTP and no clock.
 
-Times are seconds since the request was sent.
+Units: seconds since the request was sent.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
+from fleet.api_client.audio import BYTES_PER_SAMPLE, PCM_RATE_HZ
+from fleet.api_client.chat import StreamRecording, read_stream
+
 
 class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of audio that arrived."""
+    """A chunk of audio: its arrival and its duration."""
 
     at_s: float
     audio_s: float
 
 
 class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer as it came. `sent_s` counts from the start of the phase; `text` holds the times at which text came."""
+    """One answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the arrival of each text chunk."""
 
     prompt: int
     sent_s: float
@@ -30,9 +33,9 @@ class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A listener who starts at the first chunk, waits whenever nothing is left, and goes on with the next chunk.
+    """Playback that starts with the first chunk, pauses when the buffer is empty, and resumes with the next chunk.
 
-    `viability` is the share of chunks that arrived before the sound ran out; the first one counts.
+    `viability` is the share of chunks that arrived before the buffer was empty; the first chunk counts as one of them.
     """
 
     viability: float
@@ -40,9 +43,9 @@ class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one answer; those of sound are None where there was none, `first_text_s` where there was no text.
+    """The metrics of one answer. Those of audio are None without audio, `first_text_s` without text.
 
-    `rtf` is seconds from request to last sample per second of audio: below 1 is faster than it plays.
+    `rtf`: seconds from the request to the last sample per second of audio; below 1 is faster than real time.
     """
 
     first_text_s: float | None
@@ -56,31 +59,48 @@ class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
+def time_answer(prompt: int, recording: StreamRecording, phase_began_s: float = 0.0) -> AnswerTiming:
+    """Decode a recorded stream. `phase_began_s`: on the clock of `recording.sent_s`. Raises: StreamError."""
+    answer = read_stream(recording.pieces)
+    num_samples = [len(pcm) // BYTES_PER_SAMPLE for _, pcm in answer.audio]
+    return AnswerTiming(
+        prompt=prompt,
+        sent_s=recording.sent_s - phase_began_s,
+        text=tuple(at_s for at_s, _ in answer.text),
+        audio=tuple(AudioChunk(at_s, count / PCM_RATE_HZ) for (at_s, _), count in zip(answer.audio, num_samples, strict=True)),
+        done_s=recording.pieces[-1][0],
+        answer="".join(text for _, text in answer.text),
+        num_samples=sum(num_samples),
+        num_prompt_tokens=answer.prompt_tokens,
+        num_answer_tokens=answer.text_tokens,
+    )
+
+
 def simulate_playback(audio: Sequence[AudioChunk]) -> PlaybackSummary:
-    """Play chunks in their order of arrival. Nothing to play is perfectly viable."""
+    """Play chunks in order of arrival. Without chunks the viability is 1."""
     if not audio:
         return PlaybackSummary(viability=1.0, stalled_s=0.0)
     on_time, stalled_s = 1, 0.0
-    runs_dry_s = audio[0].at_s + audio[0].audio_s
+    empty_s = audio[0].at_s + audio[0].audio_s
     for chunk in audio[1:]:
-        late_s = max(0.0, chunk.at_s - runs_dry_s)
+        late_s = max(0.0, chunk.at_s - empty_s)
         on_time += late_s == 0.0
         stalled_s += late_s
-        runs_dry_s += late_s + chunk.audio_s
+        empty_s += late_s + chunk.audio_s
     return PlaybackSummary(viability=on_time / len(audio), stalled_s=stalled_s)
 
 
 def gaps(audio: Sequence[AudioChunk]) -> list[float]:
-    """Seconds between one chunk's arrival and the next."""
+    """Return the seconds between the arrivals of successive chunks."""
     return [later.at_s - earlier.at_s for earlier, later in zip(audio, audio[1:], strict=False)]
 
 
-def measure_answer(trace: AnswerTiming) -> AnswerMetrics:
-    audio = trace.audio
+def measure_answer(timing: AnswerTiming) -> AnswerMetrics:
+    audio = timing.audio
     audio_s = sum(chunk.audio_s for chunk in audio)
     playback = simulate_playback(audio) if audio else None
     return AnswerMetrics(
-        first_text_s=trace.text[0] if trace.text else None,
+        first_text_s=timing.text[0] if timing.text else None,
         first_audio_s=audio[0].at_s if audio else None,
         last_sample_s=audio[-1].at_s if audio else None,
         audio_s=audio_s,
@@ -88,5 +108,5 @@ def measure_answer(trace: AnswerTiming) -> AnswerMetrics:
         max_gap_s=max(gaps(audio), default=None),
         viability=playback.viability if playback else None,
         stalled_s=playback.stalled_s if playback else None,
-        total_s=trace.done_s,
+        total_s=timing.done_s,
     )

@@ -1,4 +1,4 @@
-"""Tensor reads between two processes: from a few rows to a long prompt's. The measuring itself is the transfer's own."""
+"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long prompt."""
 
 import msgspec
 

@@ -1,27 +1,27 @@
-"""What the measure of many voice sessions found, as data. Measures nothing."""
+"""Results of the benchmark of many voice sessions. Measures nothing."""
 
 import msgspec
 
-from fleet.bench.voice import Part
+from fleet.api_client.realtime import LatencyPart
 from fleet.reporting.stats import Summary, percentile, summarise
 
 
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer as its listener had it. Units: ms, and seconds of sound.
+    """One question and its answer.
 
-    `late_ms`: of each piece of sound but the first, how long after the moment to play it; below 0 it was early. `parts`: as the
-    fleet tells them, of its own share of the wait.
+    `late_ms`: for each piece of audio but the first, its arrival after the moment at which it was due; negative if early.
+    `parts`: the fleet's report of its share of the wait.
     """
 
     voice_to_voice_ms: float
-    parts: tuple[Part, ...]
+    parts: tuple[LatencyPart, ...]
     underruns: int
     answer_s: float
     late_ms: tuple[float, ...]
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One session. `fault` says why it ended early; "" where it did not. `mic_late_ms`: of the blocks that this side sent."""
+    """One session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each block that this client sent."""
 
     console: bool
     turns: tuple[SessionTurn, ...]
@@ -30,33 +30,35 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Who came when all sessions were taken: its place in line (None: it was told none), whether it was let in before anybody had
-    left, and how long after somebody had it was (None: never).
+    """The session beyond the limit.
+
+    `position`: its place in the queue, None if none was reported. `early`: admitted before another session had left.
+    `admitted_ms`: time from the first leave to its admission, None if it was not admitted.
     """
 
     position: int | None
     early: bool
-    let_in_ms: float | None
+    admitted_ms: float | None
     answered: bool
 
 
 class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`cores`: how busy each process of the fleet was while all sessions talked, and `driver_cores` this one, for `seconds`."""
+    """`cores`: CPU of each process of the fleet in `seconds` with all sessions active; `client_cores`: of this process."""
 
     model: str
     engine: str
     wanted_turns: int
     silence_ms: int
-    talks: tuple[SessionResult, ...]
-    beyond: QueuedSession | None
+    sessions: tuple[SessionResult, ...]
+    queued: QueuedSession | None
     seconds: float
     cores: dict[str, float]
-    driver_cores: float
+    client_cores: float
     others_cores: float | None
 
     @property
     def turns(self) -> list[SessionTurn]:
-        return [turn for talk in self.talks for turn in talk.turns]
+        return [turn for session in self.sessions for turn in session.turns]
 
     @property
     def underruns(self) -> int:
@@ -64,7 +66,7 @@ class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        return [talk.fault for talk in self.talks if talk.fault]
+        return [session.fault for session in self.sessions if session.fault]
 
     @property
     def late_ms(self) -> list[float]:
@@ -72,22 +74,21 @@ class VoiceSessionsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mic_late_ms(self) -> list[float]:
-        return [late for talk in self.talks for late in talk.mic_late_ms]
+        return [late for session in self.sessions for late in session.mic_late_ms]
 
     @property
-    def ours_ms(self) -> list[float]:
-        """From voice to voice without the silence that was waited for."""
+    def fleet_ms(self) -> list[float]:
+        """Voice to voice without the end-of-turn silence."""
         return [turn.voice_to_voice_ms - self.silence_ms for turn in self.turns]
 
     @property
     def parts_ms(self) -> dict[str, list[float]]:
-        told: dict[str, list[float]] = {}
+        parts: dict[str, list[float]] = {}
         for part in (part for turn in self.turns for part in turn.parts):
-            told.setdefault(part.name, []).append(part.ms)
-        return told
+            parts.setdefault(part.name, []).append(part.ms)
+        return parts
 
 
-def spread(samples: list[float]) -> tuple[Summary, float] | None:
-    """The summary, and the 99th percentile that it has not."""
+def summary_and_p99(samples: list[float]) -> tuple[Summary, float] | None:
     summary = summarise(samples)
     return (summary, percentile(samples, 99)) if summary is not None else None

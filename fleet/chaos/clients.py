@@ -1,164 +1,129 @@
-"""One listener: an answer asked of one gateway and, should that one be lost, taken over from another by `Last-Event-ID`.
+"""A client that survives the loss of its gateway: it resumes its answer at another one by `Last-Event-ID`.
 
-What a listener does here, any client of the API can do: it knows addresses, response headers and event ids.
+It uses nothing that another client of the API could not use: addresses, response headers and event ids.
 """
 
-import http.client
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-import msgspec
-
-from fleet.bench.chat import READ_BYTES, Recording
-from fleet.chaos.errors import Unanswered
+from fleet.api_client.chat import Piece
+from fleet.api_client.client import ApiClient
+from fleet.api_client.errors import ApiSilent, ApiUnreachable
+from fleet.api_client.transport import TIMEOUT_S, OpenResponse
 
 UNREACHABLE_S = 30.0
-"""Without a gateway for so long, a listener gives up."""
-AGAIN_S = 0.1
-TIMEOUT_S = 600.0
-BLANK, ID, PARTED = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
-LOST = (OSError, http.client.HTTPException)
-"""What a connection does whose other end has died, or says nothing for too long."""
-
-
-class _Problem(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Refusal(msgspec.Struct, frozen=True):
-    error: _Problem
+"""Time without a gateway after which a client gives up."""
+RETRY_S = 0.1
+BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 
 
 @dataclass(slots=True)
-class Take:
-    """What one listener was told, over however many connections. `moves` counts the gateways left in mid-answer. `silent` are
-    connections that say nothing any more, closed only when another gateway has the answer: their own would take that for leaving.
+class ResumableStream:
+    """The stream of one answer, over however many connections.
 
-    Units: `sent_s`, and `reached_s` when a gateway last answered, on this process's clock; pieces' times count from `sent_s`.
+    `gateway_changes`: gateways lost during the answer. `silent`: connections that timed out; they are closed only once another
+    gateway has the answer, since closing one cancels the request.
+    Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`; pieces count from `sent_s`.
     """
 
     sent_s: float
     reached_s: float
 
-    pieces: list[tuple[float, bytes]] = field(default_factory=list[tuple[float, bytes]])
+    pieces: list[Piece] = field(default_factory=list[Piece])
     request_id: str = ""
     last_id: str = ""
-    moves: int = 0
-    silent: list[http.client.HTTPConnection] = field(default_factory=list[http.client.HTTPConnection])
-
-    def recording(self, request: int) -> Recording:
-        return Recording(prompt=request, sent_s=self.sent_s, pieces=tuple(self.pieces))
+    gateway_changes: int = 0
+    silent: list[ApiSilent] = field(default_factory=list[ApiSilent])
 
     def close_silent(self) -> None:
         while self.silent:
             self.silent.pop().close()
 
-    def was_parted(self) -> bool:
-        """Whether the last event says that the gateway leaves before the answer ends."""
-        return any(PARTED in event for event in self._events()[-1:])
+    def is_interrupted(self) -> bool:
+        """Return True if the last event announces that the gateway stops before the answer ends."""
+        return any(STOPPING in event for event in self._events()[-1:])
 
-    def cut(self) -> None:
-        """Forget the event that came in part, for it comes again, and the one with which a gateway took its leave.
-
-        `last_id` is that of the last whole one that bears one.
-        """
-        whole = [event for event in self._events() if PARTED not in event]
+    def drop_incomplete(self) -> None:
+        """Drop an incomplete event, which is sent again, and the announcement of a stop; set `last_id` from the rest."""
+        whole = [event for event in self._events() if STOPPING not in event]
         surplus = sum(len(piece) for _, piece in self.pieces) - sum(len(event) + len(BLANK) for event in whole)
         while surplus:
             at_s, piece = self.pieces.pop()
-            kept = piece[: max(0, len(piece) - surplus)]
-            surplus -= len(piece) - len(kept)
-            if kept:
-                self.pieces.append((at_s, kept))
+            rest = piece[: max(0, len(piece) - surplus)]
+            surplus -= len(piece) - len(rest)
+            if rest:
+                self.pieces.append((at_s, rest))
         ids = [line.removeprefix(ID) for event in whole for line in event.split(b"\n") if line.startswith(ID)]
         self.last_id = ids[-1].decode() if ids else ""
 
     def _events(self) -> list[bytes]:
-        """The whole ones, each without the blank line that ends it."""
+        """Return the complete events, each without the blank line that ends it."""
         return b"".join(piece for _, piece in self.pieces).split(BLANK)[:-1]
 
 
 class Gateways:
-    """A fleet's gateways; listeners begin at each in turn. Thread-safe: each answer has connections of its own.
+    """The gateways of a fleet; successive answers begin at successive gateways. Thread-safe.
 
-    `silence_s`: a connection that says nothing for so long is given up, for a frozen gateway breaks none. None: ten minutes.
+    `silence_s`: time-out of a connection, since a frozen gateway does not break its connections. None: ten minutes.
     """
 
     def __init__(self, urls: Sequence[str], api_key: str | None = None, silence_s: float | None = None) -> None:
-        self._addresses = [urlsplit(url).netloc for url in urls]
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._apis = [ApiClient(url, api_key) for url in urls]
         self._timeout_s = silence_s or TIMEOUT_S
         self._turns = itertools.count()
 
-    def answer(self, body: bytes, cancelled: Callable[[], bool]) -> Take:
-        """Ask, and listen to the end. Raises: Unanswered in one line: it was refused, or no gateway can be reached."""
-        return self._told(body, "", cancelled)
+    def receive(self, body: bytes, is_cancelled: Callable[[], bool]) -> ResumableStream:
+        """Request an answer and receive it to its end. Raises: ApiError in one line: refused, or no gateway can be reached."""
+        return self._receive(body, "", is_cancelled)
 
-    def once_more(self, request_id: str, cancelled: Callable[[], bool]) -> Take:
-        """Listen to an answer that has been given, from its beginning. Raises: Unanswered."""
-        return self._told(b"", request_id, cancelled)
+    def receive_again(self, request_id: str, is_cancelled: Callable[[], bool]) -> ResumableStream:
+        """Receive an answer once more, from its beginning. Raises: ApiError."""
+        return self._receive(b"", request_id, is_cancelled)
 
-    def _told(self, body: bytes, request_id: str, cancelled: Callable[[], bool]) -> Take:
+    def _receive(self, body: bytes, request_id: str, is_cancelled: Callable[[], bool]) -> ResumableStream:
         now_s = time.perf_counter()
-        take = Take(sent_s=now_s, reached_s=now_s, request_id=request_id)
+        stream = ResumableStream(sent_s=now_s, reached_s=now_s, request_id=request_id)
         try:
-            self._ask_on(body, take, cancelled)
+            self._try_gateways(body, stream, is_cancelled)
         finally:
-            take.close_silent()
-        return take
+            stream.close_silent()
+        return stream
 
-    def _ask_on(self, body: bytes, take: Take, cancelled: Callable[[], bool]) -> None:
-        """One gateway after another, until one has told the end."""
+    def _try_gateways(self, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]) -> None:
+        """Try one gateway after another, until one has sent the end."""
         turn, pause = next(self._turns), threading.Event()
         while True:
-            before_s = take.reached_s
+            before_s = stream.reached_s
             try:
-                self._listen(self._addresses[turn % len(self._addresses)], body, take, cancelled)
+                self._read(self._apis[turn % len(self._apis)], body, stream, is_cancelled)
                 return
-            except LOST as error:
-                if time.perf_counter() - take.reached_s > UNREACHABLE_S or cancelled():
-                    raise Unanswered(f"no gateway could be reached: {str(error) or type(error).__name__}") from error
-                take.moves += bool(take.request_id)
-                take.cut()
+            except ApiUnreachable as error:
+                if isinstance(error, ApiSilent):
+                    stream.silent.append(error)
+                if time.perf_counter() - stream.reached_s > UNREACHABLE_S or is_cancelled():
+                    raise ApiUnreachable(f"no gateway could be reached: {error}") from error
+                stream.gateway_changes += bool(stream.request_id)
+                stream.drop_incomplete()
             turn += 1
-            pause.wait(AGAIN_S if take.reached_s == before_s else 0)
+            pause.wait(RETRY_S if stream.reached_s == before_s else 0)
 
-    def _listen(self, address: str, body: bytes, take: Take, cancelled: Callable[[], bool]) -> None:
-        """One connection: for a new answer, or for the rest of one that has begun. Raises: `LOST`, Unanswered."""
-        connection = http.client.HTTPConnection(address, timeout=self._timeout_s)
-        try:
-            if take.request_id:
-                resumed = {"last-event-id": take.last_id} if take.last_id else {}
-                connection.request("GET", f"/v1/fleet/requests/{take.request_id}/stream", headers={**self._headers, **resumed})
-            else:
-                headers = {**self._headers, "content-type": "application/json"}
-                connection.request("POST", "/v1/chat/completions", body, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise Unanswered(f"refused with status {response.status}: {_reason(response.read())}")
-            take.close_silent()
-            take.request_id = take.request_id or response.headers.get("x-request-id", "")
-            take.reached_s = time.perf_counter()
-            while (piece := response.read1(READ_BYTES)) and not cancelled():
-                take.reached_s = time.perf_counter()
-                take.pieces.append((take.reached_s - take.sent_s, piece))
-            if take.was_parted():
-                raise ConnectionError("the gateway stops")
-        except TimeoutError:
-            take.silent.append(connection)
-            raise
-        except BaseException:
-            connection.close()
-            raise
-        connection.close()
+    def _read(self, api: ApiClient, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]) -> None:
+        """Read from one connection: a new answer, or the rest of one. Raises: ApiRefused, ApiUnreachable, ApiSilent."""
+        response = self._open(api, body, stream)
+        stream.close_silent()
+        stream.request_id = stream.request_id or response.request_id
+        stream.reached_s = time.perf_counter()
+        while (piece := response.read()) and not is_cancelled():
+            stream.reached_s = time.perf_counter()
+            stream.pieces.append((stream.reached_s - stream.sent_s, piece))
+        response.close()
+        if stream.is_interrupted():
+            raise ApiUnreachable(f"the gateway at {api.url} stops")
 
-
-def _reason(raw: bytes) -> str:
-    try:
-        return msgspec.json.decode(raw, type=_Refusal).error.message
-    except msgspec.DecodeError:
-        return "no reason given"
+    def _open(self, api: ApiClient, body: bytes, stream: ResumableStream) -> OpenResponse:
+        if stream.request_id:
+            return api.resume_chat(stream.request_id, stream.last_id, timeout_s=self._timeout_s)
+        return api.open_chat(body, timeout_s=self._timeout_s)

@@ -16,7 +16,7 @@ import soundfile
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fleet.bench.errors import BenchError
+from fleet.api_client.errors import ApiError
 from fleet.core.errors import BadInput
 from fleet.pocket.corpus.smalltalk import DONT_KNOW
 from fleet.pocket.judge import speech_in
@@ -24,7 +24,7 @@ from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.plot import draw
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, JudgeReport, read_json, write_json
+from fleet.pocket.judge.report import Figure, JudgeReport, read_report, write_report
 from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
@@ -136,8 +136,8 @@ def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_p
     assert report.lacking == ("oink",)
     assert _named(report, "right answers, clean") in report.missed
 
-    write_json(report, tmp_path / "report.json")
-    assert read_json(tmp_path / "report.json") == report
+    write_report(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json") == report
     console = Console(record=True, width=120, file=io.StringIO())
     show(report, console)
     shown = console.export_text()
@@ -166,12 +166,12 @@ def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -
 
 def test_a_refusal_ends_the_evaluation_with_its_reason(fleet: FakeFleet) -> None:
     fleet.status = 503
-    with pytest.raises(BenchError, match="too busy"):
+    with pytest.raises(ApiError, match="too busy"):
         run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1))
 
 
 def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(BenchError, match="nothing answers"):
+    with pytest.raises(ApiError, match="nothing answers"):
         run("http://127.0.0.1:9", JudgeOptions(parts=("typed",)))
 
 

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.bench.chat import ChatApi
+from fleet.api_client.client import ApiClient
+from fleet.api_client.errors import ApiError, ApiRefused
 from fleet.bench.deployment import own_overrides
 from fleet.bench.errors import BenchError
 from fleet.bench.hop import measure_hops
@@ -19,8 +20,8 @@ from fleet.bench.load import run_phase
 from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.reference import ReferenceWork, run_aside
-from fleet.bench.report import BenchReport, show, write_json
+from fleet.bench.reference import ReferenceWork, run_in_subprocess
+from fleet.bench.report import BenchReport, show, write_report
 from fleet.bench.targets import against_baseline, against_twin
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
@@ -190,11 +191,11 @@ def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys
 
 
 def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -> None:
-    api, done = ChatApi(gateway.url), threading.Event()
+    api, done = ApiClient(gateway.url), threading.Event()
 
     def measure() -> None:
         measured = run_phase("many", api, [b"{}"] * 6, 3, lambda: None)
-        assert len(measured.traces) == 6
+        assert len(measured.timings) == 6
         done.set()
 
     thread = threading.Thread(target=measure)
@@ -210,14 +211,14 @@ def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -
 def test_a_refused_request_ends_the_measuring(gateway: FakeGateway, status: int) -> None:
     gateway.gate.set()
     gateway.status, gateway.stream = status, b'{"error":{"message":"the queue is full"}}'
-    with pytest.raises(BenchError, match=f"status {status}: the queue is full"):
-        run_phase("many", ChatApi(gateway.url), [b"{}"] * 4, 2, lambda: None)
+    with pytest.raises(ApiRefused, match=f"status {status}: the queue is full"):
+        run_phase("many", ApiClient(gateway.url), [b"{}"] * 4, 2, lambda: None)
 
 
 def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
     gateway.workers = b"<html>"
-    with pytest.raises(BenchError, match="not as a fleet does"):
-        ChatApi(gateway.url).roles()
+    with pytest.raises(ApiError, match="does not answer as a fleet does"):
+        ApiClient(gateway.url).roles()
 
 
 def test_a_reference_that_fails_says_why() -> None:
@@ -225,7 +226,7 @@ def test_a_reference_that_fails_says_why() -> None:
         requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
     )
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
-        run_aside("fleet.bench.no_such_module", [], work, lambda: None)
+        run_in_subprocess("fleet.bench.no_such_module", [], work, lambda: None)
 
 
 def test_the_twin_answers_each_request_alone() -> None:
@@ -282,7 +283,7 @@ def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
 def test_the_json_holds_every_number_it_was_made_from(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report = full_report()
-    write_json(report, path)
+    write_report(report, path)
 
     class File(msgspec.Struct):
         report: BenchReport

@@ -12,7 +12,7 @@ from fleet.bench.options import parse
 from fleet.bench.plot import draw
 from fleet.bench.report import BenchReport, show
 from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
-from fleet.bench.scale_expected import expected
+from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.bench.targets import of_scale
 from fleet.config import load_config
@@ -45,7 +45,7 @@ def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, ca
     status = run(words)
     said = capsys.readouterr()
     assert status == 0, said.err
-    assert re.search(rf"answers whole +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
+    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
 
     class File(msgspec.Struct):
         report: BenchReport
@@ -72,10 +72,10 @@ def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, ca
 def test_each_stream_has_a_content_of_its_own_on_each_edge() -> None:
     config = paced(load_config(None), FEW, step_ms=0)
     specs = specs_of(config, FEW, seconds=1)
-    one, other = expected(config, specs).values()
+    one, other = expected_content(config, specs).values()
     assert set(one) == set(config.graph_declaration().media)
     assert all(one[edge] != other[edge] for edge in one)
-    assert expected(config, specs[:1])[specs[0].id] == one
+    assert expected_content(config, specs[:1])[specs[0].id] == one
 
 
 def test_a_stream_makes_one_chunk_a_step_on_all_edges_together() -> None:
@@ -110,7 +110,7 @@ def test_targets_are_met_or_missed_by_what_was_measured() -> None:
         "hop p99 at 300 streams, worker to gateway",
     ]
     assert [ratio.name for ratio in of_scale(result(cost_s=1.31)) if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
-    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["answers not whole"]
+    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["incomplete answers"]
 
 
 def test_one_number_of_streams_is_shown_without_a_ratio_of_costs(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_one_number_of_streams_is_shown_without_a_ratio_of_costs(tmp_path: Path)
         console = Console(width=120, record=True, file=file)
         show(report, console)
     shown = console.export_text()
-    assert "12.5 chunks/s a stream" in shown
+    assert "12.5 chunks/s per stream" in shown
     assert "300 streams for 150 slots of a" in shown
     draw(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").is_file()

@@ -12,8 +12,9 @@ from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
 from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.report import BenchReport, show, write_json
-from fleet.bench.split import body_of, num_workers, split, split_stages, together, with_checkpoint
+from fleet.bench.report import BenchReport, show, write_report
+from fleet.bench.serving import encode_call, stage_bounds
+from fleet.bench.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
 from fleet.bench.targets import of_hand_offs
 from fleet.config import FleetConfig, load_config
 from fleet.core.hand_off import HandOff
@@ -38,7 +39,9 @@ def hand_offs(*told: HandOff) -> HandOffResult:
 def side(name: str, *train_ms: float) -> Side:
     gaps = tuple(Gap(1.0 + number, ms / 1000) for number, ms in enumerate(train_ms))
     prompts = (LongPrompt(1.5, 0.2, 4000),)
-    return Side(name=name, workers={name: 2}, peace=(Gap(0.1, 0.001),), train=gaps, long_prompts=prompts, others_cores=0.0)
+    return Side(
+        name=name, workers={name: 2}, undisturbed=(Gap(0.1, 0.001),), disturbed=gaps, long_prompts=prompts, others_cores=0.0
+    )
 
 
 def interference() -> Interference:
@@ -72,15 +75,15 @@ def test_the_targets_are_the_median_and_the_ratio() -> None:
 
 
 def test_gaps_are_within_an_answer_and_bear_the_time_at_which_they_end() -> None:
-    trace = AnswerTiming(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
-    assert gaps_of(trace) == [Gap(10.75, 0.25), Gap(11.75, 1.0)]
-    assert gaps_of(msgspec.structs.replace(trace, text=(0.5,))) == []
+    timing = AnswerTiming(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
+    assert gaps_of(timing) == [Gap(10.75, 0.25), Gap(11.75, 1.0)]
+    assert gaps_of(msgspec.structs.replace(timing, text=(0.5,))) == []
 
 
 def test_the_ratio_is_of_the_tails() -> None:
     found = interference()
-    assert found.split.train_s is not None and found.together.train_s is not None
-    assert found.ratio == pytest.approx(found.split.train_s.p95 / found.together.train_s.p95)
+    assert found.split.disturbed_s is not None and found.together.disturbed_s is not None
+    assert found.ratio == pytest.approx(found.split.disturbed_s.p95 / found.together.disturbed_s.p95)
     assert msgspec.structs.replace(found, split=side("split")).ratio is None
 
 
@@ -90,17 +93,17 @@ def configured(*overrides: str, file: str | None = None) -> FleetConfig:
 
 def test_a_deployment_that_splits_nothing_is_split_wherever_it_can_be() -> None:
     plain = configured()
-    apart = configured(*split(plain))
+    apart = configured(*splitting_overrides(plain))
     stages = plain.graph_declaration().stages
     assert split_stages(plain) == ()
     assert split_stages(apart) == tuple(stage.name for stage in stages if len(stage.walks) > 1)
-    assert split(apart) == ()
+    assert splitting_overrides(apart) == ()
 
 
 @pytest.mark.parametrize("file", ["thinker_pd.yaml", "talker_pd.yaml", "both_pd.yaml"])
 def test_what_it_is_compared_with_has_as_many_workers_and_splits_nothing(file: str) -> None:
     apart = configured(file=file)
-    as_one = configured(*together(apart), file=file)
+    as_one = configured(*joining_overrides(apart), file=file)
     assert split_stages(apart) and not split_stages(as_one)
     assert num_workers(as_one) == num_workers(apart)
 
@@ -111,11 +114,12 @@ def test_random_weights_unless_others_are_named() -> None:
 
 
 def test_a_body_asks_for_what_is_measured_and_nothing_that_is_not_there() -> None:
-    body = msgspec.json.decode(body_of("m", "Hello", configured(), max_tokens=5, frames=9, media=("text",)))
-    assert (body["modalities"], body["audio"]) == (["text"], None)
+    config = configured()
+    body = msgspec.json.decode(encode_call("m", "Hello", config, stage_bounds(config, 5, 9), media=("text",)))
+    assert body["modalities"] == ["text"] and "audio" not in body
     assert {bounds["temperature"] for bounds in body["fleet"].values()} == {0.0}
     with pytest.raises(BenchError, match="not with audio"):
-        body_of("m", "Hello", configured("graph=text"), max_tokens=5, frames=9, media=("audio",))
+        encode_call("m", "Hello", configured("graph=text"), {}, media=("audio",))
 
 
 def test_both_need_no_fleet() -> None:
@@ -134,10 +138,10 @@ def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
         console = Console(width=160, record=True, file=shown)
         show(report, console)
     said = console.export_text()
-    for expected in ("hand-offs of lm", "1 computed again", "block by block", "gaps while long", "KV blocks / plain"):
+    for expected in ("hand-offs of lm", "1 recomputed", "block by block", "gaps while long", "KV blocks / plain"):
         assert expected in said
     assert "measure again on a quiet machine" in said
-    write_json(report, tmp_path / "out.json")
+    write_report(report, tmp_path / "out.json")
 
     class File(msgspec.Struct):
         report: BenchReport

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.api_client.chat import StreamRecording
+from fleet.api_client.errors import StreamError
 from fleet.bench.agreement import compare
-from fleet.bench.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback
-from fleet.bench.chat import Recording, read_recording
-from fleet.bench.errors import BenchError
+from fleet.bench.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback, time_answer
 from fleet.bench.hop import HopResult
 from fleet.bench.load import Phase
 from fleet.bench.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
@@ -71,11 +71,11 @@ def test_playing_takes_the_audio_and_the_stalls(pieces: list[tuple[float, float]
 
 
 def test_the_numbers_of_one_answer() -> None:
-    trace = AnswerTiming(prompt=0, sent_s=0.0, text=(0.1, 0.2), audio=(AudioChunk(0.5, 1.0), AudioChunk(1.2, 1.0)), done_s=1.3)
-    metrics = measure_answer(trace)
+    timing = AnswerTiming(prompt=0, sent_s=0.0, text=(0.1, 0.2), audio=(AudioChunk(0.5, 1.0), AudioChunk(1.2, 1.0)), done_s=1.3)
+    metrics = measure_answer(timing)
     assert (metrics.first_text_s, metrics.first_audio_s, metrics.last_sample_s) == (0.1, 0.5, 1.2)
     assert (metrics.audio_s, metrics.rtf, metrics.viability, metrics.total_s) == (2.0, 0.6, 1.0, 1.3)
-    assert gaps(trace.audio) == [pytest.approx(0.7)]
+    assert gaps(timing.audio) == [pytest.approx(0.7)]
 
 
 def test_an_answer_without_sound_has_no_numbers_of_sound() -> None:
@@ -99,32 +99,32 @@ STREAM = b"".join(
 )
 
 
-def recording(*pieces: bytes) -> Recording:
-    return Recording(prompt=4, sent_s=0.0, pieces=tuple((float(index), piece) for index, piece in enumerate(pieces)))
+def recording(*pieces: bytes) -> StreamRecording:
+    return StreamRecording(sent_s=0.0, pieces=tuple((float(index), piece) for index, piece in enumerate(pieces)))
 
 
 @pytest.mark.parametrize("cut", range(1, len(STREAM), 7))
 def test_a_stream_reads_the_same_however_it_was_cut(cut: int) -> None:
-    trace = read_recording(recording(STREAM[:cut], STREAM[cut:]))
-    assert (trace.answer, trace.num_samples, trace.prompt) == ("Grün", len(PCM) // 2, 4)
-    assert (trace.num_prompt_tokens, trace.num_answer_tokens) == (7, 3)
+    timing = time_answer(4, recording(STREAM[:cut], STREAM[cut:]))
+    assert (timing.answer, timing.num_samples, timing.prompt) == ("Grün", len(PCM) // 2, 4)
+    assert (timing.num_prompt_tokens, timing.num_answer_tokens) == (7, 3)
     audio_ends = STREAM.index(b"\n", STREAM.index(b'"data":"')) + 1
-    assert trace.audio[0].at_s == (0.0 if cut >= audio_ends else 1.0)
+    assert timing.audio[0].at_s == (0.0 if cut >= audio_ends else 1.0)
 
 
 def test_comments_between_events_are_no_events() -> None:
-    assert read_recording(recording(b": waiting\n\n" + STREAM)).answer == "Grün"
+    assert time_answer(0, recording(b": waiting\n\n" + STREAM)).answer == "Grün"
 
 
 def test_an_error_in_the_stream_is_told() -> None:
-    with pytest.raises(BenchError, match="no pages left"):
-        read_recording(recording(b'data: {"error":{"message":"no pages left"}}\n\n'))
+    with pytest.raises(StreamError, match="no pages left"):
+        time_answer(0, recording(b'data: {"error":{"message":"no pages left"}}\n\n'))
 
 
 @pytest.mark.parametrize("stream", [STREAM[:-20], b"", b"data: [DO"])
 def test_a_stream_without_its_end_is_an_error(stream: bytes) -> None:
-    with pytest.raises(BenchError, match="before its end"):
-        read_recording(recording(stream))
+    with pytest.raises(StreamError, match="before its end"):
+        time_answer(0, recording(stream))
 
 
 def test_every_sampling_stage_is_bounded_and_greedy() -> None:
@@ -139,15 +139,15 @@ def test_every_sampling_stage_is_bounded_and_greedy() -> None:
 
 
 def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: float, count: int = 4) -> Phase:
-    traces = tuple(
+    timings = tuple(
         AnswerTiming(
             prompt=index, sent_s=0.0, text=(0.01,), audio=(AudioChunk(first_s, 1.0), AudioChunk(last_s, 1.0)), done_s=last_s,
             answer="ab", num_samples=48_000, num_prompt_tokens=2,
         )
         for index in range(count)
     )  # fmt: skip
-    metrics = tuple(measure_answer(trace) for trace in traces)
-    return Phase(name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=metrics)
+    metrics = tuple(measure_answer(timing) for timing in timings)
+    return Phase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
 
 
 def serving() -> Serving:
@@ -214,5 +214,5 @@ def test_agreement_counts_prompts_texts_and_lengths_apart() -> None:
         msgspec.structs.replace(other.answers[0], num_samples=1),
         msgspec.structs.replace(other.answers[0], same_prompt=False),
     )
-    agreement = compare(serving().single.traces, msgspec.structs.replace(other, answers=answers), work, Letters())  # type: ignore[arg-type]
+    agreement = compare(serving().single.timings, msgspec.structs.replace(other, answers=answers), work, Letters())  # type: ignore[arg-type]
     assert (agreement.count, agreement.same_prompt, agreement.same_text, agreement.same_length) == (4, 3, 3, 3)

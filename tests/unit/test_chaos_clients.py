@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fleet.api_client.errors import ApiUnreachable
 from fleet.chaos import clients
 from fleet.chaos.clients import Gateways
-from fleet.chaos.errors import Unanswered
 from fleet.core.errors import GatewayStopping
 from tests.support import wait_until
 from web.errors import envelope_of
@@ -98,9 +98,9 @@ def _served(gateway: FakeGateway) -> Iterator[None]:
 def test_an_answer_goes_on_at_another_gateway(then: str) -> None:
     lost, other = FakeGateway(FIRST + SECOND[:9], then), FakeGateway(SECOND + LAST)
     with serving(lost, other) as urls:
-        take = Gateways(urls, silence_s=0.5).answer(b"{}", lambda: False)
-    assert b"".join(piece for _, piece in take.pieces) == FIRST + SECOND + LAST
-    assert (take.request_id, take.moves) == ("req-1", 1)
+        stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + SECOND + LAST
+    assert (stream.request_id, stream.gateway_changes) == ("req-1", 1)
     assert lost.asked == [("POST", "/v1/chat/completions", "")]
     assert other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0")]
 
@@ -110,16 +110,16 @@ def test_a_gateway_that_takes_its_leave_is_followed_by_another(before: bytes) ->
     leave = event(envelope_of(GatewayStopping("this gateway stops")))
     leaving, other = FakeGateway(before + leave), FakeGateway(SECOND + LAST)
     with serving(leaving, other) as urls:
-        take = Gateways(urls).answer(b"{}", lambda: False)
-    assert b"".join(piece for _, piece in take.pieces) == before + SECOND + LAST
-    assert take.moves == 1 and other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
+        stream = Gateways(urls).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == before + SECOND + LAST
+    assert stream.gateway_changes == 1 and other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
 
 
 def test_one_that_was_told_nothing_yet_is_told_all() -> None:
     lost, other = FakeGateway(FIRST[:5], "cut"), FakeGateway(FIRST + LAST)
     with serving(lost, other) as urls:
-        take = Gateways(urls).answer(b"{}", lambda: False)
-    assert b"".join(piece for _, piece in take.pieces) == FIRST + LAST
+        stream = Gateways(urls).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + LAST
     assert other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "")]
 
 
@@ -127,16 +127,16 @@ def test_a_gateway_that_is_not_there_is_passed_over() -> None:
     with serving(FakeGateway(b"")) as gone:
         pass
     with serving(FakeGateway(FIRST + LAST)) as there:
-        take = Gateways([*gone, *there]).answer(b"{}", lambda: False)
-    assert (take.request_id, take.moves) == ("req-1", 0)
+        stream = Gateways([*gone, *there]).receive(b"{}", lambda: False)
+    assert (stream.request_id, stream.gateway_changes) == ("req-1", 0)
 
 
 def test_without_any_gateway_a_listener_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
     with serving(FakeGateway(b"")) as gone:
         pass
-    with pytest.raises(Unanswered, match="no gateway could be reached: .*refused"):
-        Gateways(gone).answer(b"{}", lambda: False)
+    with pytest.raises(ApiUnreachable, match="no gateway could be reached: nothing answers at"):
+        Gateways(gone).receive(b"{}", lambda: False)
 
 
 def test_a_silent_gateway_is_not_left_before_another_has_the_answer() -> None:
@@ -144,7 +144,7 @@ def test_a_silent_gateway_is_not_left_before_another_has_the_answer() -> None:
     silent, other = FakeGateway(FIRST, "silence"), FakeGateway(SECOND + LAST)
     with serving(silent, other) as urls:
         other.watched = silent
-        take = Gateways(urls, silence_s=0.5).answer(b"{}", lambda: False)
+        stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
         wait_until(silent.left.is_set, "the silent one to be left in the end")
-    assert b"".join(piece for _, piece in take.pieces) == FIRST + SECOND + LAST
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + SECOND + LAST
     assert other.saw_left == [False], "while the other was asked, the silent one was still listened to"

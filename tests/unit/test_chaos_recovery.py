@@ -1,4 +1,4 @@
-"""What a blow set off, as the events tell it."""
+"""Recovery from a fault, extracted from the events."""
 
 from fleet.chaos.recovery import Recovery, recovery_of
 from fleet.core import events as ev
@@ -6,7 +6,7 @@ from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
 
 STAGE, VICTIM, OTHER = StageName("lm"), WorkerId("lm@h:1:a"), WorkerId("lm@h:2:b")
 FIRST, SECOND, BYSTANDER = RequestId("req-1"), RequestId("req-2"), RequestId("req-3")
-BLOW_US = 5_000_400
+FAULT_US = 5_000_400
 
 
 def lost(request: RequestId, epoch: int) -> ev.TaskLost:
@@ -32,7 +32,7 @@ def told(*more: tuple[int, ev.AnyEvent]) -> Recovery:
     before: list[tuple[int, ev.AnyEvent]] = [
         (5_001_000, claimed(FIRST, 3)), (5_002_000, lost(BYSTANDER, 4)), (5_002_000, left(OTHER, "left"))
     ]  # fmt: skip
-    return recovery_of([*before, *FENCING, *more], VICTIM, "lm", BLOW_US)
+    return recovery_of([*before, *FENCING, *more], VICTIM, "lm", FAULT_US)
 
 
 def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
@@ -42,7 +42,7 @@ def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
         (5_040_000, claimed(FIRST, 9)), (6_000_400, claimed(FIRST, 12)), (7_000_400, joined),
     )  # fmt: skip
     assert after == Recovery(
-        found="died", fenced_s=0.0196, granted_s=0.0216, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
+        detected="died", fenced_s=0.0196, granted_s=0.0216, claimed_s=0.0396, joined_s=2.0, requests=(FIRST, SECOND)
     )
 
 
@@ -58,4 +58,4 @@ def test_a_task_between_two_halves_of_a_stage_is_no_new_grant() -> None:
 
 
 def test_who_registers_nowhere_leaves_nothing_but_silence() -> None:
-    assert recovery_of(FENCING, "conductor@h:9:z", "conductor", BLOW_US) == Recovery()
+    assert recovery_of(FENCING, "conductor@h:9:z", "conductor", FAULT_US) == Recovery()

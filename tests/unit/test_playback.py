@@ -11,7 +11,7 @@ RATE_HZ = 1_000
 def played(*pieces: tuple[float, int]) -> PlaybackClock:
     playback = PlaybackClock(RATE_HZ)
     for at_s, num_samples in pieces:
-        playback.came(num_samples, at_s)
+        playback.receive(num_samples, at_s)
     return playback
 
 
@@ -37,7 +37,7 @@ def test_an_answer_takes_as_long_as_it_lasts_and_each_wait(gaps: list[tuple[floa
     for index, (gap_s, num_samples) in enumerate(gaps):
         now_s += gap_s
         first_s = now_s if index == 0 else first_s
-        playback.came(num_samples, now_s)
+        playback.receive(num_samples, now_s)
     waits = sum(late + START_S for late in playback.late_s if late > 0)
     assert playback.underruns == sum(late > 0 for late in playback.late_s)
     assert abs(playback.ends_s - (first_s + START_S + waits + playback.num_samples / RATE_HZ)) < 1e-6

@@ -45,7 +45,7 @@ SCENES: Final = (
 def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key: str | None = None) -> None:
     """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
 
-    Raises: BadInput if `out_dir` is a file; BenchError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
+    Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
     """
     asker = JudgeClient(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():

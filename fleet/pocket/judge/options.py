@@ -9,6 +9,7 @@ from fleet.core.errors import BadInput
 
 Part = Literal["typed", "speech_out", "speech_in", "speed"]
 PARTS: tuple[Part, ...] = get_args(Part)
+COMMAND = "fleet pocket eval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,43 +1,19 @@
 """The report as one picture: right answers by family, word error rates beside the teacher's, pitch, length. Measures nothing."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from fleet.pocket.judge.report import Figure, Histogram, JudgedAnswer, JudgeReport, share
+from fleet.reporting.plot import Axes, Panel, draw_panels, finish_bars
 
 OURS, TEACHER, NOISY, TARGET = "#2563eb", "#b45309", "#0d9488", "#6b7280"
-WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.5, 4.0, 130
-
-Axes = Any
-"""`matplotlib.axes.Axes`, whose annotations are incomplete."""
-Panel = Callable[[Axes], None]
+PANEL_INCHES = (6.5, 4.0)
 
 
 def draw(report: JudgeReport, path: Path) -> None:
     """Write the picture; a report without anything to draw makes none."""
-    panels = _panels(report)
-    if not panels:
-        return
-    import matplotlib
-
-    # No window: this runs where there is no display.
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (WIDTH_INCHES * columns, HEIGHT_INCHES * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    places: list[Axes] = list(axes.flat)
-    for panel, place in zip(panels, places, strict=False):
-        panel(place)
-    for place in places[len(panels) :]:
-        place.set_axis_off()
-    figure.suptitle(f"{report.model}, {report.sampling}, {report.began}", fontsize=9)
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    draw_panels(_panels(report), path, f"{report.model}, {report.sampling}, {report.began}", PANEL_INCHES)
 
 
 def _panels(report: JudgeReport) -> list[Panel]:
@@ -70,7 +46,7 @@ def _families(axes: Axes, report: JudgeReport) -> None:
     axes.set_xticks(range(len(families)), families, rotation=45, ha="right", fontsize=8)
     axes.set(ylabel="right answers, %", ylim=(0, 105), title="held-out questions by family")
     axes.legend(fontsize=8, loc="lower right")
-    _finish(axes)
+    finish_bars(axes)
 
 
 def _by_family(answered: Iterable[JudgedAnswer]) -> dict[str, float]:
@@ -101,7 +77,7 @@ def _pitch(axes: Axes, errors: Histogram) -> None:
     for semitone in (-1, 1):
         axes.axvline(semitone, color=TARGET, linestyle="--")
     axes.set(xlabel="semitones above the teacher's pitch", ylabel="voiced hops, %", title=f"pitch, {total} voiced hops of 10 ms")
-    _finish(axes)
+    finish_bars(axes)
 
 
 def _lengths(axes: Axes, report: JudgeReport) -> None:
@@ -111,9 +87,4 @@ def _lengths(axes: Axes, report: JudgeReport) -> None:
     for factor, style in ((0.85, "--"), (1.0, "-"), (1.15, "--")):
         axes.plot([0, longest_s], [0, factor * longest_s], color=TARGET, linestyle=style, linewidth=1)
     axes.set(xlabel="s, the teacher", ylabel="s, the answer", title="length of the speech (dashed: 15 %)")
-    _finish(axes)
-
-
-def _finish(axes: Axes) -> None:
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", alpha=0.25)
+    finish_bars(axes)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.pocket.judge.options import Part
+from fleet.reporting.files import write_json
 from fleet.reporting.machine import Machine
 
 
@@ -102,20 +103,20 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(figure for figure in self.figures if figure.met is False)
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the JSON file: first what a reader wants first."""
+class JudgeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON file of a report, and whether each target is met."""
 
     met: dict[str, bool]
     report: JudgeReport
 
 
-def write_json(report: JudgeReport, path: Path) -> None:
+def write_report(report: JudgeReport, path: Path) -> None:
     met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(_File(met=met, report=report)), indent=1) + b"\n")
+    write_json(JudgeFile(met=met, report=report), path)
 
 
-def read_json(path: Path) -> JudgeReport:
-    return msgspec.json.decode(path.read_bytes(), type=_File).report
+def read_report(path: Path) -> JudgeReport:
+    return msgspec.json.decode(path.read_bytes(), type=JudgeFile).report
 
 
 def share(flags: Sequence[bool]) -> float | None:

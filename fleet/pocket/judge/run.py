@@ -18,7 +18,7 @@ replace = msgspec.structs.replace
 def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
     """Judge the fleet at `url`.
 
-    Raises: BenchError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
+    Raises: ApiError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
     """
     chosen = options or JudgeOptions()
     asker = JudgeClient(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)

@@ -22,13 +22,13 @@ from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
 from fleet.pocket.judge import ask
 from fleet.pocket.judge.ask import JudgeClient
-from fleet.pocket.judge.options import JudgeOptions
-from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, JudgedAnswer, Transcribed, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
 from fleet.pocket.teacher import Speech, Voice
+from fleet.reporting.progress import progress_bar
 
 NOISE: Final = "pink"
 
@@ -63,7 +63,7 @@ def _in_condition(asker: JudgeClient, options: JudgeOptions, condition: Conditio
     clips = _clips(dialogues, condition, options.seed)
     questions = [ask.spoken(dialogue, of_user) for dialogue, of_user in zip(dialogues, clips, strict=True)]
     questions += [ask.transcribe(of_user[-1]) for of_user in clips]
-    with counting(f"spoken questions, {condition.name}", len(questions)) as advance:
+    with progress_bar(COMMAND, f"spoken questions, {condition.name}", len(questions)) as advance:
         texts = [reply.text for reply in asker.ask_all(questions, options.concurrency, advance)]
     answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
     answered = [_answered(*each, condition) for each in zip(dialogues, answers, strict=True)]

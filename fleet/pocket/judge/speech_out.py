@@ -16,15 +16,15 @@ from fleet.pocket.corpus import Dialogue, spoken
 from fleet.pocket.judge.ask import MAX_ANSWER_S, ChatReply, JudgeClient, typed
 from fleet.pocket.judge.grammar import says
 from fleet.pocket.judge.listen import Listened, Spoken, listen_all
-from fleet.pocket.judge.options import JudgeOptions
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.pitch import within
-from fleet.pocket.judge.progress import counting
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, Heard, Histogram, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.judge.words import by_sound
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.reporting.progress import progress_bar
 
 LENGTH_TOLERANCE = 0.15
 ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
@@ -37,7 +37,7 @@ Found = tuple[tuple[Figure, ...], tuple[Heard, ...], Histogram]
 def judge(asker: JudgeClient, options: JudgeOptions) -> Found:
     asked = distinct(options.speech_out, options.seed)
     voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), asked, strict=False)]
-    with counting("spoken answers", len(asked)) as advance:
+    with progress_bar(COMMAND, "spoken answers", len(asked)) as advance:
         questions = [typed(dialogue, voice) for dialogue, voice in zip(asked, voices, strict=True)]
         replies = asker.ask_all(questions, options.concurrency, advance)
     if options.sounds is not None:
@@ -53,7 +53,7 @@ def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequenc
         Spoken(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
         for index, teacher in zip(said, teachers, strict=True)
     ]
-    with counting("listening", len(answers)) as advance:
+    with progress_bar(COMMAND, "listening", len(answers)) as advance:
         listened = listen_all(answers, options.workers, advance)
     heard = [
         _heard(asked[index], voices[index], texts[index], replies[index], each)

@@ -8,20 +8,18 @@ from itertools import cycle, islice
 
 from fleet.bench.load import Phase, run_phase
 from fleet.pocket.judge.ask import JudgeClient, typed
-from fleet.pocket.judge.options import JudgeOptions
-from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure
 from fleet.pocket.shape import VOICES
+from fleet.reporting.progress import progress_bar
 
 LISTENERS, WARM_UP = 4, 3
 
 
 def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
     asked = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
-    bodies = [
-        asker.body(typed(dialogue, voice), stream=True) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)
-    ]
+    bodies = [asker.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)]
     _phase(asker, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
     alone = _phase(asker, "one listener", bodies, 1)
     together = _phase(asker, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
@@ -29,7 +27,7 @@ def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
 
 
 def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
-    with counting(name, len(bodies)) as advance:
+    with progress_bar(COMMAND, name, len(bodies)) as advance:
         return run_phase(name, asker, bodies, listeners, advance)
 
 

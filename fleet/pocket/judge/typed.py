@@ -9,10 +9,10 @@ from fleet.pocket.corpus import Dialogue, Turn, families, is_right
 from fleet.pocket.corpus.generate import MEMORY
 from fleet.pocket.corpus.smalltalk import DONT_KNOW
 from fleet.pocket.judge.ask import JudgeClient, typed
-from fleet.pocket.judge.options import JudgeOptions
-from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, JudgedAnswer, share
+from fleet.reporting.progress import progress_bar
 
 UNKNOWN, STRANGE = "unknown", "of no template"
 STRANGERS = (
@@ -32,7 +32,7 @@ def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...]
     strange = [Dialogue(turns=(Turn(role="user", text=text), Turn(role="assistant", text=DONT_KNOW)), family=STRANGE)
                for text in STRANGERS]  # fmt: skip
     asked = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
-    with counting("typed questions", len(asked)) as advance:
+    with progress_bar(COMMAND, "typed questions", len(asked)) as advance:
         replies = asker.ask_all([typed(dialogue) for dialogue in asked], options.concurrency, advance)
     answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(asked, replies, strict=True)}
     figures = [
