@@ -47,13 +47,13 @@ def ping(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_teaches_itself(command: tuple[str, ...]) -> None:
+def test_every_command_help_has_an_example(command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*command, "--help"])
     assert done.exit_code == 0, done.output
     assert "Example" in done.output
 
 
-def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
+def test_usage_error_exits_with_status_2(tmp_path: Path) -> None:
     assert run_cli("nonsense", cwd=tmp_path).returncode == 2
     assert run_cli("worker", cwd=tmp_path).returncode == 2
 
@@ -74,7 +74,7 @@ def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
         ("up --set checkpoint=unweighted", "unweighted has no weights (*.safetensors)"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path: Path) -> None:
+def test_invalid_configuration_is_one_line_and_status_1(command: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("graph: [")
     (tmp_path / "empty").mkdir()
     (tmp_path / "unweighted").mkdir()
@@ -88,7 +88,7 @@ def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path
 
 
 @pytest.mark.parametrize(("graph", "role"), [("text", "lm"), ("qwen3_omni", "thinker")])
-def test_a_worker_of_a_damaged_checkpoint_ends_in_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
+def test_worker_with_a_damaged_checkpoint_ends_with_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
     folder = write_tiny(graph, tmp_path / "damaged", 0)
     with (folder / "model.safetensors").open("r+b") as weights:
         weights.truncate(weights.seek(-100, os.SEEK_END))
@@ -100,7 +100,7 @@ def test_a_worker_of_a_damaged_checkpoint_ends_in_one_line(graph: str, role: str
 
 
 @pytest.mark.parametrize("command", ["status", "jobs list"])
-def test_an_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
+def test_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
     done = run_cli(*command.split(), cwd=tmp_path, env={"REDIS_URL": NOWHERE})
     assert done.returncode == 1
     assert f"no Redis answers at {NOWHERE}" in done.stderr.splitlines()[-1]
@@ -122,7 +122,7 @@ def guarded_port(tmp_path: Path) -> Iterator[int]:
     ("user", "message"),
     [(":wrong@", "refuses the password in REDIS_URL"), ("", "asks for a password and REDIS_URL has none")],
 )
-def test_a_wrong_redis_password_is_named_at_once(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
+def test_wrong_redis_password_is_reported_without_retries(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
     """`worker` waits ten seconds for a Redis that does not answer; one that says no is not waited for."""
     for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
         done = run_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
@@ -132,13 +132,13 @@ def test_a_wrong_redis_password_is_named_at_once(user: str, message: str, guarde
         assert "no Redis answers" not in done.stderr and "wrong" not in done.stderr
 
 
-def test_a_needless_redis_password_is_named(redis_url: str, tmp_path: Path) -> None:
+def test_needless_redis_password_is_reported(redis_url: str, tmp_path: Path) -> None:
     done = run_cli("status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")})
     assert done.returncode == 1
     assert "has no password set and REDIS_URL gives one" in done.stderr and "needless" not in done.stderr
 
 
-def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
+def test_config_output_reads_back_the_same(tmp_path: Path) -> None:
     first = run_cli("config", "--set", "web.port=8123", cwd=tmp_path)
     (tmp_path / "resolved.yaml").write_text(first.stdout)
     second = run_cli("config", "--config", "resolved.yaml", cwd=tmp_path)
@@ -146,7 +146,7 @@ def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
     assert "  port: 8123" in first.stdout
 
 
-def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> None:
+def test_redis_is_durable_and_stops_with_status_0(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path) as server:
         server.wait_for(f"unix://{data}/redis.sock, data in {data}")
@@ -174,7 +174,7 @@ def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> N
             assert client.get("kept") == "yes"
 
 
-def test_one_folder_is_served_once(tmp_path: Path) -> None:
+def test_redis_folder_is_served_by_one_process(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", *redis_options(data), cwd=tmp_path) as server:
         wait_until(lambda: ping(data), "Redis to answer")
@@ -184,7 +184,7 @@ def test_one_folder_is_served_once(tmp_path: Path) -> None:
         assert ping(data), "the first server must not notice"
 
 
-def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
+def test_port_in_use_is_named(tmp_path: Path, taken_port: int) -> None:
     for arguments, key in ((["redis"], "redis.port"), (["up"], "redis.port")):
         done = run_cli(*arguments, *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
         assert done.returncode == 1
@@ -194,7 +194,7 @@ def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
     assert f"web.port: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
 
 
-def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None:
+def test_redis_idles_if_redis_url_is_set(tmp_path: Path) -> None:
     with start_cli("redis", cwd=tmp_path, env={"REDIS_URL": "redis://:secret@elsewhere:6379"}) as idle:
         idle.wait_for("REDIS_URL names a server; there is nothing to run here")
         assert "secret" not in idle.output()
@@ -202,7 +202,7 @@ def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None
     assert not (tmp_path / ".fleet").exists()
 
 
-def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path) -> None:
+def test_kept_redis_restarts_after_a_kill_and_stops_on_sigterm(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
         wait_until(lambda: ping(data), "Redis to answer")
@@ -216,7 +216,7 @@ def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path)
     wait_until(lambda: not second.is_running(), "the server to be gone")
 
 
-def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
+def test_kept_command_ends_with_its_killed_keeper(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
         wait_until(lambda: ping(data), "Redis to answer")
@@ -225,7 +225,7 @@ def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None
         wait_until(lambda: not server.is_running(), "the server to be gone")
 
 
-def test_a_kept_command_that_cannot_start_is_given_up(tmp_path: Path, taken_port: int) -> None:
+def test_kept_command_that_cannot_start_is_not_restarted(tmp_path: Path, taken_port: int) -> None:
     done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
     assert done.returncode == 1
     assert "redis ended with status 1 and is not started again" in done.stderr
@@ -236,7 +236,7 @@ def only_child(running: Running) -> psutil.Process:
     return child
 
 
-def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path: Path) -> None:
+def test_status_of_an_empty_fleet_names_missing_roles(redis_url: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": redis_url}
     shown = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
@@ -250,7 +250,7 @@ def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path
     assert table.count("0/0") == len(roles), table
 
 
-def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path: Path) -> None:
+def test_status_on_a_terminal_refreshes_until_interrupted(redis_url: str, tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
     # A shell's background job, which the tests may be, ignores Ctrl-C, and so would whatever it starts.
@@ -279,7 +279,7 @@ def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path
     assert b"Traceback" not in seen
 
 
-def test_an_unreachable_redis_stops_a_worker_in_bounded_time(tmp_path: Path) -> None:
+def test_unreachable_redis_stops_a_worker_in_bounded_time(tmp_path: Path) -> None:
     role = GRAPHS[DEFAULT_GRAPH].stages[0].name
     done = run_cli("worker", role, cwd=tmp_path, env={"REDIS_URL": NOWHERE}, timeout_s=30)
     assert done.returncode == 1

@@ -57,7 +57,7 @@ def url(port: int, tmp_path: Path) -> Iterator[str]:
         yield deployed.replace("/etc/redis-tls", str(made))
 
 
-async def test_fleet_and_job_worker_need_only_what_the_deployed_redis_user_may(url: str, port: int, tmp_path: Path) -> None:
+async def test_fleet_and_job_worker_run_with_the_deployed_redis_user(url: str, port: int, tmp_path: Path) -> None:
     with redis.Redis.from_url(url) as connection, thread_fleet(url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -73,7 +73,7 @@ async def test_fleet_and_job_worker_need_only_what_the_deployed_redis_user_may(u
         assert tester.acl_log() == []
 
 
-def test_deployed_redis_user_may_neither_administer_nor_use_other_keys(url: str, port: int) -> None:
+def test_deployed_redis_user_is_denied_administration_and_other_keys(url: str, port: int) -> None:
     with redis.Redis.from_url(url) as client:
         for command in (
             ("CONFIG", "GET", "*"), ("CONFIG", "SET", "dir", "/tmp"), ("MODULE", "LIST"), ("ACL", "LIST"), ("SAVE",),

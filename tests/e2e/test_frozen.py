@@ -88,7 +88,7 @@ def freeze(fleet: Fleet, request: RequestId) -> tuple[WorkerId, Epoch]:
     return stale, epoch
 
 
-async def test_a_frozen_worker_that_goes_on_changes_nothing_and_joins_anew(fleet: Fleet) -> None:
+async def test_resumed_frozen_worker_changes_nothing_and_rejoins(fleet: Fleet) -> None:
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     try:

@@ -35,7 +35,7 @@ def silent_gateway() -> Iterator[tuple[socket.socket, str]]:
         yield server, f"web.port={server.getsockname()[1]}"
 
 
-def test_a_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": redis_url}
     job = run_cli("jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env).stdout.strip()
     assert run_cli("jobs", "list", cwd=tmp_path, env=env).stdout == f"{job}  bench    queued\n"
@@ -56,7 +56,7 @@ def test_a_job_submitted_by_command_is_run_and_its_failure_listed(connection: Re
         (("streams=1,x", "measure=scale"), "arguments.streams: expected int, got str"),
     ],
 )
-def test_wrong_arguments_are_refused_by_the_command(
+def test_job_command_refuses_wrong_arguments(
     connection: Redis, redis_url: str, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     refused = run_cli("jobs", "submit", "bench", *words, cwd=tmp_path, env={"REDIS_URL": redis_url})
@@ -78,7 +78,7 @@ def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, red
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != data_dir / "jobs" / job.id] == []
 
 
-def test_records_that_no_submit_wrote_are_refused_and_not_run(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     """A record of an older version, and records written by hand: code, calls that follow it, an id that is a path, no JSON."""
     queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
     limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
@@ -126,7 +126,7 @@ FORMS: dict[str, dict[str, object]] = {
 """Fields of a record that replace those written by `submit`."""
 
 
-def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text("open('written', 'w')\ndef run(*arguments, **named): ...\n")
     queue, limits = open_queue(connection), {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     refused: dict[str, str] = {}
@@ -158,7 +158,7 @@ def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url
     assert not (tmp_path / "written").exists(), "nothing was imported or called"
 
 
-def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     with silent_gateway() as (server, port):
         hanging = submit(connection, "bench", {})
         with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
@@ -170,12 +170,12 @@ def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis,
     wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
 
 
-def test_an_unknown_kind_is_refused_with_the_kinds_there_are(connection: Redis) -> None:
+def test_unknown_job_kind_is_refused_with_the_known_kinds(connection: Redis) -> None:
     with pytest.raises(BadInput, match="unknown kind of job 'nothing'; use one of bench"):
         submit(connection, "nothing", {})
 
 
-def test_a_running_job_is_stopped_with_all_it_started(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     """By the gateway's port, over a real worker: the benchmark hangs on a server that never answers, until it is stopped."""
     with silent_gateway() as (server, port):
         hanging = submit(connection, "bench", {})

@@ -63,7 +63,7 @@ def understood(texts: Sequence[str], heard: Sequence[str]) -> float:
     return aligned.hits / (aligned.hits + aligned.substitutions + aligned.deletions)
 
 
-def test_a_question_in_a_file_is_answered_in_speech_that_a_recogniser_understands(url: str) -> None:
+def test_spoken_question_is_answered_in_intelligible_speech(url: str) -> None:
     """The recogniser knows words and how they follow each other, but not what is said; backwards, it does not find it."""
     voices = [sorted(VOICES)[index % len(VOICES)] for index in range(len(QUESTIONS))]
     questions = speak_all([(text, Voice()) for text in QUESTIONS])
@@ -76,7 +76,7 @@ def test_a_question_in_a_file_is_answered_in_speech_that_a_recogniser_understand
     assert understood(texts, backwards) < UNDERSTOOD, list(zip(texts, backwards, strict=True))
 
 
-def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
+def test_text_is_spoken_and_transcribed_again(url: str) -> None:
     """No answer of its own would hold a word of these."""
     texts = ("We go to the garden with Peter.", "The blue brush is under the house.", "Anna sees the horse today!")
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
@@ -89,7 +89,7 @@ def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
     assert understood([spoken(text) for text in texts], heard) > UNDERSTOOD, heard
 
 
-def test_the_demonstration_leaves_sounds_and_their_picture(url: str, tmp_path: Path) -> None:
+def test_pocket_demo_writes_audio_files_and_a_picture(url: str, tmp_path: Path) -> None:
     done = run_cli("pocket", "demo", "sounds", "--url", url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(SCENES) + 1
@@ -100,7 +100,7 @@ def test_the_demonstration_leaves_sounds_and_their_picture(url: str, tmp_path: P
     assert (tmp_path / "sounds" / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_demonstration_without_a_fleet_is_one_line(tmp_path: Path) -> None:
+def test_pocket_demo_without_a_fleet_is_one_line(tmp_path: Path) -> None:
     done = run_cli("pocket", "demo", "sounds", "--url", "http://127.0.0.1:9", cwd=tmp_path)
     assert done.returncode == 1
     assert "nothing answers at http://127.0.0.1:9" in done.stderr and "Traceback" not in done.stderr

@@ -83,14 +83,14 @@ def commands_of(fleet: Running) -> dict[str, psutil.Process]:
     return found
 
 
-def test_listeners_of_a_fleet_are_its_gateway_on_loopback_alone(fleet: Running) -> None:
+def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: Running) -> None:
     url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     found = [one for process in family for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [url]
 
 
-def test_data_folder_and_all_in_it_are_closed_to_others(fleet: Running, folder: Path) -> None:
+def test_data_folder_is_closed_to_other_users(fleet: Running, folder: Path) -> None:
     assert fleet.process.poll() is None
     found = [folder / ".fleet", *(folder / ".fleet").rglob("*")]
     assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {path.name for path in found}
@@ -98,7 +98,7 @@ def test_data_folder_and_all_in_it_are_closed_to_others(fleet: Running, folder: 
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
-def test_another_user_is_refused_by_the_socket_itself(fleet: Running, folder: Path) -> None:
+def test_redis_socket_refuses_another_user(fleet: Running, folder: Path) -> None:
     """Even where both folders above it were opened."""
     data, path = folder / ".fleet", folder / ".fleet" / "redis" / "redis.sock"
     assert fleet.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -143,7 +143,7 @@ def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
         assert running.stop() == 0
 
 
-def test_command_in_another_folder_says_where_it_looked_for_the_server(fleet: Running, tmp_path: Path) -> None:
+def test_command_in_another_folder_names_the_searched_folder(fleet: Running, tmp_path: Path) -> None:
     assert fleet.process.poll() is None
     done = run_cli("status", "--once", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
@@ -152,7 +152,7 @@ def test_command_in_another_folder_says_where_it_looked_for_the_server(fleet: Ru
     assert all(way in said for way in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
 
 
-def test_server_with_a_port_asks_for_the_password_in_its_private_file(tmp_path: Path) -> None:
+def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: Path) -> None:
     port, data = free_port(), tmp_path / ".fleet" / "redis"
     options = ["--set", f"redis.port={port}"]
 
@@ -183,7 +183,7 @@ def is_refused(client: redis.Redis) -> bool:
     raise AssertionError("the server let a client in that gave no password")
 
 
-def test_server_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+def test_redis_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
     """The path holds every character that an address must quote; the port is tested as well."""
     deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
     deep.mkdir(parents=True)

@@ -19,7 +19,7 @@ def sets(*settings: str) -> list[str]:
 
 
 @pytest.mark.parametrize("interface", ["null", "127.0.0.0/8"])
-def test_worker_listens_nowhere_beyond_loopback_and_shows_no_secret(redis_url: str, tmp_path: Path, interface: str) -> None:
+def test_worker_listens_only_on_loopback_and_shows_no_secret(redis_url: str, tmp_path: Path, interface: str) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(SECRET)

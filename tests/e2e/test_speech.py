@@ -65,7 +65,7 @@ def spoken_question() -> dict[str, object]:
     return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
 
 
-def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: OpenAI) -> None:
+def test_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: OpenAI) -> None:
     """The unmodified client, not streamed."""
     answer = client.chat.completions.create(
         model=fleet.model,
@@ -84,7 +84,7 @@ def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: 
     assert answer.usage.completion_tokens > 0
 
 
-def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
+def test_chat_audio_streams_while_it_is_generated(fleet: Fleet, client: OpenAI) -> None:
     """A six-second answer: the first audio byte comes in the first quarter of the time; the words come with it."""
     shares: list[float] = []
     for _ in range(5):
@@ -111,7 +111,7 @@ def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
     assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio came after these shares of the whole time: {shares}"
 
 
-def test_a_given_text_is_spoken_while_it_is_made(fleet: Fleet, client: OpenAI) -> None:
+def test_speech_streams_while_it_is_generated(fleet: Fleet, client: OpenAI) -> None:
     """Six seconds of it: the first byte comes in the first quarter of the time, as sound and as events."""
     shares: list[float] = []
     for number in range(6):
@@ -132,7 +132,7 @@ def test_a_given_text_is_spoken_while_it_is_made(fleet: Fleet, client: OpenAI) -
     assert sorted(shares)[len(shares) // 2] < 0.25, f"the first byte came after these shares of the whole time: {shares}"
 
 
-def test_a_listener_who_leaves_a_long_text_leaves_nothing(fleet: Fleet) -> None:
+def test_disconnect_from_a_long_speech_frees_everything(fleet: Fleet) -> None:
     body = {"model": fleet.model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
     for _ in range(4):
         with httpx.stream("POST", f"{fleet.url}/v1/audio/speech", json=body, timeout=60) as answer:
@@ -142,7 +142,7 @@ def test_a_listener_who_leaves_a_long_text_leaves_nothing(fleet: Fleet) -> None:
         wait_until(lambda: nothing_held(control), "pools and arenas to be empty", timeout_s=60)
 
 
-def test_what_is_said_is_written_down(fleet: Fleet, client: OpenAI) -> None:
+def test_transcription_is_returned_whole_and_streamed(fleet: Fleet, client: OpenAI) -> None:
     """The tiny checkpoint hears nothing in particular: what counts is that words come, whole and in pieces."""
     file = io.BytesIO()
     soundfile.write(file, speech_like(1.5, 3), 16000, format="FLAC")
@@ -152,7 +152,7 @@ def test_what_is_said_is_written_down(fleet: Fleet, client: OpenAI) -> None:
     assert whole.text == done.text == "".join(delta.delta for delta in deltas) and len(deltas) > 2
 
 
-def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) -> None:
+def test_greedy_and_seeded_answers_are_reproducible(fleet: Fleet) -> None:
     """In `numerics: fast` the sound may differ in its rounding: which frames are decoded together is a matter of time."""
 
     def ask(**settings: object) -> tuple[str, NDArray[np.int16]]:
@@ -177,7 +177,7 @@ def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) ->
     assert not same(ask(temperature=0.9, seed=5), ask(temperature=0.9, seed=6))
 
 
-def test_three_hundred_requests_a_third_of_them_left_leave_nothing(fleet: Fleet) -> None:
+def test_three_hundred_requests_a_third_of_them_disconnected_free_everything(fleet: Fleet) -> None:
     """Clients leave at random moments; pools and arenas are empty afterwards, and every key left has an end."""
     rng = random.Random(11)
     plans = [(number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3) for number in range(NUM_REQUESTS)]

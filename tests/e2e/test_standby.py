@@ -47,7 +47,7 @@ def shown(folder: Path) -> tuple[set[str], set[str]]:
     return cast("tuple[set[str], set[str]]", tuple(by_standby))
 
 
-async def test_a_standby_takes_a_killed_workers_place_and_the_restarted_one_stands_by(fleet: Running, tmp_path: Path) -> None:
+async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(fleet: Running, tmp_path: Path) -> None:
     (first,), (second,) = shown(tmp_path)
     config = load_config(tmp_path / ".fleet" / "resolved.yaml")
     url = embedded_url(config.redis_data_dir)
@@ -79,6 +79,6 @@ async def test_a_standby_takes_a_killed_workers_place_and_the_restarted_one_stan
     assert fleet.stop(timeout_s=30) == 0
 
 
-def test_help_tells_of_it() -> None:
+def test_up_help_mentions_standby() -> None:
     done = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "140"})
     assert done.exit_code == 0 and "standby" in done.output

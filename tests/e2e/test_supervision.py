@@ -65,9 +65,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_dead_worker_is_fenced_told_and_started_again_with_growing_pauses(
-    fleet: Running, control: redis.Redis, tmp_path: Path
-) -> None:
+def test_dead_worker_is_fenced_and_restarted_with_growing_pauses(fleet: Running, control: redis.Redis, tmp_path: Path) -> None:
     first = worker_of(control, ROLE)
     process_of(first).kill()
     wait_until(lambda: control.zscore(keys.WORKERS, first) is None, "the dead worker to be fenced", timeout_s=20)
@@ -96,7 +94,7 @@ def failures(fleet: Running) -> list[tuple[str, str]]:
     return re.findall(told, fleet.output())
 
 
-def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_path: Path) -> None:
+def test_kept_worker_without_fleet_up_is_fenced(redis_url: str, tmp_path: Path) -> None:
     options = [word for setting in SETTINGS[:3] + SETTINGS[-1:] for word in ("--set", setting)]
     with (
         redis.Redis.from_url(redis_url, decode_responses=True) as control,
@@ -139,7 +137,7 @@ def log_lines(redis_url: str) -> list[LogLine]:
     return [line_of(text(entry), pairs(raw)) for entry, raw in entries]
 
 
-def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: str) -> None:
+def test_death_of_an_unregistered_process_is_logged(redis_url: str) -> None:
     """A conductor that led, one that did not, and a worker that died while it was loading."""
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
@@ -158,9 +156,7 @@ def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: 
 
 
 @pytest.mark.parametrize(("lapsed", "words"), [(True, "fenced when its lease lapsed"), (False, "which had left")])
-def test_death_that_is_seen_after_its_worker_was_fenced_is_one_line_that_names_the_worker(
-    redis_url: str, lapsed: bool, words: str
-) -> None:
+def test_death_seen_after_the_fencing_is_one_line_that_names_the_worker(redis_url: str, lapsed: bool, words: str) -> None:
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     client, worker = connect(redis_url), WorkerId(f"{ROLE}@{socket.gethostname()}:{dead.pid}:a")
@@ -175,7 +171,7 @@ def test_death_that_is_seen_after_its_worker_was_fenced_is_one_line_that_names_t
     assert death.message == f"worker {worker}, {words}, died (SIGKILL)"
 
 
-def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
+def test_only_registrations_of_the_dead_process_are_fenced(redis_url: str) -> None:
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     here, alive = socket.gethostname(), os.getpid()
@@ -190,7 +186,7 @@ def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None
     client.close()
 
 
-def test_a_killed_fleet_up_leaves_nothing_behind_even_of_a_frozen_worker(fleet: Running, control: redis.Redis) -> None:
+def test_killed_fleet_up_leaves_no_process_even_with_a_frozen_worker(fleet: Running, control: redis.Redis) -> None:
     first = worker_of(control, ROLE)
     keeper = process_of(first).parent()
     assert keeper is not None and keeper.ppid() == fleet.process.pid

@@ -33,7 +33,7 @@ def workers(http: httpx.Client, of: str = "data") -> dict[str, str]:
     return {view["id"]: view["state"] for view in http.get("/v1/fleet/workers").json()[of] if view["role"] == STAGE}
 
 
-def test_people_see_and_steer_a_fleet_of_processes(http: httpx.Client) -> None:
+def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Client) -> None:
     model = http.get("/v1/models").json()["data"][0]["id"]
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": model, "messages": messages, "max_tokens": 8, "fleet": {STAGE: {"max_tokens": 12}}}

@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fleet: Running, tmp_path: Path) -> None:
+def test_fleet_up_serves_restarts_a_killed_worker_and_leaves_no_process(fleet: Running, tmp_path: Path) -> None:
     config = yaml.safe_load((tmp_path / ".fleet" / "resolved.yaml").read_text())
     url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
     assert url == f"http://127.0.0.1:{config['web']['port']}"
@@ -59,7 +59,7 @@ def _pid_of(role: str, folder: Path, env: dict[str, str]) -> int | None:
     return max(mine, key=lambda worker: worker["started_us"])["pid"] if mine else None
 
 
-def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) -> None:
+def test_process_that_cannot_start_is_named_and_stops_the_fleet(tmp_path: Path) -> None:
     broken = ("--set", f"checkpoint={_weightless(tmp_path / 'checkpoint')}", "--set", "engine=torch")
     done = run_cli("up", *OPTIONS, *broken, cwd=tmp_path)
     assert done.returncode == 1
@@ -68,7 +68,7 @@ def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) 
     assert "everything else was stopped" in last
 
 
-def test_a_folder_that_is_served_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+def test_served_data_folder_is_refused_before_any_change(tmp_path: Path) -> None:
     data = tmp_path / "served"
     with start_cli("redis", "--set", f"redis.data_dir={data}", cwd=tmp_path) as holder:
         wait_until(lambda: redis_answers(embedded_url(data)), "the first server to hold the folder")

@@ -66,7 +66,7 @@ def running(url: str) -> int:
     return sum(worker["running"] for worker in workers)
 
 
-async def test_a_spoken_question_is_answered_aloud_and_without_seams(url: str) -> None:
+async def test_spoken_question_is_answered_in_audio_without_seams(url: str) -> None:
     async with talk(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
         done = (await one.until("response.done"))["response"]
@@ -80,7 +80,7 @@ async def test_a_spoken_question_is_answered_aloud_and_without_seams(url: str) -
     assert told.status_code == 200 and told.content[-len(streamed) :] == streamed
 
 
-async def test_an_interruption_stops_every_stage_and_the_next_turn_knows_what_was_heard(url: str) -> None:
+async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url: str) -> None:
     async with talk(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
         await one.until("response.done")  # whose prefix is kept; that of a first turn which is cut is not

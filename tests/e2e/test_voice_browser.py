@@ -62,7 +62,7 @@ def assert_heard_whole(page: Page, fleet: Fleet, answer: dict[str, Any]) -> None
     assert answer["text"].strip() == fleet.story(answer)["answer"].strip()
 
 
-def test_a_spoken_question_is_answered_aloud(browsers: Browsers, fleet: Fleet) -> None:
+def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: Fleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#talk-button").click()
@@ -83,7 +83,7 @@ def test_a_spoken_question_is_answered_aloud(browsers: Browsers, fleet: Fleet) -
         expect(page.locator("#words")).to_contain_text(ANSWER)
 
 
-def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(browsers: Browsers, fleet: Fleet) -> None:
+def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browsers: Browsers, fleet: Fleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
@@ -124,7 +124,7 @@ NOTE_STATES = """
 """
 
 
-def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, fleet: Fleet) -> None:
+def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fleet: Fleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
@@ -146,7 +146,7 @@ def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, flee
         assert_heard_whole(page, fleet, answer)
 
 
-def test_an_answer_goes_on_where_it_was_when_the_connection_is_cut(browsers: Browsers, fleet: Fleet) -> None:
+def test_answer_resumes_after_a_cut_connection(browsers: Browsers, fleet: Fleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         ask(page, COUNT)
@@ -160,7 +160,7 @@ def test_an_answer_goes_on_where_it_was_when_the_connection_is_cut(browsers: Bro
         expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_an_answer_goes_on_at_another_gateway_when_its_own_is_killed(browsers: Browsers, fleet: Fleet) -> None:
+def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, fleet: Fleet) -> None:
     with another_gateway(fleet.folder) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
         ready(page)
         ask(page, COUNT)
@@ -180,7 +180,7 @@ def test_an_answer_goes_on_at_another_gateway_when_its_own_is_killed(browsers: B
         assert fleet.story(answers(page)[1])["prompt"].startswith(f"{COUNT} {answer['text'].strip()}")
 
 
-def test_the_console_shows_a_worker_die_and_come_back(browsers: Browsers, fleet: Fleet) -> None:
+def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: Fleet) -> None:
     with microphone(browsers, fleet) as talk:
         ready(talk)
         overview, workers, request = (talk.context.new_page() for _ in range(3))

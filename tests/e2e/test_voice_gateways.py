@@ -103,7 +103,7 @@ def address(gateway: Gateway, **query: object) -> str:
     return f"{gateway.url.replace('http', 'ws')}/v1/realtime?{asked}"
 
 
-async def test_a_session_goes_on_at_another_gateway_after_kill_9(gateways: tuple[Gateway, Gateway]) -> None:
+async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     async with connect(address(first), max_size=None) as socket, httpx.AsyncClient(base_url=second.url, timeout=30) as http:
         client = Client(socket)

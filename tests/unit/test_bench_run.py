@@ -21,7 +21,7 @@ from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
 from fleet.bench.reference import ReferenceWork, run_in_subprocess
-from fleet.bench.report import BenchReport, show, write_report
+from fleet.bench.report import BenchFile, BenchReport, show, write_report
 from fleet.bench.targets import against_baseline, against_twin
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
@@ -119,12 +119,12 @@ def gateway() -> Iterator[FakeGateway]:
         ["--sessions", "0"],
     ],
 )
-def test_a_usage_mistake_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_usage_error_exits_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
     assert "usage: fleet bench" in capsys.readouterr().err
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     said = capsys.readouterr().out
     assert "fleet bench --up --baseline transformers" in said
@@ -137,7 +137,7 @@ def test_hop_and_transfer_alone_need_no_fleet() -> None:
     assert not parse(["--hop", "--transfer"]).serving
 
 
-def test_many_sessions_are_a_measure_of_voice() -> None:
+def test_sessions_option_implies_voice_benchmark() -> None:
     many = parse(["--sessions", "50", "--engine", "fake"])
     assert many.voice and many.up and many.sessions == 50 and not many.serving
     assert parse(["--voice"]).sessions == 1
@@ -154,20 +154,20 @@ def test_many_sessions_are_a_measure_of_voice() -> None:
         (["--baseline", "transformers", "--set", "graph=text"], "no reference implementation"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_invalid_option_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet bench: ")
     assert said in line
 
 
-def test_an_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", f"http://127.0.0.1:{free_port()}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "start a fleet with `fleet up`" in line
 
 
-def test_a_fleet_of_another_graph_is_told_apart(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_fleet_of_another_graph_is_refused(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.workers = b'{"data":[{"role":"lm"}],"missing_roles":[]}'
     assert run(["--url", gateway.url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -175,7 +175,9 @@ def test_a_fleet_of_another_graph_is_told_apart(gateway: FakeGateway, capsys: py
     assert "--set graph=NAME" in line
 
 
-def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_run_writes_table_json_and_picture(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gateway.gate.set()
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     words = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
@@ -190,7 +192,7 @@ def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys
     assert len(gateway.bodies) == 1 + 2 + 3 + 3
 
 
-def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -> None:
+def test_phase_sends_at_most_concurrency_requests(gateway: FakeGateway) -> None:
     api, done = ApiClient(gateway.url), threading.Event()
 
     def measure() -> None:
@@ -208,20 +210,20 @@ def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refused_request_ends_the_measuring(gateway: FakeGateway, status: int) -> None:
+def test_refused_request_ends_the_phase(gateway: FakeGateway, status: int) -> None:
     gateway.gate.set()
     gateway.status, gateway.stream = status, b'{"error":{"message":"the queue is full"}}'
     with pytest.raises(ApiRefused, match=f"status {status}: the queue is full"):
         run_phase("many", ApiClient(gateway.url), [b"{}"] * 4, 2, lambda: None)
 
 
-def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
+def test_server_that_is_no_fleet_is_refused(gateway: FakeGateway) -> None:
     gateway.workers = b"<html>"
     with pytest.raises(ApiError, match="does not answer as a fleet does"):
         ApiClient(gateway.url).roles()
 
 
-def test_a_reference_that_fails_says_why() -> None:
+def test_failed_reference_process_reports_its_error() -> None:
     work = ReferenceWork(
         requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
     )
@@ -229,7 +231,7 @@ def test_a_reference_that_fails_says_why() -> None:
         run_in_subprocess("fleet.bench.no_such_module", [], work, lambda: None)
 
 
-def test_the_twin_answers_each_request_alone() -> None:
+def test_twin_answers_each_request_alone() -> None:
     """On the fake engine: the script around the twin, without weights."""
     config = load_config(None, ("engine=fake", "device=cpu"))
     graph = config.graph_declaration()
@@ -269,7 +271,7 @@ def full_report() -> BenchReport:
     )  # fmt: skip
 
 
-def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
+def test_report_shows_every_measured_part(tmp_path: Path) -> None:
     report = full_report()
     console = Console(width=100, record=True, quiet=False, file=(tmp_path / "shown").open("w"))
     show(report, console)
@@ -280,25 +282,22 @@ def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
     assert [ratio.name for ratio in report.missed] == ["missed"]
 
 
-def test_the_json_holds_every_number_it_was_made_from(tmp_path: Path) -> None:
+def test_report_json_reads_back_the_same(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report = full_report()
     write_report(report, path)
 
-    class File(msgspec.Struct):
-        report: BenchReport
-
-    assert msgspec.json.decode(path.read_bytes(), type=File).report == report
+    assert msgspec.json.decode(path.read_bytes(), type=BenchFile).report == report
 
 
-def test_nothing_to_draw_makes_no_picture(tmp_path: Path) -> None:
+def test_report_without_panels_writes_no_picture(tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     draw(msgspec.structs.replace(full_report(), serving=None), path)
     assert not path.exists()
 
 
 @pytest.mark.parametrize("tls", ["tls: self-signed", "tls_cert: cert.pem\n  tls_key: key.pem"])
-def test_a_fleet_of_our_own_needs_no_certificate_and_listens_on_this_machine_alone(tls: str, tmp_path: Path) -> None:
+def test_own_fleet_listens_on_loopback_without_tls(tls: str, tmp_path: Path) -> None:
     file = tmp_path / "served.yaml"
     file.write_text(f"graph: text\nweb:\n  host: 0.0.0.0\n  port: 443\n  {tls}\n")
     web = load_config(file, ("web.read_only=false", *own_overrides(tmp_path))).web

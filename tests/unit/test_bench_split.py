@@ -12,7 +12,7 @@ from fleet.bench.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
 from fleet.bench.interference import Gap, Interference, LongPrompt, Side, gaps_of
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.report import BenchReport, show, write_report
+from fleet.bench.report import BenchFile, BenchReport, show, write_report
 from fleet.bench.serving import encode_call, stage_bounds
 from fleet.bench.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
 from fleet.bench.targets import of_hand_offs
@@ -50,7 +50,7 @@ def interference() -> Interference:
     )
 
 
-def test_the_parts_of_a_hand_off_are_its_whole() -> None:
+def test_hand_off_parts_add_up_to_the_whole() -> None:
     (stage,) = hand_offs(TOLD).stages
     parts = [part.p50 for part in stage.parts_ms.values() if part is not None]
     assert parts == [1.0, 0.5, 1.5, 0.25, 2.0, 0.25]
@@ -60,7 +60,7 @@ def test_the_parts_of_a_hand_off_are_its_whole() -> None:
     assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], "nothing is left out"
 
 
-def test_blocks_that_did_not_come_have_no_part_and_are_counted() -> None:
+def test_recomputed_hand_off_lacks_parts_and_is_counted() -> None:
     (stage,) = hand_offs(TOLD, LATE).stages
     counts = [part.count if part else 0 for part in stage.parts_ms.values()]
     assert counts == [2, 2, 2, 1, 1, 1]
@@ -68,19 +68,19 @@ def test_blocks_that_did_not_come_have_no_part_and_are_counted() -> None:
     assert stage.whole_ms is not None and stage.whole_ms.count == 2
 
 
-def test_the_targets_are_the_median_and_the_ratio() -> None:
+def test_hand_off_targets_check_median_and_page_ratio() -> None:
     of_time, of_pages = of_hand_offs(hand_offs(TOLD, TOLD, LATE))
     assert (of_time.name, of_time.value, of_time.met) == ("hand-off p50, lm", 5.5, False)
     assert (of_pages.value, of_pages.met) == (0.8, True)
 
 
-def test_gaps_are_within_an_answer_and_bear_the_time_at_which_they_end() -> None:
+def test_gaps_are_within_one_answer_and_timed_at_their_end() -> None:
     timing = AnswerTiming(prompt=0, sent_s=10.0, text=(0.5, 0.75, 1.75), done_s=2.0)
     assert gaps_of(timing) == [Gap(10.75, 0.25), Gap(11.75, 1.0)]
     assert gaps_of(msgspec.structs.replace(timing, text=(0.5,))) == []
 
 
-def test_the_ratio_is_of_the_tails() -> None:
+def test_interference_ratio_compares_p95() -> None:
     found = interference()
     assert found.split.disturbed_s is not None and found.together.disturbed_s is not None
     assert found.ratio == pytest.approx(found.split.disturbed_s.p95 / found.together.disturbed_s.p95)
@@ -91,7 +91,7 @@ def configured(*overrides: str, file: str | None = None) -> FleetConfig:
     return load_config(REPO / "configs" / file if file else None, overrides)
 
 
-def test_a_deployment_that_splits_nothing_is_split_wherever_it_can_be() -> None:
+def test_unsplit_deployment_is_split_in_every_stage_with_two_walks() -> None:
     plain = configured()
     apart = configured(*splitting_overrides(plain))
     stages = plain.graph_declaration().stages
@@ -101,19 +101,19 @@ def test_a_deployment_that_splits_nothing_is_split_wherever_it_can_be() -> None:
 
 
 @pytest.mark.parametrize("file", ["thinker_pd.yaml", "talker_pd.yaml", "both_pd.yaml"])
-def test_what_it_is_compared_with_has_as_many_workers_and_splits_nothing(file: str) -> None:
+def test_joined_deployment_has_as_many_workers_and_no_split_stage(file: str) -> None:
     apart = configured(file=file)
     as_one = configured(*joining_overrides(apart), file=file)
     assert split_stages(apart) and not split_stages(as_one)
     assert num_workers(as_one) == num_workers(apart)
 
 
-def test_random_weights_unless_others_are_named() -> None:
+def test_tiny_checkpoint_is_used_unless_one_is_named() -> None:
     assert with_checkpoint(configured(), ("a=1",)) == ("a=1", "checkpoint=tiny")
     assert with_checkpoint(configured("checkpoint=/models/x"), ()) == ()
 
 
-def test_a_body_asks_for_what_is_measured_and_nothing_that_is_not_there() -> None:
+def test_call_requests_only_media_of_the_graph() -> None:
     config = configured()
     body = msgspec.json.decode(encode_call("m", "Hello", config, stage_bounds(config, 5, 9), media=("text",)))
     assert body["modalities"] == ["text"] and "audio" not in body
@@ -122,13 +122,13 @@ def test_a_body_asks_for_what_is_measured_and_nothing_that_is_not_there() -> Non
         encode_call("m", "Hello", configured("graph=text"), {}, media=("audio",))
 
 
-def test_both_need_no_fleet() -> None:
+def test_hand_off_and_interference_need_no_running_fleet() -> None:
     assert not parse(["--hand-off"]).serving
     assert not parse(["--interference", "--hand-off"]).serving
     assert parse(["--interference", "--up"]).serving
 
 
-def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
+def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> None:
     found, told = interference(), hand_offs(TOLD, TOLD, LATE)
     report = BenchReport(
         began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=told,
@@ -143,11 +143,7 @@ def test_the_report_shows_and_keeps_both(tmp_path: Path) -> None:
     assert "measure again on a quiet machine" in said
     write_report(report, tmp_path / "out.json")
 
-    class File(msgspec.Struct):
-        report: BenchReport
-        met: dict[str, bool]
-
-    file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=File)
+    file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)
     assert file.report == report and file.met == {"hand-off p50, lm": False, "KV blocks / plain read": True}
     draw(report, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)

@@ -83,7 +83,7 @@ def serving(hall: Hall) -> Iterator[Api]:
         thread.join()
 
 
-def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
+def test_voice_turns_are_sent_in_real_time_and_measured() -> None:
     hall = Hall()
     with serving(hall) as api:
         result = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 2, lambda: None)
@@ -99,7 +99,7 @@ def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
     assert lm is not None and lm.p50 == 20
 
 
-def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
+def test_voice_to_voice_ends_at_the_first_voiced_sample() -> None:
     silence = {"type": "response.output_audio.delta", "delta": b64encode(bytes(48 * LEAD_MS)).decode()}
     with serving(Hall(answer=[silence, *ANSWER])) as api:
         (turn,) = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None).turns
@@ -125,19 +125,19 @@ def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
         ([{"type": "response.done", "response": {"status": "cancelled"}}], "was not completed: cancelled"),
     ],
 )
-def test_a_turn_without_an_answer_says_why(answer: list[dict[str, Any]], said: str) -> None:
+def test_failed_voice_turn_reports_its_reason(answer: list[dict[str, Any]], said: str) -> None:
     with serving(Hall(answer=answer)) as api, pytest.raises((ApiError, BenchError), match=said):
         measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
-def test_a_gateway_that_is_not_there_is_one_line() -> None:
+def test_unreachable_voice_gateway_is_one_line() -> None:
     with serving(Hall()) as gone:
         pass
     with pytest.raises(ApiError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
         measure_voice(gone, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
-def test_a_recording_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
+def test_question_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
     silence = np.zeros(44_100, "<i2")
     tone = (np.sin(np.arange(44_100) * 0.05) * 9000).astype("<i2")
     soundfile.write(tmp_path / "a.wav", np.stack([np.concatenate([silence, tone, silence])] * 2, axis=1), 44_100)
@@ -151,7 +151,7 @@ def test_a_recording_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
         read_question(tmp_path / "c.wav")
 
 
-def test_the_silence_that_is_waited_for_is_not_held_against_us() -> None:
+def test_voice_target_excludes_end_of_turn_silence() -> None:
     turns = [
         VoiceTurn(
             question="q",
@@ -168,7 +168,7 @@ def test_the_silence_that_is_waited_for_is_not_held_against_us() -> None:
     assert of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=())) == []
 
 
-def test_it_needs_a_fleet_and_measures_nothing_else_unless_asked() -> None:
+def test_voice_option_skips_serving_benchmark() -> None:
     assert parse(["--voice"]).voice and not parse(["--voice"]).serving
     assert not parse(["--voice", "--up"]).serving and parse(["--voice", "--up", "--twin"]).serving
     given = parse(["--wav", "a.wav", "--wav", "b.wav"])
@@ -217,7 +217,7 @@ def talking(talker: Talker) -> Iterator[Watched]:
         thread.join()
 
 
-def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_free() -> None:
+def test_barge_in_is_measured_from_first_voiced_sample_to_freed_memory() -> None:
     talker, breath = Talker(), np.full(9600, 90, "<i2")
     with talking(talker) as api:
         result = measure_barge_in(api, SpokenQuestion(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
@@ -227,12 +227,12 @@ def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_fre
         assert 0 < turn.detected_ms <= turn.cancelled_ms <= turn.memory_ms and turn.idle_ms <= turn.memory_ms
 
 
-def test_an_answer_that_ends_by_itself_was_not_interrupted() -> None:
+def test_answer_completed_before_barge_in_raises() -> None:
     with talking(Talker("completed")) as api, pytest.raises(BenchError, match="ended before it was interrupted"):
         measure_barge_in(api, SpokenQuestion(name="q", samples=TONE), 1, lambda: None)
 
 
-def test_interruptions_have_targets_and_need_a_fleet_alone() -> None:
+def test_barge_in_targets_and_options() -> None:
     turns = tuple(
         BargeIn(detected_ms=90, cancelled_ms=at_ms, idle_ms=200, memory_ms=at_ms + 400) for at_ms in (100.0, 120.0, 900.0)
     )

@@ -52,7 +52,7 @@ def events(text: str, pcm: bytes, *, end: str = "data: [DONE]\n\n") -> bytes:
 
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([KINDS, (FaultKind.KILL,), (FaultKind.STOP, FaultKind.TERM)]))
-def test_a_seed_draws_one_schedule_that_treats_all_alike(seed: int, kills: int, kinds: tuple[FaultKind, ...]) -> None:
+def test_schedule_is_fixed_by_its_seed_and_balanced(seed: int, kills: int, kinds: tuple[FaultKind, ...]) -> None:
     faults = draw_faults(seed, kills, ROLES, kinds, 2.0)
     assert len(faults) == kills and faults == draw_faults(seed, kills, ROLES, kinds, 2.0)
     assert all(1.0 <= fault.pause_s <= 3.0 for fault in faults)
@@ -64,7 +64,7 @@ def test_a_seed_draws_one_schedule_that_treats_all_alike(seed: int, kills: int, 
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40))
-def test_every_other_blow_at_a_half_of_a_stage_waits_for_a_hand_off(seed: int, kills: int) -> None:
+def test_every_other_fault_in_a_stage_half_waits_for_a_hand_off(seed: int, kills: int) -> None:
     faults = draw_faults(seed, kills, ROLES, KINDS, 2.0, halves=("thinker", "talker"))
     for role in ROLES:
         waits = [fault.in_hand_off for fault in faults if fault.role == role]
@@ -72,13 +72,13 @@ def test_every_other_blow_at_a_half_of_a_stage_waits_for_a_hand_off(seed: int, k
         assert all(wait == expected[at % 2 == 0] for at, wait in enumerate(waits))
 
 
-def test_without_more_words_each_role_is_struck_in_each_way() -> None:
+def test_default_plan_has_each_fault_kind_once_per_role() -> None:
     plan = make_plan(OPTIONS, CONFIG)
     assert plan.roles == ("thinker", "talker", "code2wav", "conductor", "web")
     assert plan.num_faults == 15 and plan.kinds == KINDS and not plan.halves
 
 
-def test_of_a_split_stage_each_half_is_a_role_with_replicas_of_its_own() -> None:
+def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
     plan = make_plan(replace(OPTIONS, kills_per_role=5), SPLIT)
     assert plan.roles == ("thinker", "talker.prefill", "talker.decode", "code2wav", "conductor", "web")
     assert plan.halves == ("talker.prefill", "talker.decode") and plan.num_faults == 30
@@ -102,19 +102,19 @@ def test_of_a_split_stage_each_half_is_a_role_with_replicas_of_its_own() -> None
         ({"json": Path("/nowhere/x.json")}, "--json /nowhere/x.json: there is no folder /nowhere"),
     ],
 )
-def test_an_option_that_will_not_do_is_named(changed: dict[str, object], said: str) -> None:
+def test_invalid_chaos_option_is_named_with_the_fix(changed: dict[str, object], said: str) -> None:
     with pytest.raises((ChaosError, BadInput)) as caught:
         make_plan(replace(OPTIONS, **changed), CONFIG)  # pyright: ignore[reportArgumentType]
     assert caught.value.message.startswith(said) and "\n" not in caught.value.message
 
 
-def test_what_was_given_wins_over_what_chaos_adds() -> None:
+def test_user_overrides_win_over_chaos_overrides() -> None:
     plan = make_plan(replace(OPTIONS, overrides=("numerics=fast", "stages.thinker.replicas=3")), CONFIG)
     assert plan.options.overrides.index("numerics=invariant") < plan.options.overrides.index("numerics=fast")
     assert plan.options.overrides.index("stages.thinker.replicas=2") < plan.options.overrides.index("stages.thinker.replicas=3")
 
 
-def test_requests_come_from_the_seed_alone_and_half_of_them_are_drawn() -> None:
+def test_requests_follow_from_the_seed_and_half_are_sampled() -> None:
     bodies = make_bodies("m", CONFIG, OPTIONS)
     assert bodies == make_bodies("m", CONFIG, OPTIONS)
     assert len(set(bodies)) == 4 and bodies != make_bodies("m", CONFIG, replace(OPTIONS, seed=4))
@@ -126,7 +126,7 @@ def test_requests_come_from_the_seed_alone_and_half_of_them_are_drawn() -> None:
     assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [True, False, True, False]
 
 
-def test_an_answer_is_read_to_the_byte_however_it_was_cut() -> None:
+def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
     raw = events("né", b"\x01\x00\x02\x00")
     answer = read_answer([(0.1 * at, raw[at : at + 1]) for at in range(len(raw))])
     assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(answer.chunks_s) == 1
@@ -140,7 +140,7 @@ def test_an_answer_is_read_to_the_byte_however_it_was_cut() -> None:
         (events("a", b"", end='data: {"error":{"message":"3 workers died"}}\n\ndata: [DONE]\n\n'), "3 workers died"),
     ],
 )
-def test_a_stream_that_is_not_whole_is_no_answer(raw: bytes, said: str) -> None:
+def test_incomplete_stream_raises(raw: bytes, said: str) -> None:
     with pytest.raises(StreamError, match=said):
         read_answer([(0.1, raw)])
 
@@ -158,11 +158,11 @@ def answer(text: bytes = b"abc", audio: bytes = b"1234") -> ReceivedAnswer:
         (answer(text=b"abcd", audio=b""), Difference(medium="text", offset=3, expected_bytes=3, received_bytes=4)),
     ],
 )
-def test_the_first_byte_that_differs_is_found(got: ReceivedAnswer, difference: Difference | None) -> None:
+def test_first_difference_finds_the_first_differing_byte(got: ReceivedAnswer, difference: Difference | None) -> None:
     assert first_difference(answer(), got) == difference
 
 
-def test_a_few_steps_of_a_sample_are_rounding_and_anything_else_is_not() -> None:
+def test_difference_of_few_steps_is_rounding() -> None:
     def compared(ours: list[int], theirs: list[int], text: bytes = b"abc") -> Difference:
         a, b = (np.array(samples, "<i2").tobytes() for samples in (ours, theirs))
         found = first_difference(answer(audio=a), answer(text, b))
@@ -175,12 +175,12 @@ def test_a_few_steps_of_a_sample_are_rounding_and_anything_else_is_not() -> None
     assert not compared([1, 2], [1]).is_rounding and not compared([1, 2], [1, 2], b"abd").is_rounding
 
 
-def test_the_longest_gap_needs_two_chunks() -> None:
+def test_longest_gap_needs_two_chunks() -> None:
     assert longest_gap_s((0.5,)) is None
     assert longest_gap_s((0.0, 1.0, 1.5)) == 1.0
 
 
-def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
+def test_load_repeats_requests_and_compares_every_answer() -> None:
     with fake_gateway() as gateway:
         gateway.stream = events("abc", b"1234")
         gateway.gate.set()
@@ -198,7 +198,7 @@ def test_listeners_go_on_until_told_and_compare_every_answer() -> None:
         assert not one.lost and (one.difference is not None) == (one.request == 1)
 
 
-def test_every_answer_is_asked_for_once_more_and_must_stand() -> None:
+def test_every_answer_is_read_again_and_must_not_change() -> None:
     with fake_gateway() as gateway:
         gateway.stream, gateway.again = events("abc", b"1234"), events("abc", b"1934")
         gateway.gate.set()
@@ -215,7 +215,7 @@ def test_every_answer_is_asked_for_once_more_and_must_stand() -> None:
     assert outcome.lost.startswith("complete, but not when it was read once more: the stream stopped before its end")
 
 
-def test_a_request_that_is_refused_is_lost() -> None:
+def test_refused_request_is_lost() -> None:
     with fake_gateway() as gateway:
         gateway.status, gateway.stream = 503, b'{"error":{"message":"no worker serves lm"}}'
         gateway.gate.set()
@@ -225,7 +225,7 @@ def test_a_request_that_is_refused_is_lost() -> None:
     assert "status 503: no worker serves lm" in outcome.lost
 
 
-def test_an_event_that_came_in_part_is_forgotten_and_the_last_id_kept() -> None:
+def test_incomplete_event_is_dropped_and_last_id_set() -> None:
     whole = b"data: first\n\nid: 2.0\ndata: second\n\n"
     stream = ResumableStream(
         sent_s=0.0, reached_s=0.0, pieces=[(0.1, whole[:30]), (0.2, whole[30:] + b"id: 4.0\nda"), (0.3, b"ta: th")]
@@ -269,27 +269,27 @@ def verdict(
     return judge(setup, COMPLETE[:1], disturbed, faults, num_faults, residue or Residue())
 
 
-def test_pauses_are_those_of_whom_a_blow_caught_and_are_not_judged() -> None:
+def test_pauses_of_open_requests_are_reported_and_not_judged() -> None:
     said = verdict()
     assert said.passed and said.open_requests == 1
     assert said.pauses_open.gap_s is not None and said.pauses_open.gap_s.high == 3.0
     assert said.pauses_undisturbed.gap_s is not None and said.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
 
 
-def test_a_gap_belongs_to_the_blow_that_fell_before_its_end() -> None:
+def test_gap_belongs_to_the_fault_before_its_end() -> None:
     one = Outcome(request=0, sent_s=10.0, ended_s=20.0, chunks_s=(1.0, 2.0, 5.0, 6.0))
     assert longest_gap_within_s(one, 12.5, 14.0) == 3.0 and longest_gap_within_s(one, 15.5, 16.5) == 1.0
     assert longest_gap_within_s(one, 16.5, 20.0) is None and longest_gap_within_s(one, 0.0, 10.5) is None
 
 
-def test_what_came_long_after_the_work_was_taken_up_again_is_a_gap_and_no_pause() -> None:
+def test_gap_long_after_tasks_continued_is_no_pause() -> None:
     late = Outcome(request=1, id="req-1", sent_s=1.0, ended_s=30.0, chunks_s=(0.2, 1.5, 2.0, 3.0, 5.1, 6.0, 16.0))
     (kind,) = verdict(disturbed=(late,)).kinds
     assert kind.pause_s is not None and kind.gap_s is not None
     assert (kind.pause_s.high, kind.gap_s.high) == pytest.approx((2.1, 10.0))
 
 
-def test_pauses_are_told_by_the_kind_of_blow_and_by_who_found_out() -> None:
+def test_pauses_are_grouped_by_fault_kind_and_by_detection() -> None:
     died = msgspec.structs.replace(
         FAULT, kind=FaultKind.KILL, at_s=4.25, until_s=4.25, recovery=msgspec.structs.replace(LAPSED, detected="died")
     )
@@ -328,7 +328,7 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_byt
         (verdict(num_faults=3), "2 faults were not injected"),
     ],
 )
-def test_each_fault_alone_fails_the_run_and_is_told(failed: Verdict, line: str, tmp_path: Path) -> None:
+def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     show(failed, console)
     said = console.export_text()
@@ -339,7 +339,7 @@ def test_each_fault_alone_fails_the_run_and_is_told(failed: Verdict, line: str, 
     assert (tmp_path / "verdict.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_where_numerics_are_fast_differences_are_counted_by_kind_and_not_judged() -> None:
+def test_fast_numerics_differences_are_counted_and_not_judged() -> None:
     rounded = msgspec.structs.replace(DIFFERENCE, peak=2)
     differ = [Outcome(request=at, sent_s=0, ended_s=1, difference=one) for at, one in enumerate((rounded, rounded, DIFFERENCE))]
     said = verdict((*COMPLETE, *differ), numerics="fast")

@@ -95,7 +95,7 @@ def _served(gateway: FakeGateway) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("then", ["cut", "silence"])
-def test_an_answer_goes_on_at_another_gateway(then: str) -> None:
+def test_answer_resumes_at_another_gateway(then: str) -> None:
     lost, other = FakeGateway(FIRST + SECOND[:9], then), FakeGateway(SECOND + LAST)
     with serving(lost, other) as urls:
         stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
@@ -106,7 +106,7 @@ def test_an_answer_goes_on_at_another_gateway(then: str) -> None:
 
 
 @pytest.mark.parametrize("before", [FIRST, b""])
-def test_a_gateway_that_takes_its_leave_is_followed_by_another(before: bytes) -> None:
+def test_stopping_gateway_is_followed_by_another(before: bytes) -> None:
     leave = event(envelope_of(GatewayStopping("this gateway stops")))
     leaving, other = FakeGateway(before + leave), FakeGateway(SECOND + LAST)
     with serving(leaving, other) as urls:
@@ -115,7 +115,7 @@ def test_a_gateway_that_takes_its_leave_is_followed_by_another(before: bytes) ->
     assert stream.gateway_changes == 1 and other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
 
 
-def test_one_that_was_told_nothing_yet_is_told_all() -> None:
+def test_client_without_an_event_id_resumes_from_the_beginning() -> None:
     lost, other = FakeGateway(FIRST[:5], "cut"), FakeGateway(FIRST + LAST)
     with serving(lost, other) as urls:
         stream = Gateways(urls).receive(b"{}", lambda: False)
@@ -123,7 +123,7 @@ def test_one_that_was_told_nothing_yet_is_told_all() -> None:
     assert other.asked == [("GET", "/v1/fleet/requests/req-1/stream", "")]
 
 
-def test_a_gateway_that_is_not_there_is_passed_over() -> None:
+def test_unreachable_gateway_is_skipped() -> None:
     with serving(FakeGateway(b"")) as gone:
         pass
     with serving(FakeGateway(FIRST + LAST)) as there:
@@ -131,7 +131,7 @@ def test_a_gateway_that_is_not_there_is_passed_over() -> None:
     assert (stream.request_id, stream.gateway_changes) == ("req-1", 0)
 
 
-def test_without_any_gateway_a_listener_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_gives_up_without_any_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
     with serving(FakeGateway(b"")) as gone:
         pass
@@ -139,7 +139,7 @@ def test_without_any_gateway_a_listener_gives_up(monkeypatch: pytest.MonkeyPatch
         Gateways(gone).receive(b"{}", lambda: False)
 
 
-def test_a_silent_gateway_is_not_left_before_another_has_the_answer() -> None:
+def test_silent_connection_stays_open_until_another_gateway_answers() -> None:
     """It may be slow and not frozen: to be left would make it abort the request."""
     silent, other = FakeGateway(FIRST, "silence"), FakeGateway(SECOND + LAST)
     with serving(silent, other) as urls:

@@ -35,7 +35,7 @@ def told(*more: tuple[int, ev.AnyEvent]) -> Recovery:
     return recovery_of([*before, *FENCING, *more], VICTIM, "lm", FAULT_US)
 
 
-def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
+def test_recovery_times_count_from_the_fault_to_the_last_task() -> None:
     joined = ev.WorkerJoined(worker=WorkerId("lm@h:3:c"), role="lm")
     after = told(
         (5_021_000, granted(FIRST, 9)), (5_022_000, granted(SECOND, 10)), (5_030_000, claimed(SECOND, 10)),
@@ -46,16 +46,16 @@ def test_each_step_counts_from_the_blow_and_the_last_task_tells() -> None:
     )
 
 
-def test_a_task_nobody_took_up_leaves_that_open_unless_its_request_ended() -> None:
+def test_unclaimed_task_leaves_claim_time_open_unless_its_request_ended() -> None:
     begun = ((5_021_000, granted(FIRST, 9)), (5_030_000, claimed(FIRST, 9)))
     assert told(*begun).claimed_s is None
     assert told(*begun, (5_050_000, ev.RequestEnded(request=SECOND, state="aborted"))).claimed_s == 0.0296
 
 
-def test_a_task_between_two_halves_of_a_stage_is_no_new_grant() -> None:
+def test_hand_off_is_no_new_grant() -> None:
     handed = ev.TaskHandedOff(request=FIRST, stage=STAGE, epoch=Epoch(9), role=RoleName("lm.decode"))
     assert told((5_021_000, handed)).granted_s is None
 
 
-def test_who_registers_nowhere_leaves_nothing_but_silence() -> None:
+def test_unregistered_target_has_no_recovery() -> None:
     assert recovery_of(FENCING, "conductor@h:9:z", "conductor", FAULT_US) == Recovery()
