@@ -1,6 +1,6 @@
-"""The slow twin as a script: the fleet's own stages in one process, one request at a time, timed. Knows no model.
+"""The slow twin as a script: the fleet's stages in one process, one request at a time, timed. Knows no model.
 
-What the fleet needs beyond this is the price of being many processes.
+The difference to the fleet's times is the cost of separate processes.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
 
 if TYPE_CHECKING:
-    from fleet.bench.twin import Made, SlowTwin
+    from fleet.bench.twin import SlowTwin, TwinChunk
 
 AUDIO, TEXT = "audio", "text"
 
 
 def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
-    """Build every stage in this process, warm up, then answer each request alone."""
+    """Build every stage in this process, warm up, then run the requests one at a time."""
     # OpenMP reads this once, when torch is first imported.
     os.environ["OMP_NUM_THREADS"] = str(work.num_threads[0])
     from fleet.bench.twin import SlowTwin
@@ -49,19 +49,19 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
 
 
 def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int) -> ReferenceAnswer:
-    """Raises: FleetError if a stage failed the request."""
+    """Run one request. Raises: FleetError if a stage fails it."""
     media = config.graph_declaration().media
     ids: list[int] = []
     first_audio_s: float | None = None
     num_samples, last_s = 0, 0.0
-    for made in _to_client(twin, config, spec):
-        for array in made.arrays.values():
-            if media[made.edge] == TEXT:
+    for chunk in _client_chunks(twin, config, spec):
+        for array in chunk.arrays.values():
+            if media[chunk.edge] == TEXT:
                 ids += [int(token) for token in array.ravel()]
             elif array.size:
-                first_audio_s = first_audio_s or made.at_s
+                first_audio_s = first_audio_s or chunk.at_s
                 num_samples += array.size
-        last_s = made.at_s
+        last_s = chunk.at_s
     if spec.id in twin.errors:
         raise twin.errors[spec.id]
     return ReferenceAnswer(
@@ -73,15 +73,15 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
     )
 
 
-def _to_client(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec) -> "Iterator[Made]":
-    return (made for made in twin.stream([spec]) if made.edge in config.graph_declaration().media)
+def _client_chunks(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec) -> "Iterator[TwinChunk]":
+    return (chunk for chunk in twin.stream([spec]) if chunk.edge in config.graph_declaration().media)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Answer requests with the stages in one process, and time each.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a resolved deployment")
+    parser = argparse.ArgumentParser(description="Run requests with all stages in one process, and time each.")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="resolved configuration")
     parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: duration and samples of each")
     options = parser.parse_args()
     work = msgspec.json.decode(options.requests.read_bytes(), type=ReferenceWork)
     options.out.write_bytes(msgspec.json.encode(run(load_config(options.config), work)))

@@ -1,7 +1,7 @@
-"""How fast a speaker silences an answer, in Chromium before a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
+"""Measure barge-in latency in Chromium on a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
 
-From the first voiced sample that entered the microphone's worklet to the last one of the answer that left the loudspeaker, by the
-browser's own clocks. Numbers from a busy machine mean little.
+From the first voiced sample in the microphone's worklet to the last sample of the answer that was played, by the browser's
+clocks. Numbers from a busy machine mean little.
 """
 
 import statistics
