@@ -1,4 +1,4 @@
-"""The `fleet` command as a person meets it: real processes, real signals, and one clear line for each mistake."""
+"""The `fleet` command: real processes, real signals, and one line for each error."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "
 
 
 @pytest.fixture
-def taken_port() -> Iterator[int]:
+def used_port() -> Iterator[int]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -109,7 +109,7 @@ def test_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded_port(tmp_path: Path) -> Iterator[int]:
-    """A Redis that asks for the password "right"."""
+    """Start a Redis whose password is "right"."""
     port = free_port()
     command = [*server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)), "--requirepass", "right"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
@@ -123,7 +123,7 @@ def guarded_port(tmp_path: Path) -> Iterator[int]:
     [(":wrong@", "refuses the password in REDIS_URL"), ("", "asks for a password and REDIS_URL has none")],
 )
 def test_wrong_redis_password_is_reported_without_retries(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
-    """`worker` waits ten seconds for a Redis that does not answer; one that says no is not waited for."""
+    """`worker` waits ten seconds for a Redis that does not answer, but not for one that refuses."""
     for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
         done = run_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
         assert done.returncode == 1
@@ -163,7 +163,7 @@ def test_redis_is_durable_and_stops_with_status_0(tmp_path: Path) -> None:
 
 
 def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> None:
-    """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
+    """Redis before 7 has one file; newer servers and Valkey have a folder of files."""
     data = tmp_path / "data"
     data.mkdir()
     file = data / "appendonly.aof"
@@ -181,17 +181,17 @@ def test_redis_folder_is_served_by_one_process(tmp_path: Path) -> None:
         second = run_cli("redis", *redis_options(data, free_port()), cwd=tmp_path)
         assert second.returncode == 1
         assert f"{tmp_path / 'data'} is already served by process {server.process.pid}" in second.stderr
-        assert ping(data), "the first server must not notice"
+        assert ping(data), "the first server still serves"
 
 
-def test_port_in_use_is_named(tmp_path: Path, taken_port: int) -> None:
+def test_port_in_use_is_named(tmp_path: Path, used_port: int) -> None:
     for arguments, key in ((["redis"], "redis.port"), (["up"], "redis.port")):
-        done = run_cli(*arguments, *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+        done = run_cli(*arguments, *redis_options(tmp_path / "data", used_port), cwd=tmp_path)
         assert done.returncode == 1
-        assert f"{key}: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
-    done = run_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={taken_port}", cwd=tmp_path)
+        assert f"{key}: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
+    done = run_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={used_port}", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"web.port: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
+    assert f"web.port: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
 
 
 def test_redis_idles_if_redis_url_is_set(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_kept_command_ends_with_its_killed_keeper(tmp_path: Path) -> None:
         wait_until(lambda: not server.is_running(), "the server to be gone")
 
 
-def test_kept_command_that_cannot_start_is_not_restarted(tmp_path: Path, taken_port: int) -> None:
-    done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+def test_kept_command_that_cannot_start_is_not_restarted(tmp_path: Path, used_port: int) -> None:
+    done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", used_port), cwd=tmp_path)
     assert done.returncode == 1
     assert "redis ended with status 1 and is not started again" in done.stderr
 
@@ -251,31 +251,31 @@ def test_status_of_an_empty_fleet_names_missing_roles(redis_url: str, tmp_path: 
 
 
 def test_status_on_a_terminal_refreshes_until_interrupted(redis_url: str, tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
+    terminal, child_end = os.openpty()
     env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
-    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would whatever it starts.
+    # Background jobs of a shell, as the tests may be, ignore SIGINT, and so do their children.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "fleet.cli", "status"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=child_end, stderr=child_end)
     seen = bytearray()
 
     def shown_twice() -> bool:
-        seen.extend(os.read(ours, 4096))
+        seen.extend(os.read(terminal, 4096))
         return seen.count(b"live requests") >= 2
 
     wait_until(shown_twice, "the table to be drawn again", timeout_s=20)
     process.send_signal(signal.SIGINT)
-    os.set_blocking(ours, False)
+    os.set_blocking(terminal, False)
 
     def has_ended() -> bool:
-        # Read on: a terminal that nobody reads fills up, and then the process waits for it.
+        # Continue to read: once the terminal buffer is full, the process blocks.
         with contextlib.suppress(BlockingIOError):
-            seen.extend(os.read(ours, 65_536))
+            seen.extend(os.read(terminal, 65_536))
         return process.poll() is not None
 
     wait_until(has_ended, "the command to end", timeout_s=20)
     assert process.returncode == 0
-    os.close(theirs)
-    os.close(ours)
+    os.close(child_end)
+    os.close(terminal)
     assert b"Traceback" not in seen
 
 

@@ -30,7 +30,7 @@ def connection(redis_url: str) -> Iterator[Redis]:
 
 @contextmanager
 def silent_gateway() -> Iterator[tuple[socket.socket, str]]:
-    """A server that never answers, and the option that makes it the deployment's gateway: a job that measures it hangs."""
+    """Start a server that never answers; yield it and the option that makes it the gateway, whose job then hangs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server, f"web.port={server.getsockname()[1]}"
 
@@ -69,7 +69,7 @@ def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, red
     data_dir = tmp_path / "data"
     with start_cli("jobs", "--set", f"data_dir={data_dir}", cwd=tmp_path, env={"REDIS_URL": redis_url}):
         wait_until(lambda: view(connection, job.id).state in ("finished", "failed"), "the job to end", timeout_s=60)
-        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "what is temporary to be removed")
+        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "temporary files to be removed")
     done = view(connection, job.id)
     assert done.state == "finished", done.traceback
     assert done.files == ("report.json", "report.png") and "hop" in str(json.loads(done.result)["output"])
@@ -79,7 +79,7 @@ def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, red
 
 
 def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    """A record of an older version, and records written by hand: code, calls that follow it, an id that is a path, no JSON."""
+    """Records of an older version and hand-written ones: code, callbacks, an id that is a path, no JSON."""
     queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
     limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     records = [
@@ -101,7 +101,7 @@ def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_
 
 
 PLANTED, PICKLED = "planted.run", b"cplanted\nrun\n."
-"""A function whose import leaves a file behind, and a pickle that imports it."""
+"""A function whose import writes a file, and a pickle that imports it."""
 BENCH, HOP = FUNCTIONS["bench"], {"measure": "hop"}
 FORMS: dict[str, dict[str, object]] = {
     "a function": {"data": [PLANTED, None, [], {}]},
@@ -176,7 +176,7 @@ def test_unknown_job_kind_is_refused_with_the_known_kinds(connection: Redis) -> 
 
 
 def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    """By the gateway's port, over a real worker: the benchmark hangs on a server that never answers, until it is stopped."""
+    """The benchmark hangs on a server that never answers, until it is stopped."""
     with silent_gateway() as (server, port):
         hanging = submit(connection, "bench", {})
         waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})

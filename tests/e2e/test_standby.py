@@ -1,4 +1,4 @@
-"""A standby with real processes: the one worker of a stage is killed, and the answer goes on before anything is loaded again."""
+"""A standby with real processes: the only worker of a stage is killed, and the answer resumes without a load."""
 
 import json
 from collections.abc import Iterator
@@ -39,11 +39,11 @@ def fleet(tmp_path: Path) -> Iterator[Running]:
 
 
 def shown(folder: Path) -> tuple[set[str], set[str]]:
-    """(who takes tasks, who stands by) of the stage, as `fleet status` tells."""
+    """Return (active, standby) workers of the stage, as `fleet status` reports them."""
     env = {"FLEET_CONFIG": str(folder / ".fleet" / "resolved.yaml")}
     seen = json.loads(run_cli("status", "--json", cwd=folder, env=env).stdout)
-    mine = [worker for worker in seen["workers"] if worker["role"] == STAGE]
-    by_standby = ({worker["id"] for worker in mine if worker["standby"] is standby} for standby in (False, True))
+    of_stage = [worker for worker in seen["workers"] if worker["role"] == STAGE]
+    by_standby = ({worker["id"] for worker in of_stage if worker["standby"] is standby} for standby in (False, True))
     return cast("tuple[set[str], set[str]]", tuple(by_standby))
 
 
@@ -72,7 +72,7 @@ async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(
     finally:
         await client.stop()
         control.close()
-    assert owners == [first, second], "it was loaded already, and took nothing before"
+    assert owners == [first, second], "the standby was loaded, and had no task before"
     fleet.wait_for(rf"worker {STAGE}@\S+ stands by\n(?:.*\n)*.*worker {STAGE}@\S+ stands by\n", timeout_s=START_S)
     serving, (waiting,) = shown(tmp_path)
     assert serving == {second} and waiting not in (first, second)
