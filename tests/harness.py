@@ -52,7 +52,7 @@ class ThreadFleet:
 
     def add_worker(self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None) -> WorkerLoop:
         serves = self.config.role(role)
-        config = self.config.narrowed(serves)
+        config = self.config.for_role(serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
         worker = new_worker_id(role, "test", len(self.loops))
         client = connect(self.url, one_connection=True)
@@ -94,9 +94,9 @@ class ThreadFleet:
     def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
         """Between two turns the worker is no more, with what it held; its lease is taken as lapsed."""
         self.killed.add(loop.worker)
-        self.bury(loop, died=died)
+        self.fence(loop, died=died)
 
-    def bury(self, loop: WorkerLoop, *, died: bool = True) -> None:
+    def fence(self, loop: WorkerLoop, *, died: bool = True) -> None:
         """Take a worker's right, though it may not know it yet."""
         self.fenced.add(loop.worker)
         run(self.clients[0], scripts.fence_worker("", loop.worker, died=died))
@@ -154,7 +154,7 @@ def processes(
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():
-        narrowed = config.narrowed(role)
+        narrowed = config.for_role(role)
         workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
     threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
     for thread in threads:
@@ -235,10 +235,12 @@ async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, n
     return {edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()}
 
 
-Heard = Mapping[EdgeName, np.ndarray]
+EdgeArrays = Mapping[EdgeName, np.ndarray]
 
 
-async def heard(client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]) -> Heard:
+async def answer_disturbed(
+    client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]
+) -> EdgeArrays:
     """The answer, chunk by chunk; after each, `disturb` is called, on a thread, with its edge and index."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in await client.submit(spec, blob):
@@ -249,7 +251,7 @@ async def heard(client: FleetClient, spec: RequestSpec, blob: bytes | None, dist
     return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
 
 
-def assert_same(got: Heard, expected: Heard) -> None:
+def assert_same(got: EdgeArrays, expected: EdgeArrays) -> None:
     assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
     for edge, array in got.items():
         np.testing.assert_array_equal(array, expected[edge], err_msg=str(edge))

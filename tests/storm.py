@@ -81,7 +81,7 @@ class Storm:
         for request in requests:
             run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP))
 
-    async def rage(
+    async def run(
         self, client: FleetClient, asked: Sequence[tuple[RequestSpec, bytes | None]], *, at_once: int, most_turns: int
     ) -> int:
         """Send every request, `at_once` at a time, each to be aborted within `most_turns`; returns how many were."""

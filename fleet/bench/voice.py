@@ -29,7 +29,7 @@ from fleet.api_client.realtime import (
     update_audio_input,
 )
 from fleet.bench.errors import BenchError
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 from fleet.reporting.stats import Summary, summarise
 
 SILENCE_MS = 500
@@ -159,7 +159,7 @@ def measure_voice(api: ApiClient, questions: Sequence[SpokenQuestion], turns: in
 class _Answer:
     """The answer as far as it has arrived. `first_s`: arrival of its first sample."""
 
-    voiced: FirstVoiced
+    voiced: FirstVoicedClock
     first_s: float | None = None
     num_bytes: int = 0
     request: str = ""
@@ -172,7 +172,7 @@ class _Answer:
             case "response.output_audio.delta":
                 pcm = b64decode(event.delta)
                 self.first_s = self.first_s or now_s
-                self.voiced.came(pcm, now_s)
+                self.voiced.add(pcm, now_s)
                 self.num_bytes += len(pcm)
             case "response.output_audio_transcript.delta":
                 self.transcript += event.delta
@@ -205,7 +205,7 @@ class _Conversation:
         """Speak, then send silence and receive the answer to its end. Raises: ApiError, BenchError."""
         lead_in_s = self._session.speak(bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter())
         spoken_s = self._next_block_s = self._session.speak(question.samples.tobytes(), lead_in_s)
-        answer = _Answer(FirstVoiced(PCM_RATE_HZ))
+        answer = _Answer(FirstVoicedClock(PCM_RATE_HZ))
         deadline_s = spoken_s + TIMEOUT_S
         while answer.response is None:
             event = self._receive_or_send_silence()

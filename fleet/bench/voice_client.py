@@ -32,7 +32,7 @@ from fleet.bench.errors import BenchError
 from fleet.bench.playback import PlaybackClock
 from fleet.bench.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
 from fleet.bench.voice_sessions_result import SessionResult, SessionTurn
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 
 PROGRAM_BLOCK_MS = 40
 """Block size of programs, which send 40 to 100 ms; the Voice page sends 20."""
@@ -87,7 +87,7 @@ class VoiceClient:
         self._to_send: deque[str | bytes] = deque()
         self._sent = asyncio.Event()
         self._sent_s = 0.0
-        self._voiced = FirstVoiced(PCM_RATE_HZ)
+        self._voiced = FirstVoicedClock(PCM_RATE_HZ)
         self._playback: PlaybackClock | None = None
         self._parts: tuple[LatencyPart, ...] = ()
         self._response = ""
@@ -162,7 +162,7 @@ class VoiceClient:
         )
 
     def _reset_answer(self) -> None:
-        self._voiced, self._playback, self._parts = FirstVoiced(PCM_RATE_HZ), None, ()
+        self._voiced, self._playback, self._parts = FirstVoicedClock(PCM_RATE_HZ), None, ()
 
     def _settings(self) -> str:
         """Return the settings of the Voice page on the console's socket, where the user's speech is transcribed too."""
@@ -212,7 +212,7 @@ class VoiceClient:
         self._playback = self._playback or PlaybackClock(PCM_RATE_HZ)
         self._playback.receive(num_samples, now_s)
         if self._voiced.at_s is None:
-            self._voiced.came(pcm(), now_s)
+            self._voiced.add(pcm(), now_s)
 
     def _on_event(self, event: RealtimeEvent) -> None:
         match event.type:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from fleet.config.load import load_config
 from fleet.config.schema import FleetConfig
-from fleet.config.settings import Settings, read_settings
+from fleet.config.settings import EnvironmentSettings, read_settings
 from fleet.graphs import DEFAULT_GRAPH
 
 
 def open_config(
-    config_file: Path | None, overrides: Sequence[str] | None, settings: Settings | None = None
+    config_file: Path | None, overrides: Sequence[str] | None, settings: EnvironmentSettings | None = None
 ) -> tuple[Path | None, FleetConfig]:
     """Return the file and the configuration: --set wins over FLEET_PORT, FLEET_PORT over the file.
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from fleet.api_client.chat import ChatCall, ChatMessage, OutputAudio
 from fleet.api_client.client import ApiClient
 from fleet.config.schema import WebConfig
-from fleet.processing.voiced import LeadingSilence
+from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
 from tests.web.realtime import spoken
@@ -51,7 +51,7 @@ class VoiceFleet:
 
     def audio(self, request: str) -> Pcm:
         """Return an answer's audio from the log, without the leading silence that is not sent."""
-        silence = LeadingSilence(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
+        silence = LeadingSilenceTrimmer(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
         return np.frombuffer(silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2")
 
     def trace(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +102,9 @@ def microphone(browsers: Browsers, fleet: VoiceFleet) -> AbstractContextManager[
 
 def answers(page: Page) -> list[dict[str, Any]]:
     """Return the page's answers, oldest first."""
-    wanted = "({ responseId, requestId, serial, text, kept, received, played, cut, done, underruns, itemId })"
-    return cast("list[dict[str, Any]]", js(page, f"[...fleetVoice.talk.answers.values()].map({wanted} => {wanted})"))
+    answers = "fleetVoice.conversation.responses.byId.values()"
+    wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
+    return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
 
 
 def ready(page: Page) -> None:

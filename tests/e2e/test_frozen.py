@@ -17,7 +17,7 @@ from fleet.control.embedded import embedded_url
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.harness import answer, assert_same, fake_spec_of, heard, in_step
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step
 from tests.support import Running, start_cli, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
@@ -100,7 +100,7 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(fleet: FrozenFl
             if (edge, index) == (GRAPH.edges[0].name, 8):
                 frozen.append(freeze(fleet, spec.id))
 
-        assert_same(await heard(client, spec, None, disturb), expected)
+        assert_same(await answer_disturbed(client, spec, None, disturb), expected)
     finally:
         await client.stop()
     ((stale, epoch),) = frozen

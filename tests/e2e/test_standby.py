@@ -17,7 +17,7 @@ from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import EdgeName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.harness import answer, assert_same, fake_spec_of, heard, in_step
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step
 from tests.support import Running, run_cli, start_cli, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
@@ -68,7 +68,7 @@ async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(
                 wait_until(lambda: owner() not in ("", owners[0]), "another owner", PATIENCE_S)
                 owners.append(owner())
 
-        assert_same(await heard(client, spec, None, kill), expected)
+        assert_same(await answer_disturbed(client, spec, None, kill), expected)
     finally:
         await client.stop()
         control.close()

@@ -51,7 +51,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 def wait_until_played(page: Page) -> None:
     """Wait until the last answer has been played to its end."""
-    wait_js(page, "fleetVoice.talk.current?.done && !fleetVoice.player.playing && !fleetVoice.talk.current.live")
+    wait_js(page, "fleetVoice.conversation.current?.done && !fleetVoice.player.playing && !fleetVoice.conversation.current.live")
 
 
 def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, Any]) -> None:
@@ -105,13 +105,13 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browser
     assert fleet.trace(cut)["state"] in ("aborted", "finished")
     # the cut answer in the model's history, compared with what was played of it
     history = json.loads(fleet.trace(answer)["body"])["messages"]
-    kept = [("assistant", cut["kept"])] if cut["kept"] else []
+    kept = [("assistant", cut["historyText"])] if cut["historyText"] else []
     assert [(one["role"], one["content"]) for one in history[:-1]] == [("user", LONG), *kept]
-    assert cut["text"].startswith(cut["kept"])
+    assert cut["text"].startswith(cut["historyText"])
     text, whole = fleet.ask(LONG, VOICE)
     assert text.startswith(cut["text"].strip())
     heard = sum(1 for end in word_ends(text, VOICE, whole) if end <= cut["played"])
-    assert heard - 2 <= len(cut["kept"].split()) <= heard, (cut, heard)
+    assert heard - 2 <= len(cut["historyText"].split()) <= heard, (cut, heard)
 
 
 NOTE_STATES = """
@@ -128,7 +128,7 @@ def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fle
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
-        page.locator("#walkie").check()
+        page.locator("#push-to-talk").check()
         page.locator("#choices summary").click()
         page.locator("#talk-button").focus()
         page.keyboard.press("Space")
@@ -136,7 +136,7 @@ def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fle
         page.keyboard.down("Space")
         expect(page.locator("#state")).to_have_text("Hearing you")
         spoken_ms = 1000 * (LEAD_IN_S + len(speech(QUESTION)) / MIC_RATE_HZ)
-        wait_js(page, f"fleetVoice.talk.speech.sent.ms > {spoken_ms + 200}")
+        wait_js(page, f"fleetVoice.conversation.speech.sent.ms > {spoken_ms + 200}")
         assert not answers(page), "only the release ends the turn"
         page.keyboard.up("Space")
         expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
@@ -192,7 +192,7 @@ def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: Voice
         for page in (overview, workers):
             expect(page.locator("#link")).to_have_text("live")
         ask(voice, LONG)
-        wait_js(voice, "fleetVoice.talk.current?.audible && fleetVoice.talk.current.requestId")
+        wait_js(voice, "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId")
         os.kill(killed["pid"], signal.SIGKILL)
         (answer,) = answers(voice)
         request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")

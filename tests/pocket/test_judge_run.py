@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fleet.api_client.errors import ApiError
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus.smalltalk import DONT_KNOW
+from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.judge import speech_in
 from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.options import JudgeOptions
