@@ -14,7 +14,7 @@ DATA, DONE = b"data: ", b"[DONE]"
 StageBounds = dict[str, dict[str, int | float]]
 
 
-class InputAudio(msgspec.Struct, frozen=True):
+class EncodedAudio(msgspec.Struct, frozen=True):
     """An audio file in base64."""
 
     data: str
@@ -22,7 +22,7 @@ class InputAudio(msgspec.Struct, frozen=True):
 
 
 class AudioContent(msgspec.Struct, frozen=True, tag="input_audio", tag_field="type"):
-    input_audio: InputAudio
+    input_audio: EncodedAudio
 
 
 class TextContent(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
@@ -61,7 +61,7 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
     fleet: StageBounds | UnsetType = UNSET
 
 
-class AnswerAudio(msgspec.Struct, frozen=True):
+class ReceivedAudio(msgspec.Struct, frozen=True):
     """`data`: an audio file, or a piece of PCM in a stream, in base64."""
 
     data: str | None = None
@@ -71,19 +71,19 @@ class AnswerAudio(msgspec.Struct, frozen=True):
         return b64decode(self.data) if self.data else b""
 
 
-class AnswerMessage(msgspec.Struct, frozen=True):
+class ReceivedMessage(msgspec.Struct, frozen=True):
     """The message of a whole answer, or what a streamed chunk adds to it."""
 
     content: str | None = None
-    audio: AnswerAudio | None = None
+    audio: ReceivedAudio | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
-    message: AnswerMessage
+    message: ReceivedMessage
     finish_reason: str
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
+class WholeAnswer(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...]
 
 
@@ -98,7 +98,7 @@ class ChatAnswer:
 
 
 class _ChunkChoice(msgspec.Struct, frozen=True):
-    delta: AnswerMessage
+    delta: ReceivedMessage
 
 
 class _TokenDetails(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class StreamedAnswer:
     prompt_tokens: int = 0
     text_tokens: int = 0
 
-    def add(self, at_s: float, message: AnswerMessage) -> None:
+    def add(self, at_s: float, message: ReceivedMessage) -> None:
         if message.content:
             self.text.append((at_s, message.content))
         if message.audio is not None and (pcm := message.audio.decoded()):

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
-from fleet.api_client.chat import ChatAnswer, ChatCall, ChatCompletion, Piece, StreamRecording
+from fleet.api_client.chat import ChatAnswer, ChatCall, Piece, StreamRecording, WholeAnswer
 from fleet.api_client.errors import ApiError, ApiSilent
 from fleet.api_client.realtime import RealtimeSession
 from fleet.api_client.transport import TIMEOUT_S, OpenResponse, Transport
@@ -42,14 +42,14 @@ class WorkerState(msgspec.Struct, frozen=True):
     slots_used: int = 0
 
 
-class WorkerList(msgspec.Struct, frozen=True):
+class FleetWorkers(msgspec.Struct, frozen=True):
     data: tuple[WorkerState, ...]
     missing_roles: tuple[str, ...] = ()
     gone: tuple[WorkerState, ...] = ()
 
 
 class ResourcesInUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What live requests use on all workers together: tasks, KV pages, slots of transfer arenas; cached prefixes left out."""
+    """Use of all workers by live requests: tasks, KV pages, slots of transfer arenas; cached prefixes are left out."""
 
     tasks: int
     pages: int
@@ -101,8 +101,8 @@ class ApiClient:
             raise ApiError(f"{self.url} serves no model")
         return models[0].id
 
-    def workers(self) -> WorkerList:
-        return self._get("/v1/fleet/workers", WorkerList)
+    def workers(self) -> FleetWorkers:
+        return self._get("/v1/fleet/workers", FleetWorkers)
 
     def roles(self) -> frozenset[str]:
         """Return the roles that are served. Raises: ApiError while a role has no worker."""
@@ -130,7 +130,7 @@ class ApiClient:
     def chat(self, call: ChatCall) -> ChatAnswer:
         """Ask for a whole answer."""
         raw = self._transport.call("POST", "/v1/chat/completions", msgspec.json.encode(call))
-        choices = self._decoded(raw, ChatCompletion).choices
+        choices = self._decoded(raw, WholeAnswer).choices
         if not choices:
             raise ApiError(f"{self.url} sent an answer without a choice", param="url")
         message = choices[0].message

@@ -27,7 +27,7 @@ from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.reporting.stats import Summary, summarise
-from fleet.worker.link import Link, TurnResult
+from fleet.worker.redis_link import RedisLink, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
 WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}
@@ -91,7 +91,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     with _server() as url:
         client = connect(url, one_connection=True)
         ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
-        links = {stage: Link(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
+        links = {stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
         task, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
         command = [sys.executable, "-m", "fleet.bench.hop"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
@@ -126,7 +126,7 @@ def _server() -> Iterator[str]:
             process.wait()
 
 
-def _open_request(call: RunScript, links: Mapping[StageName, Link], url: str, count: int) -> tuple[_ProducerTask, Epoch]:
+def _open_request(call: RunScript, links: Mapping[StageName, RedisLink], url: str, count: int) -> tuple[_ProducerTask, Epoch]:
     """Submit a request with one edge between two owned tasks; return it with the epoch of the consumer's task."""
     spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
     call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
@@ -149,7 +149,9 @@ def _ok(reply: Reply) -> Sequence[Reply]:
     return parts
 
 
-def _consume(link: Link, task: _ProducerTask, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]) -> list[float]:
+def _consume(
+    link: RedisLink, task: _ProducerTask, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]
+) -> list[float]:
     """Wait for every chunk as a worker does, acknowledging in strides, and return the age of each on arrival."""
     ages_us: list[float] = []
     acked = 0

@@ -54,11 +54,11 @@ class _Endpoint:
 
     def __init__(self, worker: WorkerId) -> None:
         self.pool = KVPool(SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu"))
-        self.table, others = self.pool.borrow(), self.pool.borrow()
+        self.table, others = self.pool.open_table(), self.pool.open_table()
         for page in range(NUM_PAGES):
             for table in (self.table, others):
                 self.pool.grow(table, (page + 1) * PAGE_TOKENS)
-        self.plain = HostMemory(self.pool.place(self.table).length_bytes)
+        self.plain = HostMemory(self.pool.locate(self.table).length_bytes)
         self.transfer = open_transfer("nixl", worker, ARENA_BYTES, ARENA_BYTES)
         assert self.pool.memory is not None
         for memory in (self.pool.memory, self.plain.region):
@@ -92,26 +92,26 @@ class _PageReader:
     def __init__(self, end: _Endpoint, connection: Connection, shared: _SharedPages) -> None:
         self._pool, self._plain, self._transfer = end.pool, end.plain, end.transfer
         self._connection, self._shared = connection, shared
-        self._pool.give_back(end.table)
+        self._pool.close_table(end.table)
 
     def check(self) -> None:
         table = self._read_blocks()
         if self._pool.read(table, NUM_PAGES * PAGE_TOKENS).tobytes() != self._shared.data:
             raise BenchError("the pages that were read differ from those that were shared")
-        self._pool.give_back(table)
+        self._pool.close_table(table)
 
     def blocks_us(self) -> float:
         began_ns = time.perf_counter_ns()
         table = self._read_blocks()
         duration_us = (time.perf_counter_ns() - began_ns) / 1000
-        self._pool.give_back(table)
+        self._pool.close_table(table)
         return duration_us
 
     def _read_blocks(self) -> PageTable:
         """Allocate pages as an engine does, and read into them as a worker does."""
-        table = self._pool.borrow()
+        table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS, clean=False)
-        spans = spans_between(self._shared.pages, self._pool.place(table))
+        spans = spans_between(self._shared.pages, self._pool.locate(table))
         _await(self._transfer.read_blocks(SOURCE, self._shared.metadata, spans, READ_S))
         return table
 
@@ -128,11 +128,11 @@ class _PageReader:
         assert copy.tensor.ref is not None
         began_ns = time.perf_counter_ns()
         data = _await(self._transfer.pull(copy.tensor.ref, self._shared.metadata, READ_S))
-        table = self._pool.borrow()
+        table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS)
         self._pool.write(table, np.frombuffer(data, np.uint8), NUM_PAGES * PAGE_TOKENS)
         duration_us = (time.perf_counter_ns() - began_ns) / 1000
-        self._pool.give_back(table)
+        self._pool.close_table(table)
         return copy.duration_us + duration_us
 
 
@@ -164,7 +164,7 @@ def _sharing_process() -> Iterator[tuple[Connection, _SharedPages]]:
 
 def _share(connection: Connection) -> None:
     end = _Endpoint(SOURCE)
-    place = end.pool.place(end.table)
+    place = end.pool.locate(end.table)
     noise = np.random.default_rng(1).integers(0, 256, place.length_bytes, np.uint8)
     end.pool.write(end.table, noise, NUM_PAGES * PAGE_TOKENS)
     # Written also because untouched memory is a single shared page, which is faster.

@@ -15,7 +15,7 @@ from fleet.reporting.stats import Summary, summarise
 Advance = Callable[[], None]
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
     """A phase of `concurrency` requests at a time, until all are answered.
 
     `others_cores`: background load during the phase; None where the fleet was not started here, hence is part of it.
@@ -54,7 +54,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
         return summarise([gap for timing in self.timings for gap in gaps(timing.audio)])
 
 
-def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance) -> Phase:
+def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance) -> LoadPhase:
     """Send every body once, at most `concurrency` at a time; streams are decoded after all have ended.
 
     Raises: ApiError as soon as one request fails; the others are cancelled.
@@ -80,4 +80,4 @@ def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: i
     wall_s = time.perf_counter() - began_s
     timings = tuple(time_answer(prompt, recording, began_s) for prompt, recording in enumerate(recordings))
     metrics = tuple(measure_answer(timing) for timing in timings)
-    return Phase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
+    return LoadPhase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -93,14 +94,12 @@ def run_in_subprocess(module: str, options: Sequence[str], work: ReferenceWork, 
                 text=True,
                 env={**os.environ, **PASSIVE_WAIT},
             )
-        with process:
-            try:
-                assert process.stdout is not None
-                for _line in process.stdout:
-                    advance()
-            except BaseException:
-                process.terminate()
-                raise
+        with process, ExitStack() as stack:
+            stack.callback(process.terminate)  # for an interruption; no effect on a process that has ended
+            assert process.stdout is not None
+            for _line in process.stdout:
+                advance()
+            process.wait()
         if process.returncode != 0 or not result_file.is_file():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
             raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it printed nothing'}")

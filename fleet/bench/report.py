@@ -11,7 +11,7 @@ from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult, PageReads, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import Interference
-from fleet.bench.load import Phase
+from fleet.bench.load import LoadPhase
 from fleet.bench.reference import ReferenceResult
 from fleet.bench.scale_result import Joined, ScaleResult, Window
 from fleet.bench.serving import Serving
@@ -85,7 +85,7 @@ def write_report(report: BenchReport, path: Path) -> None:
     write_json(file, path)
 
 
-def _percentiles(phase: Phase) -> _Percentiles:
+def _percentiles(phase: LoadPhase) -> _Percentiles:
     return _Percentiles(
         first_text_s=phase.summary("first_text_s"),
         first_audio_s=phase.summary("first_audio_s"),

@@ -87,7 +87,7 @@ class ScaleFleet:
         return used
 
     def stop(self) -> None:
-        """Stop the users of Redis together, then Redis; kill what does not end in time."""
+        """Stop the users of Redis together, then Redis; kill those that do not end in time."""
         users = [process for name, process in self._started if name != REDIS]
         servers = [process for name, process in self._started if name == REDIS]
         for group in (users, servers):

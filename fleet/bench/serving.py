@@ -11,7 +11,7 @@ from fleet.api_client.chat import ChatCall, ChatMessage, ChatStreamOptions, Outp
 from fleet.api_client.client import ApiClient
 from fleet.bench.deployment import TargetFleet
 from fleet.bench.errors import BenchError
-from fleet.bench.load import Advance, Phase, run_phase
+from fleet.bench.load import Advance, LoadPhase, run_phase
 from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import pick
 from fleet.bench.reference import ReferenceWork
@@ -35,8 +35,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     graph: str
     bounds: StageBounds
     prompts: tuple[str, ...]
-    single: Phase
-    concurrent: Phase
+    single: LoadPhase
+    concurrent: LoadPhase
 
 
 def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBounds:
@@ -75,7 +75,7 @@ def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, 
 
 def _measured(
     name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, options: BenchOptions, step: Advance
-) -> Phase:
+) -> LoadPhase:
     background_load = BackgroundLoad()
     phase = run_phase(name, api, bodies, concurrency, step)
     return msgspec.structs.replace(phase, others_cores=background_load.cores() if options.up else None)

@@ -9,7 +9,7 @@ from fleet.bench.answer_timing import AudioChunk, simulate_playback
 
 TEXT, AUDIO = "text", "audio"
 ROUNDING_STEPS = 32
-"""Of 16-bit PCM: a thousandth of full scale, 60 dB below it. Another code frame differs by hundreds of times that."""
+"""Bound of rounding, in steps of 16-bit PCM: 60 dB below full scale. Another code frame differs by hundreds of times that."""
 
 
 class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):

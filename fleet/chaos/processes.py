@@ -75,7 +75,7 @@ class ExtraProcesses:
         self._started.append(process)
 
     def stop(self) -> None:
-        """Terminate all together; kill what does not end in time, and thereby its child."""
+        """Terminate all together; kill those that do not end in time, and thereby their children."""
         for process in self._started:
             process.terminate()
         for process in self._started:

@@ -9,7 +9,7 @@ from fleet.core.events import AnyEvent, RequestEnded, TaskClaimed, TaskGranted, 
 TimedEvent = tuple[int, AnyEvent]
 """An event and its timestamp: microseconds on Redis's clock."""
 DETECTED_BY = {"died": "keeper", "lapsed": "lapsed lease", "left": "leave"}
-"""How the fleet detects a loss. A keeper started the process and sees its exit: `fleet up`, or `--keep`."""
+"""Ways in which the fleet detects a loss. A keeper started the process and sees its exit: `fleet up`, or `--keep`."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

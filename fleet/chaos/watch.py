@@ -35,7 +35,7 @@ class Member:
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
+    """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
 
     `keys`: the first of those that never expire. Slots and pages are the workers' last reports.
     """

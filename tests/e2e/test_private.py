@@ -59,10 +59,10 @@ def another_user() -> Iterator[None]:
     if os.geteuid() != 0:
         yield
         return
-    nobody, groups = pwd.getpwnam("nobody"), os.getgroups()
+    user, groups = pwd.getpwnam("nobody"), os.getgroups()
     os.setgroups([])
-    os.setegid(nobody.pw_gid)
-    os.seteuid(nobody.pw_uid)
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
     try:
         yield
     finally:
@@ -183,7 +183,7 @@ def is_refused(client: redis.Redis) -> bool:
     raise AssertionError("the server admitted a client without a password")
 
 
-def test_redis_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     """The path holds every character that an address must quote; the port is tested as well."""
     deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
     deep.mkdir(parents=True)

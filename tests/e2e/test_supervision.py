@@ -25,7 +25,7 @@ from tests.support import Running, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_ttl_s=3600")
-"""A lease that outlasts the tests: whatever resumes does so because a death was seen."""
+"""A lease that outlasts the tests: work resumes only because a death was seen."""
 START_S = 90.0
 
 

@@ -55,7 +55,7 @@ def wait_until_played(page: Page) -> None:
 
 
 def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, Any]) -> None:
-    """Check that every sample of the stages was played, whatever happened on the way, and every word shown."""
+    """Check that every sample of the stages was played, despite any fault, and every word shown."""
     whole = fleet.audio(answer["requestId"])
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
     probe.assert_played(probe.carried(page, "player"), whole, probe.runs_of(probe.heard(page), answer["serial"]))

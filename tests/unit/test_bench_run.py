@@ -1,4 +1,4 @@
-"""The benchmark as a command: its words, its one-line errors, the load it puts on a gateway, and the reports it writes."""
+"""The benchmark as a command: arguments, one-line errors, the load on a gateway, and reports."""
 
 import threading
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"
 
 
 @dataclass(slots=True, kw_only=True)
-class FakeGateway:
-    """Streams one canned answer to whoever asks, once `gate` is open; counts who waits. `again`: told to who asks once more."""
+class CannedGateway:
+    """Streams one canned answer per request once `gate` is open, and counts open requests. `again`: the answer if resumed."""
 
     url: str = ""
     status: int = 200
@@ -47,26 +47,26 @@ class FakeGateway:
     workers: bytes = WORKERS
     gate: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    under_way: int = 0
+    num_open: int = 0
     most: int = 0
     bodies: list[bytes] = field(default_factory=list[bytes])
 
     def enter(self, body: bytes) -> None:
         with self.lock:
             self.bodies.append(body)
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
+            self.num_open += 1
+            self.most = max(self.most, self.num_open)
 
     def leave(self) -> None:
         with self.lock:
-            self.under_way -= 1
+            self.num_open -= 1
 
 
 @contextmanager
-def fake_gateway() -> Iterator[FakeGateway]:
-    gateway = FakeGateway()
+def fake_gateway() -> Iterator[CannedGateway]:
+    gateway = CannedGateway()
 
-    class Handler(BaseHTTPRequestHandler):
+    class CannedHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.endswith("/stream"):
                 self._send(200, gateway.stream if gateway.again is None else gateway.again)
@@ -88,7 +88,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CannedHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -101,13 +101,13 @@ def fake_gateway() -> Iterator[FakeGateway]:
 
 
 @pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
+def gateway() -> Iterator[CannedGateway]:
     with fake_gateway() as opened:
         yield opened
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--url", "http://x", "--up"],
         ["--frames", "1"],
@@ -119,16 +119,16 @@ def gateway() -> Iterator[FakeGateway]:
         ["--sessions", "0"],
     ],
 )
-def test_bench_usage_error_exits_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words) == 2
+def test_bench_usage_error_exits_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
     assert "usage: fleet bench" in capsys.readouterr().err
 
 
 def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "fleet bench --up --baseline transformers" in said
-    assert "Exit status" in said
+    output = capsys.readouterr().out
+    assert "fleet bench --up --baseline transformers" in output
+    assert "Exit status" in output
 
 
 def test_hop_and_transfer_alone_need_no_fleet() -> None:
@@ -144,7 +144,7 @@ def test_sessions_option_implies_voice_benchmark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "output"),
     [
         (["--url", "ftp://x"], "not an address"),
         (["--url", "http://127.0.0.1:99999"], "0-65535"),
@@ -154,11 +154,11 @@ def test_sessions_option_implies_voice_benchmark() -> None:
         (["--baseline", "transformers", "--set", "graph=text"], "no reference implementation"),
     ],
 )
-def test_bench_invalid_option_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words) == 1
+def test_bench_invalid_option_is_one_line(arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet bench: ")
-    assert said in line
+    assert output in line
 
 
 def test_bench_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +167,7 @@ def test_bench_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str])
     assert "start a fleet with `fleet up`" in line
 
 
-def test_bench_fleet_of_another_graph_is_refused(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_fleet_of_another_graph_is_refused(gateway: CannedGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.workers = b'{"data":[{"role":"lm"}],"missing_roles":[]}'
     assert run(["--url", gateway.url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -176,12 +176,12 @@ def test_bench_fleet_of_another_graph_is_refused(gateway: FakeGateway, capsys: p
 
 
 def test_bench_run_writes_table_json_and_picture(
-    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gateway: CannedGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway.gate.set()
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    words = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
-    assert run([*words, "--json", str(out), "--png", str(picture)]) == 0
+    arguments = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
+    assert run([*arguments, "--json", str(out), "--png", str(picture)]) == 0
     assert "first audio" in capsys.readouterr().out
     assert picture.read_bytes().startswith(PNG)
     assert b'"throughput_audio_s_per_s"' in out.read_bytes()
@@ -192,7 +192,7 @@ def test_bench_run_writes_table_json_and_picture(
     assert len(gateway.bodies) == 1 + 2 + 3 + 3
 
 
-def test_phase_sends_at_most_concurrency_requests(gateway: FakeGateway) -> None:
+def test_phase_sends_at_most_concurrency_requests(gateway: CannedGateway) -> None:
     api, done = ApiClient(gateway.url), threading.Event()
 
     def measure() -> None:
@@ -202,7 +202,7 @@ def test_phase_sends_at_most_concurrency_requests(gateway: FakeGateway) -> None:
 
     thread = threading.Thread(target=measure)
     thread.start()
-    wait_until(lambda: gateway.under_way == 3, "three requests under way")
+    wait_until(lambda: gateway.num_open == 3, "three requests under way")
     gateway.gate.set()
     thread.join()
     assert done.is_set()
@@ -210,14 +210,14 @@ def test_phase_sends_at_most_concurrency_requests(gateway: FakeGateway) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_refused_request_ends_the_phase(gateway: FakeGateway, status: int) -> None:
+def test_refused_request_ends_the_phase(gateway: CannedGateway, status: int) -> None:
     gateway.gate.set()
     gateway.status, gateway.stream = status, b'{"error":{"message":"the queue is full"}}'
     with pytest.raises(ApiRefused, match=f"status {status}: the queue is full"):
         run_phase("many", ApiClient(gateway.url), [b"{}"] * 4, 2, lambda: None)
 
 
-def test_server_that_is_no_fleet_is_refused(gateway: FakeGateway) -> None:
+def test_server_that_is_no_fleet_is_refused(gateway: CannedGateway) -> None:
     gateway.workers = b"<html>"
     with pytest.raises(ApiError, match="does not answer as a fleet does"):
         ApiClient(gateway.url).roles()
@@ -232,7 +232,7 @@ def test_failed_reference_process_reports_its_error() -> None:
 
 
 def test_twin_answers_each_request_alone() -> None:
-    """On the fake engine: the script around the twin, without weights."""
+    """On the fake engine, without weights."""
     config = load_config(None, ("engine=fake", "device=cpu"))
     graph = config.graph_declaration()
     specs = tuple(

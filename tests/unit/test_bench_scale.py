@@ -1,4 +1,4 @@
-"""The measure of scale, run for a moment with few streams: what it reports is true, and a second worker loses no chunk."""
+"""The scale benchmark with few streams, for a moment: its report is correct, and a second worker loses no chunk."""
 
 import re
 from pathlib import Path
@@ -32,20 +32,20 @@ def test_streams_option_sorts_and_removes_duplicates() -> None:
     assert parse(["--scale", "--up"]).serving
 
 
-@pytest.mark.parametrize("words", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
-def test_scale_invalid_number_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--scale", *words]) == 2
+@pytest.mark.parametrize("arguments", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
+def test_scale_invalid_number_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--scale", *arguments]) == 2
     assert "is not a whole number" in capsys.readouterr().err
 
 
 def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Real processes and a real Redis. How fast it was is nobody's business here."""
+    """Real processes and a real Redis; speed is not checked."""
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    words = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
-    status = run(words)
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
+    arguments = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
+    status = run(arguments)
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", output.out)
 
     scale = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.scale
     assert scale is not None
@@ -124,11 +124,11 @@ def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").is_file()
 
 
-@pytest.mark.parametrize("given", ["soon", True, -1])
-def test_fake_engine_invalid_step_time_is_refused(given: str | int | bool) -> None:
+@pytest.mark.parametrize("step_ms", ["soon", True, -1])
+def test_fake_engine_invalid_step_time_is_refused(step_ms: str | int | bool) -> None:
     graph = load_config(None).graph_declaration()
     with pytest.raises(ConfigError, match="is no number of milliseconds"):
-        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: given}), graph)
+        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: step_ms}), graph)
 
 
 def test_hop_counts_add_up_and_survive_encoding() -> None:

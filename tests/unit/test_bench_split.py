@@ -1,4 +1,4 @@
-"""What the benchmark makes of hand-offs and of gaps: the parts of a whole, which fleets are compared, and the report of both."""
+"""Hand-off and interference results: the parts of a whole, the compared deployments, and the report."""
 
 from pathlib import Path
 
@@ -24,15 +24,15 @@ from tests.support import REPO
 from tests.unit.test_bench_run import PNG
 
 LM = StageName("lm")
-TOLD = HandOff(
+HAND_OFF = HandOff(
     prefilled_us=1_000, handed_us=2_000, claimed_us=2_500, opened_us=4_000, pulled_us=4_250, confirmed_us=6_250, resumed_us=6_500
 )
 LATE = HandOff(prefilled_us=1_000, handed_us=2_000, claimed_us=3_000, opened_us=4_000, resumed_us=9_000)
 PAGES = PageReads(num_bytes=17_000_000, num_blocks=500, blocks_us=(4.0, 5.0, 6.0), plain_us=(3.0, 4.0, 9.0), copied_us=(40.0,))
 
 
-def hand_offs(*told: HandOff) -> HandOffResult:
-    stage = StageHandOffs(stage=LM, hand_offs=told, first=LATE)
+def hand_offs(*measured: HandOff) -> HandOffResult:
+    stage = StageHandOffs(stage=LM, hand_offs=measured, first=LATE)
     return HandOffResult(stages=(stage,), others_cores=0.5, pages=PAGES)
 
 
@@ -51,17 +51,17 @@ def interference() -> Interference:
 
 
 def test_hand_off_parts_add_up_to_the_whole() -> None:
-    (stage,) = hand_offs(TOLD).stages
+    (stage,) = hand_offs(HAND_OFF).stages
     parts = [part.p50 for part in stage.parts_ms.values() if part is not None]
     assert parts == [1.0, 0.5, 1.5, 0.25, 2.0, 0.25]
     whole = stage.whole_ms
     assert whole is not None and whole.p50 == sum(parts) == 5.5
     assert stage.first_ms == 8.0 and stage.num_recomputed == 0
-    assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], "nothing is left out"
+    assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], "the parts leave no gap"
 
 
 def test_recomputed_hand_off_lacks_parts_and_is_counted() -> None:
-    (stage,) = hand_offs(TOLD, LATE).stages
+    (stage,) = hand_offs(HAND_OFF, LATE).stages
     counts = [part.count if part else 0 for part in stage.parts_ms.values()]
     assert counts == [2, 2, 2, 1, 1, 1]
     assert stage.num_recomputed == 1
@@ -69,7 +69,7 @@ def test_recomputed_hand_off_lacks_parts_and_is_counted() -> None:
 
 
 def test_hand_off_targets_check_median_and_page_ratio() -> None:
-    of_time, of_pages = of_hand_offs(hand_offs(TOLD, TOLD, LATE))
+    of_time, of_pages = of_hand_offs(hand_offs(HAND_OFF, HAND_OFF, LATE))
     assert (of_time.name, of_time.value, of_time.met) == ("hand-off p50, lm", 5.5, False)
     assert (of_pages.value, of_pages.met) == (0.8, True)
 
@@ -93,19 +93,19 @@ def configured(*overrides: str, file: str | None = None) -> FleetConfig:
 
 def test_unsplit_deployment_is_split_in_every_stage_with_two_walks() -> None:
     plain = configured()
-    apart = configured(*splitting_overrides(plain))
+    split = configured(*splitting_overrides(plain))
     stages = plain.graph_declaration().stages
     assert split_stages(plain) == ()
-    assert split_stages(apart) == tuple(stage.name for stage in stages if len(stage.walks) > 1)
-    assert splitting_overrides(apart) == ()
+    assert split_stages(split) == tuple(stage.name for stage in stages if len(stage.walks) > 1)
+    assert splitting_overrides(split) == ()
 
 
 @pytest.mark.parametrize("file", ["thinker_pd.yaml", "talker_pd.yaml", "both_pd.yaml"])
 def test_joined_deployment_has_as_many_workers_and_no_split_stage(file: str) -> None:
-    apart = configured(file=file)
-    as_one = configured(*joining_overrides(apart), file=file)
-    assert split_stages(apart) and not split_stages(as_one)
-    assert num_workers(as_one) == num_workers(apart)
+    split = configured(file=file)
+    joined = configured(*joining_overrides(split), file=file)
+    assert split_stages(split) and not split_stages(joined)
+    assert num_workers(joined) == num_workers(split)
 
 
 def test_tiny_checkpoint_is_used_unless_one_is_named() -> None:
@@ -129,18 +129,18 @@ def test_hand_off_and_interference_need_no_running_fleet() -> None:
 
 
 def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> None:
-    found, told = interference(), hand_offs(TOLD, TOLD, LATE)
+    found, measured = interference(), hand_offs(HAND_OFF, HAND_OFF, LATE)
     report = BenchReport(
-        began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=told,
-        interference=found, ratios=tuple(of_hand_offs(told)),
+        began="2026-01-01T00:00:00+0000", command=("--hand-off",), machine=describe_machine(), hand_offs=measured,
+        interference=found, ratios=tuple(of_hand_offs(measured)),
     )  # fmt: skip
     with (tmp_path / "shown").open("w") as shown:
         console = Console(width=160, record=True, file=shown)
         show(report, console)
-    said = console.export_text()
+    output = console.export_text()
     for expected in ("hand-offs of lm", "1 recomputed", "block by block", "gaps while long", "KV blocks / plain"):
-        assert expected in said
-    assert "measure again on a quiet machine" in said
+        assert expected in output
+    assert "measure again on a quiet machine" in output
     write_report(report, tmp_path / "out.json")
 
     file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)

@@ -1,4 +1,4 @@
-"""The benchmark's arithmetic: percentiles, playback, ratios, and reading a stream whatever way its bytes were cut."""
+"""The benchmark's arithmetic: percentiles, playback, ratios, and streams cut at any byte."""
 
 import base64
 
@@ -13,7 +13,7 @@ from fleet.api_client.errors import StreamError
 from fleet.bench.agreement import compare
 from fleet.bench.answer_timing import AnswerTiming, AudioChunk, gaps, measure_answer, simulate_playback, time_answer
 from fleet.bench.hop import HopResult
-from fleet.bench.load import Phase
+from fleet.bench.load import LoadPhase
 from fleet.bench.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
 from fleet.bench.serving import Serving, stage_bounds
 from fleet.bench.targets import against_baseline, against_twin, of_hops
@@ -54,14 +54,14 @@ def test_playback_does_not_stall_if_chunks_arrive_in_time() -> None:
 def test_late_chunk_stalls_playback_and_delays_the_rest() -> None:
     audio = [AudioChunk(1.0, 0.5), AudioChunk(1.75, 0.5), AudioChunk(2.25, 0.5), AudioChunk(3.0, 0.5)]
     playback = simulate_playback(audio)
-    # 0.25 s late, then just in time for the sound that began late, then 0.25 s late again
+    # 0.25 s late, then just in time for the delayed playback, then 0.25 s late again
     assert playback.viability == 0.5
     assert playback.stalled_s == pytest.approx(0.5)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 2)), min_size=1, max_size=20))
 def test_playback_delayed_by_its_stalls_never_stalls(pieces: list[tuple[float, float]]) -> None:
-    """With the stalls made up for by starting later, nothing would be late."""
+    """Playback that starts later by the stalls has none."""
     arrivals = sorted(at_s for at_s, _ in pieces)
     audio = [AudioChunk(at_s, length_s) for at_s, (_, length_s) in zip(arrivals, pieces, strict=True)]
     stalled_s = simulate_playback(audio).stalled_s
@@ -138,7 +138,7 @@ def test_stage_bounds_cover_every_sampling_stage_greedily() -> None:
     assert stage_bounds(load_config(None, ("graph=text",)), 9, 33) == {"lm": {"max_tokens": 9, "temperature": 0.0}}
 
 
-def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: float, count: int = 4) -> Phase:
+def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: float, count: int = 4) -> LoadPhase:
     timings = tuple(
         AnswerTiming(
             prompt=index, sent_s=0.0, text=(0.01,), audio=(AudioChunk(first_s, 1.0), AudioChunk(last_s, 1.0)), done_s=last_s,
@@ -147,7 +147,7 @@ def phase(name: str, concurrency: int, wall_s: float, first_s: float, last_s: fl
         for index in range(count)
     )  # fmt: skip
     metrics = tuple(measure_answer(timing) for timing in timings)
-    return Phase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
+    return LoadPhase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
 
 
 def serving() -> Serving:
@@ -188,10 +188,10 @@ def test_hop_target_checks_the_median() -> None:
     assert (ratio.value, ratio.met) == (400.0, True)
 
 
-class Letters:
-    """A frontend of which only the detokenizer is used: id 1 is "a", id 2 is "b"."""
+class LetterFrontend:
+    """A detokenizer: id 1 is "a", id 2 is "b"."""
 
-    def detokenizer(self) -> "Letters":
+    def detokenizer(self) -> "LetterFrontend":
         return self
 
     def add(self, ids: tuple[int, ...]) -> str:
@@ -214,5 +214,5 @@ def test_agreement_counts_prompts_texts_and_lengths_separately() -> None:
         msgspec.structs.replace(other.answers[0], num_samples=1),
         msgspec.structs.replace(other.answers[0], same_prompt=False),
     )
-    agreement = compare(serving().single.timings, msgspec.structs.replace(other, answers=answers), work, Letters())  # type: ignore[arg-type]
+    agreement = compare(serving().single.timings, msgspec.structs.replace(other, answers=answers), work, LetterFrontend())  # type: ignore[arg-type]
     assert (agreement.count, agreement.same_prompt, agreement.same_text, agreement.same_length) == (4, 3, 3, 3)

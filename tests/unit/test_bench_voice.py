@@ -1,4 +1,4 @@
-"""The voice benchmark without a fleet: what it sends, when, and what it makes of what comes back."""
+"""The voice benchmarks without a fleet: what they send, when, and the results of scripted answers."""
 
 import json
 import threading
@@ -24,25 +24,25 @@ from fleet.bench.targets import of_barge_in, of_voice
 from fleet.bench.voice import SILENCE_MS, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
-SOUND = b64encode(TONE[:2400].tobytes()).decode()
+AUDIO = b64encode(TONE[:2400].tobytes()).decode()
 LEAD_MS = 400
 ANSWER: tuple[dict[str, Any], ...] = (
     {"type": "fleet.timing", "request_id": "req-1", "parts": [{"name": "endpointing", "ms": 500.0}, {"name": "lm", "ms": 20.0}]},
-    {"type": "response.output_audio.delta", "delta": SOUND},
+    {"type": "response.output_audio.delta", "delta": AUDIO},
     {"type": "response.output_audio_transcript.delta", "delta": "four"},
     {"type": "response.done", "response": {"status": "completed"}},
 )
 
 
 @dataclass
-class Hall:
-    """A session that answers once it has heard a voice and then `silent_bytes` of silence."""
+class VoiceServer:
+    """A session that answers after speech and then `silent_bytes` of silence."""
 
     answer: Sequence[dict[str, Any]] = ANSWER
     silent_bytes: int = 4800
     url: str = ""
     path: str = ""
-    heard: bytes = b""
+    received: bytes = b""
     sessions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def take(self, socket: ServerConnection) -> None:
@@ -56,7 +56,7 @@ class Hall:
                 socket.send(json.dumps({"type": "session.updated", "unknown": None}))
                 continue
             pcm = b64decode(event["audio"])
-            self.heard += pcm
+            self.received += pcm
             if any(pcm):
                 silent = 0
             elif silent >= 0:
@@ -73,8 +73,8 @@ class Api(ApiClient):
 
 
 @contextmanager
-def serving(hall: Hall) -> Iterator[Api]:
-    with serve(hall.take, "127.0.0.1", 0) as server:
+def serving(fake: VoiceServer) -> Iterator[Api]:
+    with serve(fake.take, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         port = server.socket.getsockname()[1]
@@ -84,16 +84,16 @@ def serving(hall: Hall) -> Iterator[Api]:
 
 
 def test_voice_turns_are_sent_in_real_time_and_measured() -> None:
-    hall = Hall()
-    with serving(hall) as api:
+    fake = VoiceServer()
+    with serving(fake) as api:
         result = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 2, lambda: None)
-    assert hall.path == "/v1/realtime?model=m&fleet=1" and len(hall.sessions) == 1
-    assert hall.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
-    assert hall.heard.count(TONE.tobytes()) == 3, "two turns, and one before them that does not count"
+    assert fake.path == "/v1/realtime?model=m&fleet=1" and len(fake.sessions) == 1
+    assert fake.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
+    assert fake.received.count(TONE.tobytes()) == 3, "two turns after one of warm-up"
     assert len(result.turns) == 2 and result.part_names == ["endpointing", "lm"]
     for turn in result.turns:
         assert (turn.question, turn.request, turn.transcript, turn.answer_s) == ("q", "req-1", "four", 0.1)
-        assert turn.voice_to_voice_ms >= 100, "the silence that the other end waits for takes as long as it lasts"
+        assert turn.voice_to_voice_ms >= 100, "the silence that the server waits for is sent in real time"
         assert turn.first_audio_ms is not None and abs(turn.voice_to_voice_ms - turn.first_audio_ms) <= 10
     lm = result.part_ms("lm")
     assert lm is not None and lm.p50 == 20
@@ -101,13 +101,13 @@ def test_voice_turns_are_sent_in_real_time_and_measured() -> None:
 
 def test_voice_to_voice_ends_at_the_first_voiced_sample() -> None:
     silence = {"type": "response.output_audio.delta", "delta": b64encode(bytes(48 * LEAD_MS)).decode()}
-    with serving(Hall(answer=[silence, *ANSWER])) as api:
+    with serving(VoiceServer(answer=[silence, *ANSWER])) as api:
         (turn,) = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None).turns
     assert turn.first_audio_ms is not None and LEAD_MS <= turn.voice_to_voice_ms - turn.first_audio_ms < LEAD_MS + 11
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (
             [
@@ -125,13 +125,13 @@ def test_voice_to_voice_ends_at_the_first_voiced_sample() -> None:
         ([{"type": "response.done", "response": {"status": "cancelled"}}], "was not completed: cancelled"),
     ],
 )
-def test_failed_voice_turn_reports_its_reason(answer: list[dict[str, Any]], said: str) -> None:
-    with serving(Hall(answer=answer)) as api, pytest.raises((ApiError, BenchError), match=said):
+def test_failed_voice_turn_reports_its_reason(answer: list[dict[str, Any]], message: str) -> None:
+    with serving(VoiceServer(answer=answer)) as api, pytest.raises((ApiError, BenchError), match=message):
         measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
 def test_unreachable_voice_gateway_is_one_line() -> None:
-    with serving(Hall()) as gone:
+    with serving(VoiceServer()) as gone:
         pass
     with pytest.raises(ApiError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
         measure_voice(gone, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
@@ -175,8 +175,8 @@ def test_voice_option_skips_serving_benchmark() -> None:
     assert given.voice and given.wavs == (Path("a.wav"), Path("b.wav"))
 
 
-class Talker:
-    """A session that answers at once, until it hears a voice."""
+class InterruptibleServer:
+    """A session that answers immediately, until it receives speech."""
 
     def __init__(self, status: str = "cancelled") -> None:
         self.status = status
@@ -191,44 +191,47 @@ class Talker:
                 socket.send(json.dumps({"type": "session.updated"}))
             elif event["type"] == "response.create":
                 self.held = ResourcesInUse(tasks=3, pages=40, slots=4)
-                socket.send(json.dumps({"type": "response.output_audio.delta", "delta": SOUND}))
+                socket.send(json.dumps({"type": "response.output_audio.delta", "delta": AUDIO}))
             elif event["type"] == "input_audio_buffer.append" and self.held.tasks and any(b64decode(event["audio"])):
                 socket.send(json.dumps({"type": "input_audio_buffer.speech_started"}))
                 socket.send(json.dumps({"type": "response.done", "response": {"status": self.status}}))
                 self.held = ResourcesInUse(tasks=0, pages=2, slots=0)
 
 
-class Watched(Api):
-    talker: Talker
+class ResourceApi(Api):
+    fake: InterruptibleServer
 
     def resources_in_use(self) -> ResourcesInUse:
-        return self.talker.held
+        return self.fake.held
 
 
 @contextmanager
-def talking(talker: Talker) -> Iterator[Watched]:
-    with serve(talker.take, "127.0.0.1", 0) as server:
+def interruptible(fake: InterruptibleServer) -> Iterator[ResourceApi]:
+    with serve(fake.take, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        api = Watched(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
-        api.talker = talker
+        api = ResourceApi(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
+        api.fake = fake
         yield api
         server.shutdown()
         thread.join()
 
 
 def test_barge_in_is_measured_from_first_voiced_sample_to_freed_memory() -> None:
-    talker, breath = Talker(), np.full(9600, 90, "<i2")
-    with talking(talker) as api:
+    fake, breath = InterruptibleServer(), np.full(9600, 90, "<i2")
+    with interruptible(fake) as api:
         result = measure_barge_in(api, SpokenQuestion(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
-    assert talker.detection["create_response"] is False, "who interrupts is not answered"
+    assert fake.detection["create_response"] is False, "the interruption itself is not answered"
     assert len(result.turns) == 2
     for turn in result.turns:
         assert 0 < turn.detected_ms <= turn.cancelled_ms <= turn.memory_ms and turn.idle_ms <= turn.memory_ms
 
 
 def test_answer_completed_before_barge_in_raises() -> None:
-    with talking(Talker("completed")) as api, pytest.raises(BenchError, match="ended before it was interrupted"):
+    with (
+        interruptible(InterruptibleServer("completed")) as api,
+        pytest.raises(BenchError, match="ended before it was interrupted"),
+    ):
         measure_barge_in(api, SpokenQuestion(name="q", samples=TONE), 1, lambda: None)
 
 

@@ -87,7 +87,7 @@ def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"requests": 0}, "--requests 0: give a whole number of at least 1"),
         ({"kills": -1}, "--kills -1: give a whole number"),
@@ -102,10 +102,10 @@ def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
         ({"json": Path("/nowhere/x.json")}, "--json /nowhere/x.json: there is no folder /nowhere"),
     ],
 )
-def test_invalid_chaos_option_is_named_with_the_fix(changed: dict[str, object], said: str) -> None:
+def test_invalid_chaos_option_is_named_with_the_fix(changed: dict[str, object], message: str) -> None:
     with pytest.raises((ChaosError, BadInput)) as caught:
         make_plan(replace(OPTIONS, **changed), CONFIG)  # pyright: ignore[reportArgumentType]
-    assert caught.value.message.startswith(said) and "\n" not in caught.value.message
+    assert caught.value.message.startswith(message) and "\n" not in caught.value.message
 
 
 def test_user_overrides_win_over_chaos_overrides() -> None:
@@ -134,14 +134,14 @@ def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (events("a", b"", end=""), "stopped before its end, after 2 events"),
         (events("a", b"", end='data: {"error":{"message":"3 workers died"}}\n\ndata: [DONE]\n\n'), "3 workers died"),
     ],
 )
-def test_incomplete_stream_raises(raw: bytes, said: str) -> None:
-    with pytest.raises(StreamError, match=said):
+def test_incomplete_stream_raises(raw: bytes, message: str) -> None:
+    with pytest.raises(StreamError, match=message):
         read_answer([(0.1, raw)])
 
 
@@ -270,10 +270,10 @@ def verdict(
 
 
 def test_pauses_of_open_requests_are_reported_and_not_judged() -> None:
-    said = verdict()
-    assert said.passed and said.open_requests == 1
-    assert said.pauses_open.gap_s is not None and said.pauses_open.gap_s.high == 3.0
-    assert said.pauses_undisturbed.gap_s is not None and said.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
+    judged = verdict()
+    assert judged.passed and judged.open_requests == 1
+    assert judged.pauses_open.gap_s is not None and judged.pauses_open.gap_s.high == 3.0
+    assert judged.pauses_undisturbed.gap_s is not None and judged.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
 
 
 def test_gap_belongs_to_the_fault_before_its_end() -> None:
@@ -293,17 +293,17 @@ def test_pauses_are_grouped_by_fault_kind_and_by_detection() -> None:
     died = msgspec.structs.replace(
         FAULT, kind=FaultKind.KILL, at_s=4.25, until_s=4.25, recovery=msgspec.structs.replace(LAPSED, detected="died")
     )
-    said = verdict(faults=(FAULT, died), num_faults=2)
-    assert [(kind.role, kind.signal, kind.detected, kind.affected) for kind in said.kinds] == [
+    judged = verdict(faults=(FAULT, died), num_faults=2)
+    assert [(kind.role, kind.signal, kind.detected, kind.affected) for kind in judged.kinds] == [
         ("talker", "SIGSTOP", "lapsed", 1), ("talker", "SIGKILL", "died", 1)
     ]  # fmt: skip
-    assert [kind.gap_s.high for kind in said.kinds if kind.gap_s] == pytest.approx([3.0, 0.2])
-    assert [kind.pause_s.high for kind in said.kinds if kind.pause_s] == pytest.approx([3.0, 0.2])
-    assert [(kind.role, kind.detected, kind.faults, kind.alone) for kind in said.detections] == [
+    assert [kind.gap_s.high for kind in judged.kinds if kind.gap_s] == pytest.approx([3.0, 0.2])
+    assert [kind.pause_s.high for kind in judged.kinds if kind.pause_s] == pytest.approx([3.0, 0.2])
+    assert [(kind.role, kind.detected, kind.faults, kind.alone) for kind in judged.detections] == [
         ("", "lapsed", 1, False), ("", "died", 1, False)
     ]  # fmt: skip
-    assert said.faults_by_role == {"talker": {"SIGSTOP": 1, "SIGKILL": 1}}
-    assert (said.answered_greedy, said.answered_sampled) == (1, 1)
+    assert judged.faults_by_role == {"talker": {"SIGSTOP": 1, "SIGKILL": 1}}
+    assert (judged.answered_greedy, judged.answered_sampled) == (1, 1)
     assert [kind.alone for kind in verdict(replicas=1).kinds] == [True]
 
 
@@ -331,8 +331,8 @@ DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_byt
 def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     show(failed, console)
-    said = console.export_text()
-    assert not failed.passed and "chaos failed" in said and line in said
+    shown = console.export_text()
+    assert not failed.passed and "chaos failed" in shown and line in shown
     write_verdict(failed, tmp_path / "verdict.json")
     assert msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict) == failed
     draw_picture(failed, tmp_path / "verdict.png")
@@ -342,8 +342,8 @@ def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: st
 def test_fast_numerics_differences_are_counted_and_not_judged() -> None:
     rounded = msgspec.structs.replace(DIFFERENCE, peak=2)
     differ = [Outcome(request=at, sent_s=0, ended_s=1, difference=one) for at, one in enumerate((rounded, rounded, DIFFERENCE))]
-    said = verdict((*COMPLETE, *differ), numerics="fast")
+    judged = verdict((*COMPLETE, *differ), numerics="fast")
     console = Console(width=160, record=True, file=io.StringIO())
-    show(said, console)
-    assert said.passed and "differs in its" not in console.export_text(clear=False)
+    show(judged, console)
+    assert judged.passed and "differs in its" not in console.export_text(clear=False)
     assert "2 of 5 answers differ in the last bits of samples, 1 diverged" in console.export_text()

@@ -1,4 +1,4 @@
-"""A listener's clock: what comes in time is played without a gap, and what comes late is one underrun each time."""
+"""Playback clock: audio in time plays without a gap, and each late piece is one underrun."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -23,7 +23,7 @@ from fleet.api_client.chat import (
     ChatCall,
     ChatMessage,
     ChatStreamOptions,
-    InputAudio,
+    EncodedAudio,
     OutputAudio,
     TextContent,
 )
@@ -128,7 +128,7 @@ def transcribe(clip: bytes) -> ChatQuestion:
 
 
 def _sound(clip: bytes) -> AudioContent:
-    return AudioContent(InputAudio(b64encode(clip).decode("ascii")))
+    return AudioContent(EncodedAudio(b64encode(clip).decode("ascii")))
 
 
 def _reply(answer: ChatAnswer, url: str) -> ChatReply:

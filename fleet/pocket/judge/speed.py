@@ -6,7 +6,7 @@ What is sent and timed is as in `fleet bench`. Means little while other things r
 from collections.abc import Sequence
 from itertools import cycle, islice
 
-from fleet.bench.load import Phase, run_phase
+from fleet.bench.load import LoadPhase, run_phase
 from fleet.pocket.judge.ask import JudgeClient, typed
 from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
@@ -26,12 +26,12 @@ def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
     return (*_alone(alone), *_together(together))
 
 
-def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
+def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> LoadPhase:
     with progress_bar(COMMAND, name, len(bodies)) as advance:
         return run_phase(name, asker, bodies, listeners, advance)
 
 
-def _alone(phase: Phase) -> list[Figure]:
+def _alone(phase: LoadPhase) -> list[Figure]:
     rtf, first = phase.summary("rtf"), phase.summary("first_audio_s")
     count = len(phase.metrics)
     return [
@@ -41,7 +41,7 @@ def _alone(phase: Phase) -> list[Figure]:
     ]
 
 
-def _together(phase: Phase) -> list[Figure]:
+def _together(phase: LoadPhase) -> list[Figure]:
     count, first = len(phase.metrics), phase.summary("first_audio_s")
     underruns = sum((each.stalled_s or 0) > 0 or not each.audio_s for each in phase.metrics)
     return [
