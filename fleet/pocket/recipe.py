@@ -109,7 +109,7 @@ def _recordings(work: Work) -> None:
 def _thinker(work: Work) -> None:
     from fleet.pocket.train import thinker
 
-    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.schedule()))
+    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.SCHEDULE))
 
 
 def _codec(work: Work) -> None:

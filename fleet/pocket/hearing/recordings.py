@@ -3,11 +3,8 @@
 A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
 and a builder that was killed goes on with the shards that are missing. Files: `train-0000.npy`, the samples of all end to end,
 and `train-0000.json`, what was said by whom. Knows no network and no noise.
-
-    python -m fleet.pocket.hearing.recordings FOLDER train 20
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -106,9 +103,7 @@ def load(folder: Path, kind: Kind) -> Recordings:
     """
     files = sorted(folder.glob(f"{kind}-*.json"))
     if not files:
-        raise ConfigError(
-            f"{folder} has no recordings; run `python -m fleet.pocket.hearing.recordings {folder} {kind} 20`", param="folder"
-        )
+        raise ConfigError(f"{folder} has no recordings; run `fleet pocket train recordings`", param="folder")
     shards = [_read(file) for file in files]
     return Recordings(
         dialogues=[talk for shard in shards for talk in shard.dialogues],
@@ -157,18 +152,3 @@ def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], abo
 
 def _path(folder: Path, kind: Kind, shard: int) -> Path:
     return folder / f"{kind}-{shard:04d}.json"
-
-
-def main() -> None:
-    """Record what is missing of the first shards of a kind."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("kind", choices=get_args(Kind))
-    parser.add_argument("num_shards", type=int)
-    parser.add_argument("--workers", type=int, default=1)
-    given = parser.parse_args()
-    build(given.folder, given.kind, given.num_shards, given.workers)
-
-
-if __name__ == "__main__":
-    main()

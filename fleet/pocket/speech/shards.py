@@ -3,19 +3,15 @@
 A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
 and a builder that was killed goes on with the shards that are missing. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
 Knows no network.
-
-    python -m fleet.pocket.speech.shards build FOLDER train --shards 60
-    python -m fleet.pocket.speech.shards encode FOLDER train
 """
 
-import argparse
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,22 +177,3 @@ def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
     book = fit(np.concatenate([np.load(shard)["features"] for shard in shards]), seed=seed)
     book.save(path)
     return book
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the speech data set: build shards, fit a codebook to some, encode all.")
-    parser.add_argument("command", choices=("build", "encode"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("split", choices=get_args(Split))
-    parser.add_argument("--shards", type=int, default=60, help="build: how many in all")
-    parser.add_argument("--workers", type=int, default=1, help="build: processes at a time")
-    parser.add_argument("--fit-shards", type=int, default=FIT_SHARDS, help="encode: fit on so many if there is no codebook")
-    asked = parser.parse_args()
-    if asked.command == "build":
-        build(asked.folder, asked.split, asked.shards, workers=asked.workers)
-    else:
-        encode_missing(asked.folder, asked.split, fit_codebook(asked.folder, asked.fit_shards))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,16 @@
 """Trains the audio tower to hear what is said, in any voice and through noise: CTC on the symbols of the text.
 
 Recordings are spoilt anew each time they are drawn. Knows no answers: those come with the Thinker.
-
-    python -m fleet.pocket.train.hearing RECORDINGS FOLDER
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import jiwer
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,7 +19,7 @@ from fleet.pocket.corpus import decode, encode
 from fleet.pocket.hearing.augment import add_noise, coloured, spoil
 from fleet.pocket.hearing.features import Heard, log_mel
 from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ, Recording, load
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.tower import Hearing, ctc_loss, inner, positions, slot_scores, symbols
 
 BATCH_S = 40.0
@@ -136,21 +132,3 @@ def heard(hearing: Hearing, held_out: Asked) -> Iterator[tuple[str, str]]:
 
 def error_rates(said: Sequence[str], understood: Sequence[str]) -> dict[str, float]:
     return {"wer": float(jiwer.wer(list(said), list(understood))), "cer": float(jiwer.cer(list(said), list(understood)))}
-
-
-def main() -> None:
-    """Train the audio tower alone."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("recordings", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    schedule = replace(SCHEDULE, steps=given.steps, learning_rate=given.learning_rate)
-    train(HearingPart(given.recordings, shape.SEED), given.folder, schedule, seed=shape.SEED)
-
-
-if __name__ == "__main__":
-    main()

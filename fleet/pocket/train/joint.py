@@ -1,15 +1,11 @@
 """Trains the Thinker and its audio tower together: to answer what is spoken, to write it down, and still to answer what is typed.
 
 Begins with what both have learnt apart. Knows no speech of its own: what Pocket says is the Talker's.
-
-    python -m fleet.pocket.train.joint RECORDINGS FOLDER
 """
 
-import argparse
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -25,11 +21,11 @@ from fleet.core.errors import ConfigError
 from fleet.pocket import shape
 from fleet.pocket.corpus import Dialogue, dialogues, encode, is_right
 from fleet.pocket.hearing.augment import spoil
-from fleet.pocket.hearing.recordings import Kind, Recording, Recordings, SpokenDialogue, load
+from fleet.pocket.hearing.recordings import Recording, Recordings, SpokenDialogue, load
 from fleet.pocket.train import thinker
-from fleet.pocket.train.hearing import NOISY_DB, evenly, noisy, plain
+from fleet.pocket.train.hearing import evenly, plain
 from fleet.pocket.train.listening import Clips, Embedded, Listener, Said, answer, embed, prompt, sample, speak_letters
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.thinker import Batch, Block, Sample, decoder_block, pack
 from fleet.pocket.train.tower import ctc_loss
 
@@ -124,20 +120,15 @@ class Exam:
 
 
 def exam(
-    recordings: Recordings, *, noise_db: float | None = None, num_spoken: int = NUM_SPOKEN, num_written: int = NUM_WRITTEN,
-    num_typed: int = NUM_TYPED,
-) -> Exam:  # fmt: skip
-    """Every turn of the user is spoken."""
-    rng = np.random.default_rng(shape.SEED)
+    recordings: Recordings, num_spoken: int = NUM_SPOKEN, num_written: int = NUM_WRITTEN, num_typed: int = NUM_TYPED
+) -> Exam:
+    """Return an exam in which every turn of the user is spoken."""
     clips = Clips()
 
-    def made(recording: Recording) -> NDArray[np.float32]:
-        return plain(recording) if noise_db is None else noisy(recording, rng=rng, snr_db=noise_db)
-
     talks = evenly(recordings.dialogues, num_spoken)
-    spoken = [prompt(spoken_turns(talk, clips, [made(each) for each in talk.recordings])) for talk in talks]
+    spoken = [prompt(spoken_turns(talk, clips, [plain(each) for each in talk.recordings])) for talk in talks]
     to_write = evenly(recordings.all(), num_written)
-    written = [prompt(transcription(each, clips, made(each), TRANSCRIBE_ASKS[1])) for each in to_write]
+    written = [prompt(transcription(each, clips, plain(each), TRANSCRIBE_ASKS[1])) for each in to_write]
     typed = list(dialogues("held_out", num_typed, shape.SEED))
     return Exam(
         talks=talks, spoken=spoken, texts=[each.text for each in to_write], written=written, typed=typed, clips=clips
@@ -227,40 +218,3 @@ def sound_loss(embedded: Embedded) -> Tensor:
     losses = [ctc_loss(scores, lengths, [encode(text) for text in texts]) for scores, lengths, texts in embedded.heard]
     weighted = [loss * count for loss, count in zip(losses, counts, strict=True)]
     return torch.stack(weighted).sum() / sum(counts) if weighted else embedded.states.new_zeros(())
-
-
-def judge(recordings: Path, weights: Path, count: int) -> dict[str, float]:
-    """A longer exam: by known voices, by unseen ones, and by unseen ones in noise."""
-    listener = Listener(shape.SEED)
-    listener.load_state_dict(load_file(weights))
-    listener.eval()
-    figures: dict[str, float] = {}
-    conditions: tuple[tuple[str, Kind, float | None], ...] = (
-        ("", "held_out", None), ("_unseen", "unseen", None), ("_unseen_15db", "unseen", NOISY_DB),
-    )  # fmt: skip
-    for name, kind, noise_db in conditions:
-        of = exam(load(recordings, kind), noise_db=noise_db, num_spoken=count, num_written=count, num_typed=0 if name else count)
-        figures |= {key + name: value for key, value in marks(listener, of).items()}
-    return figures
-
-
-def main() -> None:
-    """Train the Thinker and its audio tower together, or judge what was trained."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("recordings", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--judge", type=int, default=0, metavar="COUNT", help="only judge, on so many of each kind")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.judge:
-        print(json.dumps(judge(given.recordings, given.folder / "joint.safetensors", given.judge)))
-        return
-    schedule = replace(SCHEDULE, steps=given.steps, learning_rate=given.learning_rate)
-    train(JointPart(given.recordings, given.folder, shape.SEED), given.folder, schedule, seed=shape.SEED)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,9 +6,7 @@ written its folder is looked at again now and then; a run resumes exactly once t
 Knows neither how codes are made nor how they sound.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from fleet.core.errors import ConfigError
 from fleet.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
 from fleet.pocket.speech.shards import CODES, Utterance, load_utterances
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.pointer import PointerHeads, pointer_accuracy
 from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Batch, Prefixes, Sampler, make_batch
 from fleet.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
@@ -160,20 +158,3 @@ class TalkerPart:
 
 def _share(right: Tensor) -> float:
     return float(right.float().mean())
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train Pocket's Talker on the coded speech in WORK/data, into WORK/run.")
-    parser.add_argument("work", type=Path, nargs="?", default=Path(".fleet/pocket"))
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--evaluate-every", type=int, default=SCHEDULE.evaluate_every)
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(chosen.threads)
-    part = TalkerPart(chosen.work / "data", steps=chosen.steps)
-    schedule = replace(SCHEDULE, steps=chosen.steps, evaluate_every=chosen.evaluate_every)
-    train(part, chosen.work / "run", schedule, seed=SEED)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,13 +4,11 @@ Several dialogues share a row, each blind to the others and counting its positio
 The forward pass is the model's own without its masks and caches. Knows no sound: speech reaches the Thinker in the text's place.
 """
 
-import argparse
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
-from pathlib import Path
+from itertools import takewhile
 from string import ascii_lowercase
 from typing import Any, cast
 
@@ -18,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
 from fleet.pocket import shape
 from fleet.pocket.corpus import Dialogue, Turn, decode, dialogues, encode, is_right
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.loop import Schedule
 
-NUM_STEPS, LEARNING_RATE, EVALUATE_EVERY = 4500, 1.5e-3, 250
+SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
 USER_WEIGHT = 0.1
 """Of the loss on what the user says: not for its own sake, it teaches spelling early."""
@@ -276,12 +273,10 @@ class ThinkerPart:
 
     name = "thinker"
 
-    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT, num_shown: int = 0) -> None:
-        """`num_shown`: of the mistakes of an evaluation, how many are printed."""
+    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT) -> None:
         self._thinker = Thinker(seed)
         self._held_out = list(dialogues("held_out", num_held_out, seed))
         self._known = list(dialogues("train", num_held_out // 2, seed))
-        self._num_shown = num_shown
         can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
         self._block = cast(Block, torch.compile(decoder_block)) if can_compile else decoder_block
 
@@ -299,15 +294,7 @@ class ThinkerPart:
     def evaluate(self) -> Mapping[str, float]:
         """The share of dialogues whose last answer is right, over all and by family: `right` held out, `known` trained on."""
         held_out, known = (is_answered(self._thinker, asked) for asked in (self._held_out, self._known))
-        for dialogue in islice(
-            (each for each, right in zip(self._held_out, held_out, strict=True) if not right), self._num_shown
-        ):
-            self._show(dialogue)
         return shares("right", self._held_out, held_out) | shares("known", self._known, known)
-
-    def _show(self, dialogue: Dialogue) -> None:
-        said = " / ".join(turn.text for turn in dialogue.turns[:-1])
-        tqdm.write(f"{said} > {answer(self._thinker, [prompt(dialogue)])[0]} ({dialogue.turns[-1].text})")
 
 
 def losses(thinker: Thinker, batch: Batch, block: Block | None = None) -> tuple[Tensor, Tensor]:
@@ -412,27 +399,3 @@ def _until_end(ids: Sequence[int]) -> str:
     """The text before the turn's end. A special symbol in it makes it no answer at all."""
     text = ids[: ids.index(_END)] if _END in ids else ids
     return decode(text) if all(each < _START for each in text) and _PAD not in text else ""
-
-
-def main() -> None:
-    """Train the Thinker alone."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
-    parser.add_argument("--evaluate-every", type=int, default=EVALUATE_EVERY)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--show", type=int, default=0, help="how many mistakes of every evaluation to print")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    part = ThinkerPart(shape.SEED, num_shown=given.show)
-    plan = schedule(given.steps, given.learning_rate, given.evaluate_every)
-    train(part, given.folder, plan, seed=shape.SEED)
-
-
-def schedule(steps: int = NUM_STEPS, learning_rate: float = LEARNING_RATE, evaluate_every: int = EVALUATE_EVERY) -> Schedule:
-    return Schedule(steps=steps, learning_rate=learning_rate, weight_decay=0.1, evaluate_every=evaluate_every)
-
-
-if __name__ == "__main__":
-    main()
