@@ -97,8 +97,9 @@ def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]
 
 def answers(page: Page) -> list[dict[str, Any]]:
     """The page's, oldest first."""
-    wanted = "({ responseId, requestId, serial, text, kept, received, played, cut, done, underruns, itemId })"
-    return cast("list[dict[str, Any]]", js(page, f"[...fleetVoice.talk.answers.values()].map({wanted} => {wanted})"))
+    answers = "fleetVoice.conversation.responses.byId.values()"
+    wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
+    return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
 
 
 def ready(page: Page) -> None:
