@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
 from fleet.pocket import teacher
-from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, sentences
+from fleet.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, sentences
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
 from fleet.pocket.teacher import Teacher, Voice
 
@@ -40,7 +40,7 @@ _FULL_SCALE = 32_767
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class SpeechRecording:
     """Mono samples of 16 kHz, int16, and the text that they say."""
 
     text: str
@@ -53,7 +53,7 @@ class SpokenDialogue:
     """Invariants: one recording for each of the user's turns."""
 
     dialogue: Dialogue
-    recordings: tuple[Recording, ...]
+    recordings: tuple[SpeechRecording, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class Recordings:
     """What a folder has of one kind."""
 
     dialogues: Sequence[SpokenDialogue]
-    sentences: Sequence[Recording]
+    sentences: Sequence[SpeechRecording]
 
-    def all(self) -> list[Recording]:
+    def all(self) -> list[SpeechRecording]:
         return [recording for each in self.dialogues for recording in each.recordings] + list(self.sentences)
 
 
@@ -126,15 +126,15 @@ def _read(file: Path) -> Recordings:
     samples = np.load(file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([0, *about["lengths"]]).tolist()
     recordings = iter([
-        Recording(text=text, voice=voice, samples=samples[start:end])
+        SpeechRecording(text=text, voice=voice, samples=samples[start:end])
         for text, voice, (start, end) in zip(about["texts"], about["voices"], pairwise(ends), strict=True)
     ])  # fmt: skip
     talks = [_with_recordings(each, recordings) for each in about["dialogues"]]
     return Recordings(dialogues=talks, sentences=list(recordings))
 
 
-def _with_recordings(about: Mapping[str, Any], recordings: Iterator[Recording]) -> SpokenDialogue:
-    dialogue = Dialogue(turns=tuple(Turn(**turn) for turn in about["turns"]), family=about["family"])
+def _with_recordings(about: Mapping[str, Any], recordings: Iterator[SpeechRecording]) -> SpokenDialogue:
+    dialogue = Dialogue(turns=tuple(ChatTurn(**turn) for turn in about["turns"]), family=about["family"])
     spoken = tuple(next(recordings) for turn in dialogue.turns if turn.role == "user")
     return SpokenDialogue(dialogue=dialogue, recordings=spoken)
 

@@ -22,7 +22,7 @@ from fleet.pocket.corpus import Split, sentences
 from fleet.pocket.shape import SEED, VOICES
 from fleet.pocket.speech.analysis import analyse
 from fleet.pocket.speech.codes import Codebook, fit
-from fleet.pocket.speech.wordlock import Frames, lock, speech_end_s
+from fleet.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 
 SENTENCES_PER_SHARD: Final = 300
@@ -48,12 +48,12 @@ class Utterance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class SpokenSentence:
     """A spoken text in frames."""
 
     text: str
     voice: str
-    frames: Frames
+    frames: SentenceFrames
 
 
 def load_utterances(folder: Path, split: Split) -> list[Utterance]:
@@ -65,10 +65,10 @@ def load_utterances(folder: Path, split: Split) -> list[Utterance]:
     ]
 
 
-def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[Spoken]:
+def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[SpokenSentence]:
     """Whatever has been spoken so far of a split, or of its first shards, in a fixed order."""
     return [
-        Spoken(text=text, voice=voice, frames=Frames(**arrays))
+        SpokenSentence(text=text, voice=voice, frames=SentenceFrames(**arrays))
         for path in _files(folder, split, FEATURES)[:max_shards]
         for text, voice, arrays in _read(path, _FRAME_ARRAYS)
     ]
@@ -125,7 +125,7 @@ def _make_shard(folder: Path, split: Split, voices: Mapping[str, Voice], size: i
     _write(_path(folder, split, shard, FEATURES), arrays)
 
 
-def speak(teacher: Teacher, text: str, voice: Voice) -> Frames:
+def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
     """A sentence on the frame grid, as the voice says it."""
     speech = teacher.speak(text, voice)
     return lock(analyse(speech.samples), text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))

@@ -4,7 +4,6 @@ The forward is the model's own with its convolutions channels last, which halves
 mean: a code's row is its centroid. Knows no text.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +24,8 @@ from fleet.pocket.speech import pulses
 from fleet.pocket.speech.analysis import contour_hz
 from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook
 from fleet.pocket.speech.shards import load_spoken
-from fleet.pocket.speech.wordlock import CYCLES_RANGE, Frames
-from fleet.pocket.train.loop import Schedule
+from fleet.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
+from fleet.pocket.train.loop import Schedule, compiled
 
 LOOKAHEAD_SAMPLES: Final = 555
 """By so much the waveform is shorter than its frames: every transposed convolution trims both sides."""
@@ -182,7 +181,7 @@ class Example:
     """Codes [T, 8] and the frames they were made of."""
 
     codes: NDArray[np.int16]
-    frames: Frames
+    frames: SentenceFrames
 
 
 def load_examples(folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS) -> tuple[list[Example], list[Example]]:
@@ -211,8 +210,7 @@ class Codec:
         self._model = code2wav(book, seed)
         self._examples, self._held_out = examples, held_out
         self._targets: dict[int, NDArray[np.float32]] = {}
-        can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
-        self._activation = cast(Activation, torch.compile(snake, dynamic=True)) if can_compile else snake
+        self._activation = compiled(snake, dynamic=True) if may_compile else snake
 
     @property
     def module(self) -> nn.Module:

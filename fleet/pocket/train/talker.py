@@ -20,7 +20,7 @@ from fleet.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
 from fleet.pocket.speech.shards import CODES, Utterance, load_utterances
 from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.pointer import PointerHeads, pointer_accuracy
-from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Batch, Prefixes, Sampler, make_batch
+from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Prefixes, Sampler, TalkerBatch, make_batch
 from fleet.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
 from fleet.pocket.train.talker_speak import speak
 
@@ -84,7 +84,7 @@ class TalkerPart:
         self._listed, self._sampler = listed, Sampler(utterances)
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
-    def _forward(self, batch: Batch, dropout: float) -> Trunk:
+    def _forward(self, batch: TalkerBatch, dropout: float) -> Trunk:
         text_rows = self._lean.text_rows(self._table.to(torch.get_default_device()))
         past: Past | None = None
         if batch.prefix_GP is not None:
@@ -96,7 +96,7 @@ class TalkerPart:
         codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, heard], 1)
         return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
 
-    def _losses(self, batch: Batch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
+    def _losses(self, batch: TalkerBatch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
         first = F.cross_entropy(self._lean.first_logits(hidden).flatten(0, 1), batch.first_BF.flatten(), ignore_index=IGNORED)
@@ -125,7 +125,7 @@ class TalkerPart:
         weights = [sum(len(each.codes) for each in part) for part in parts]
         return {name: float(np.average([each[name] for each in figures], weights=weights)) for name in figures[0]}
 
-    def _forced_part(self, batch: Batch) -> dict[str, float]:
+    def _forced_part(self, batch: TalkerBatch) -> dict[str, float]:
         trunk = self._forward(batch, 0.0)
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
