@@ -382,7 +382,9 @@ def answer(
     return [answers[index] for index in range(len(prompts))]
 
 
-def _answer_batch(thinker: ThinkerModel, prompts: Sequence[Sequence[int]], embed_ids: Callable[[Tensor], Tensor]) -> list[str]:
+def _answer_batch(
+    thinker: ThinkerModel, prompts: Sequence[Sequence[int]], embed_ids: Callable[[Tensor], Tensor], max_len: int
+) -> list[str]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[_PAD] * (longest - len(each)) + list(each) for each in prompts])
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
