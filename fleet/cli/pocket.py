@@ -32,7 +32,7 @@ def train(
         from fleet.pocket import recipe
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    options = recipe.Work(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
+    options = recipe.RecipeOptions(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
     recipe.make(options, steps or [])
 
 

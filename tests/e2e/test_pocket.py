@@ -20,7 +20,7 @@ from fleet.pocket.judge.demo import PICTURE, SCENES
 from fleet.pocket.judge.recognise import Recogniser
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.shape import VOICES
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
 
 OPTIONS = ("--set", "web.port=0")
@@ -37,7 +37,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
 
 
-def ask_spoken(url: str, question: Speech, voice: str) -> tuple[str, Samples]:
+def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, Samples]:
     """Return the transcript of the answer, and its audio."""
     file = io.BytesIO()
     soundfile.write(file, question.samples, SAMPLE_RATE_HZ, format="WAV")

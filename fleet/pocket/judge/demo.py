@@ -9,12 +9,12 @@ from typing import Final
 import soundfile
 
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus import Dialogue, Turn
+from fleet.pocket.corpus import ChatTurn, Dialogue
 from fleet.pocket.judge import ask
 from fleet.pocket.judge.ask import ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.spectrogram import Panel, draw
 from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 
 PICTURE: Final = "spectrograms.png"
 
@@ -26,7 +26,7 @@ class Scene:
     name: str
     question: str
     voice: str
-    before: tuple[Turn, ...] = ()
+    before: tuple[ChatTurn, ...] = ()
     asked_by: Voice | None = None
 
 
@@ -37,7 +37,7 @@ SCENES: Final = (
         name="remembered",
         question="what is my name",
         voice="ethan",
-        before=(Turn(role="user", text="my name is anna"), Turn(role="assistant", text="nice to meet you anna")),
+        before=(ChatTurn(role="user", text="my name is anna"), ChatTurn(role="assistant", text="nice to meet you anna")),
     ),
 )
 
@@ -64,7 +64,7 @@ def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key:
 
 
 def _question(scene: Scene) -> ChatQuestion:
-    turns = (*scene.before, Turn(role="user", text=scene.question), Turn(role="assistant", text=""))
+    turns = (*scene.before, ChatTurn(role="user", text=scene.question), ChatTurn(role="assistant", text=""))
     dialogue = Dialogue(turns=turns, family=scene.name)
     if scene.asked_by is None:
         return ask.typed(dialogue, scene.voice)
@@ -72,7 +72,7 @@ def _question(scene: Scene) -> ChatQuestion:
     return replace(ask.spoken(dialogue, [_file(speech) for speech in speeches]), voice=scene.voice)
 
 
-def _file(speech: Speech) -> bytes:
+def _file(speech: SynthesizedSpeech) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, speech.samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     return file.getvalue()

@@ -27,7 +27,7 @@ from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, JudgedAnswer, Transcribed, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
-from fleet.pocket.teacher import Speech, Voice
+from fleet.pocket.teacher import SynthesizedSpeech, Voice
 from fleet.reporting.progress import progress_bar
 
 NOISE: Final = "pink"
@@ -114,7 +114,7 @@ def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> li
     return [[next(files) for turn in dialogue.turns if turn.role == "user"] for dialogue in dialogues]
 
 
-def _file(speech: Speech, condition: Condition, rng: np.random.Generator) -> bytes:
+def _file(speech: SynthesizedSpeech, condition: Condition, rng: np.random.Generator) -> bytes:
     samples: NDArray[np.float32] = soxr.resample(speech.samples, TEACHER_RATE_HZ, SAMPLE_RATE_HZ)
     if condition.noise_db is not None:
         samples = add_noise(samples, coloured(NOISE, len(samples), rng), condition.noise_db)

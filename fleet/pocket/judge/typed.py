@@ -5,7 +5,7 @@ Knows no sound.
 
 from collections.abc import Sequence
 
-from fleet.pocket.corpus import Dialogue, Turn, families, is_right
+from fleet.pocket.corpus import ChatTurn, Dialogue, families, is_right
 from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.corpus.generate import MEMORY
 from fleet.pocket.judge.ask import JudgeClient, typed
@@ -29,7 +29,7 @@ def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...]
     common = distinct(options.typed, options.seed)
     memory = _family(MEMORY, options.memory, options.seed)
     unknown = _family(UNKNOWN, options.unknown, options.seed)
-    strange = [Dialogue(turns=(Turn(role="user", text=text), Turn(role="assistant", text=DONT_KNOW)), family=STRANGE)
+    strange = [Dialogue(turns=(ChatTurn(role="user", text=text), ChatTurn(role="assistant", text=DONT_KNOW)), family=STRANGE)
                for text in STRANGERS]  # fmt: skip
     asked = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
     with progress_bar(COMMAND, "typed questions", len(asked)) as advance:
