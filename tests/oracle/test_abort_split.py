@@ -23,7 +23,7 @@ NUM_ABORTS, AT_ONCE, MOST_TURNS = 20, 10, 12
 @pytest.mark.parametrize(
     ("split", "way"), [("thinker_pd", "lent"), ("talker_pd", "lent"), ("both_pd", "lent"), ("both_pd", "copied")]
 )
-async def test_a_storm_of_aborts_leaves_nothing(
+async def test_many_aborts_leave_nothing_in_use(
     redis_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, num_aborts: int | None, split: str, way: str
 ) -> None:
     """`--aborts 1000` makes it longer."""

@@ -71,7 +71,7 @@ async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[EdgeArrays]:
 
 
 @pytest.mark.timeout(600)
-async def test_a_source_frozen_during_the_pull_costs_time_only(
+async def test_source_frozen_during_import_changes_no_answer(
     redis_url: str, tiny_checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ways = (*ONE_FLEET, *LARGE_PAGES, *IMPATIENT)

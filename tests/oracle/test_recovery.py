@@ -33,7 +33,7 @@ def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], N
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_a_continued_answer_is_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
+async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
     frontend = make_frontend(tiny_checkpoint)
     ways = (*TORCH, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
@@ -45,7 +45,7 @@ async def test_a_continued_answer_is_the_undisturbed_one(redis_url: str, tiny_ch
                 assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
-async def test_in_fast_numerics_the_answer_is_whole(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tiny_checkpoint: Path) -> None:
     """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, for nothing here ends by itself."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *TORCH, *in_step(QWEN3_OMNI), checkpoint=tiny_checkpoint) as fleet:
@@ -58,9 +58,7 @@ async def test_in_fast_numerics_the_answer_is_whole(redis_url: str, tiny_checkpo
 
 
 @pytest.mark.parametrize("has_finished", [True, False])
-async def test_tensors_that_died_with_their_producer_are_made_again(
-    redis_url: str, tiny_checkpoint: Path, has_finished: bool
-) -> None:
+async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, tiny_checkpoint: Path, has_finished: bool) -> None:
     """The Talker must read the prompt's rows anew, and the worker that held them is gone: it may have finished long before."""
     frontend = make_frontend(tiny_checkpoint)
     credits = ("edges.codes.credits=2", "edges.audio.credits=2") if has_finished else in_step(QWEN3_OMNI)

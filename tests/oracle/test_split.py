@@ -56,7 +56,7 @@ def assert_clean(fleet: ThreadFleet) -> None:
     ("split", "temperature", "transfer"),
     [("thinker_pd", 0.0, "nixl"), ("talker_pd", 0.0, "nixl"), ("both_pd", 0.9, "nixl"), ("both_pd", 0.0, "redis")],
 )
-async def test_split_is_unsplit(
+async def test_split_stages_give_the_answers_of_whole_ones(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch,
     split: str, temperature: float, transfer: str, way: str,
 ) -> None:  # fmt: skip
@@ -72,7 +72,7 @@ async def test_split_is_unsplit(
 
 
 @pytest.mark.parametrize("transfer", ["nixl", "redis"])
-async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
+async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
     """Of each stage that was handed off, moment by moment."""
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
@@ -91,7 +91,7 @@ async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, 
     assert moments == sorted(moments)
 
 
-async def test_a_pull_that_fails_costs_time_only(
+async def test_failed_import_changes_no_answer(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(adoption: KVImport) -> None:
@@ -106,7 +106,7 @@ async def test_a_pull_that_fails_costs_time_only(
 
 
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
-async def test_a_killed_half_is_replaced_by_its_like(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
+async def test_killed_half_is_replaced_by_a_worker_of_its_role(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
     ways = (*TORCH, *SPLITS["both_pd"], *in_step(QWEN3_OMNI))

@@ -15,7 +15,7 @@ WAYS = (
 CASE = next(case for case in CASES if case.name == "audio")
 
 
-async def test_rows_that_died_with_the_prefill_half_are_made_again(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, tiny_checkpoint: Path) -> None:
     """The Talker must read the prompt's rows anew while the Thinker, which skipped them, is still at work and out of credit."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *WAYS, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
