@@ -25,8 +25,8 @@ from web.pages.login import Login
 from web.pages.site import console_routes
 from web.pages.views import Views
 from web.ports import FleetPort
-from web.realtime.refusal import RefusalLog
-from web.realtime.routes import VoiceRoutes
+from web.realtime.transport.refusal import RefusalLog
+from web.realtime.transport.routes import VoiceRoutes
 from web.resume import ResumeEndpoint
 from web.speech import SpeechEndpoint
 from web.transcription import TranscriptionEndpoint

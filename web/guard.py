@@ -19,7 +19,7 @@ from web.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_
 from web.hosts import Hosts
 from web.logins import Logins
 from web.origins import Origins, not_listed
-from web.realtime.refusal import RefusalLog, refuse_socket
+from web.realtime.transport.refusal import RefusalLog, refuse_socket
 from web.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"

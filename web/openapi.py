@@ -35,8 +35,8 @@ from web.fleet_api import (
 )
 from web.fleet_routes import Aborted, Health, Readiness
 from web.gateway import Gateway
-from web.realtime.routes import SessionEnded, SessionList
-from web.realtime.secrets import Secret, SecretBody
+from web.realtime.transport.client_secrets import Secret, SecretBody
+from web.realtime.transport.routes import SessionEnded, SessionList
 from web.request_detail import RequestDetail
 from web.schema import ChatBody
 from web.transcription import Transcription, VerboseTranscription

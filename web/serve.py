@@ -29,7 +29,7 @@ from web.protocol.http import BoundedHttp
 from web.protocol.table import ConnectionTable
 from web.protocol.websocket import BoundedWebSocket
 from web.reachable import how_to_reach
-from web.realtime.client_events import MAX_EVENT_BYTES
+from web.realtime.protocol.client_events import MAX_EVENT_BYTES
 from web.tls import TlsFiles, tls_files
 
 log = logging.getLogger("fleet.web")

@@ -17,7 +17,7 @@ from fleet.config.schema import WebConfig
 from fleet.processing.voiced import LeadingSilence
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
-from tests.web.realtime import spoken
+from tests.web.realtime import speech_samples
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.probe import Pcm
@@ -48,7 +48,7 @@ class Fleet:
         """All of an answer's, once more from the log, without the leading silence that is not sent."""
         told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
         assert told.status_code == 200, told.text
-        silence = LeadingSilence(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
+        silence = LeadingSilence(speech_samples.RATE_HZ, WebConfig().max_leading_silence_ms)
         return np.frombuffer(silence.feed(told.content[44:]) + silence.finish(), "<i2")
 
     def story(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def silence(seconds: float) -> Pcm:
 @cache
 def speech(text: str) -> Pcm:
     """At the microphone's rate."""
-    said = np.frombuffer(spoken.speech(text), "<i2").astype(np.float32)
-    return np.clip(soxr.resample(said, spoken.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
+    said = np.frombuffer(speech_samples.speech(text), "<i2").astype(np.float32)
+    return np.clip(soxr.resample(said, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
 
 
 def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]:

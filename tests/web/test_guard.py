@@ -15,7 +15,7 @@ from websockets.typing import Origin
 from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.guard import COOKIE, CSRF_HEADER
 from web.hosts import Hosts
 from web.pages.login import local_path

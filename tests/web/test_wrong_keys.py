@@ -11,7 +11,7 @@ from starlette.types import Scope
 from websockets.typing import Subprotocol
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.guard import CSRF_HEADER, IN_SUBPROTOCOL
 from web.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys, address_of
 

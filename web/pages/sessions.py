@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
-from web.realtime.story import SessionView
-from web.realtime.views import read_views
+from web.realtime.session_views import SessionView, read_views
 
 MAX_ROWS = 100
 

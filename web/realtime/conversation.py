@@ -15,10 +15,10 @@ import numpy as np
 import soxr
 
 from fleet.core.errors import BadInput, NotFound
-from web.realtime.heard import Span, speech_heard, words_heard
-from web.realtime.server_events import ItemBody, ItemPart, PartBody, SpokenInput
-from web.realtime.settings import OUTPUT_RATE_HZ
-from web.realtime.turns import RATE_HZ
+from web.realtime.audio.played_text import Span, speech_heard, words_heard
+from web.realtime.audio.turn_detector import RATE_HZ
+from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 from web.schema import InputAudio, InputAudioPartBody, MessageBody, TextPartBody
 from web.schema import PartBody as ChatPart
 

@@ -15,7 +15,7 @@ from fleet.core.ids import RequestId, new_request_id
 from web.answer import Answer, AudioPiece, Piece, Position, rest_of
 from web.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.realtime.ask import shortened
-from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
+from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails, UsageBody
 from web.schema import ChatBody
 
 log = logging.getLogger("fleet.web")

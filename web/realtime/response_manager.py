@@ -13,19 +13,16 @@ from fleet.core.errors import BadInput
 from fleet.processing import TextPart
 from web.errors import UnsupportedValue
 from web.gateway import Gateway
-from web.realtime import server_events as say
 from web.realtime.ask import chat_body
-from web.realtime.client_connection import ClientConnection
-from web.realtime.client_events import ResponsePatch
+from web.realtime.audio.played_text import SpeakingRate
 from web.realtime.conversation import Conversation
+from web.realtime.discard_limit import Pace
 from web.realtime.generation import Generation
-from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader
-from web.realtime.pace import Pace
-from web.realtime.refusal import error_event
-from web.realtime.response_stream import CANCELLED, ResponsePlan, ResponseStream, TurnTimestamps
-from web.realtime.served import check_speaks
-from web.realtime.settings import (
+from web.realtime.protocol import server_events as say
+from web.realtime.protocol.capabilities import check_speaks
+from web.realtime.protocol.client_events import ResponsePatch
+from web.realtime.protocol.settings import (
     OUTPUT_FORMAT,
     RESPONSE_BETA,
     SAME_IN_BETA,
@@ -35,6 +32,9 @@ from web.realtime.settings import (
     check_output_format,
     voice_name,
 )
+from web.realtime.response_stream import CANCELLED, ResponsePlan, ResponseStream, TurnTimestamps
+from web.realtime.transport.client_connection import ClientConnection
+from web.realtime.transport.refusal import error_event
 from web.schema import MessageBody
 
 MAX_ASIDE = 4

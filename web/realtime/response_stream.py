@@ -17,12 +17,12 @@ from fleet.core.errors import FleetError
 from fleet.processing.voiced import FirstVoiced
 from web.answer import BYTES_PER_SAMPLE
 from web.errors import type_of
-from web.realtime import server_events as say
+from web.realtime.audio.played_text import Span, SpeakingRate, silences, speech_until
+from web.realtime.audio.playhead import Playhead
 from web.realtime.conversation import Conversation, Item, Part, PlayedSpeech
 from web.realtime.generation import Generation
-from web.realtime.heard import Span, SpeakingRate, silences, speech_until
-from web.realtime.playhead import Playhead
-from web.realtime.settings import OUTPUT_RATE_HZ
+from web.realtime.protocol import server_events as say
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 
 log = logging.getLogger("fleet.web")
 

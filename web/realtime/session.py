@@ -16,20 +16,21 @@ from fleet.core.ids import RequestId
 from web.errors import UnsupportedValue
 from web.gateway import Gateway
 from web.offload import read_in_thread
-from web.realtime import client_events as ask
-from web.realtime import server_events as say
-from web.realtime.client_connection import ClientConnection
+from web.realtime.audio.played_text import SpeakingRate
+from web.realtime.audio.vad import Together
 from web.realtime.conversation import Clip, Conversation, Item
-from web.realtime.heard import SpeakingRate
 from web.realtime.items import ItemReader, no_input_format
-from web.realtime.refusal import error_event
+from web.realtime.protocol import client_events as ask
+from web.realtime.protocol import server_events as say
+from web.realtime.protocol.session_update import updated
+from web.realtime.protocol.settings import ServerVad, Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import ResponseStream
-from web.realtime.settings import ServerVad, Settings
-from web.realtime.story import SessionView, Story, shown_id, timing_parts
+from web.realtime.session_stats import Story, timing_parts
+from web.realtime.session_views import SessionView, shown_id
+from web.realtime.transport.client_connection import ClientConnection
+from web.realtime.transport.refusal import error_event
 from web.realtime.turn_manager import TurnManager
-from web.realtime.update import updated
-from web.realtime.vad import Together
 
 log = logging.getLogger("fleet.web")
 

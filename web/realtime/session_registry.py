@@ -19,16 +19,16 @@ from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quo
 from web.errors import SessionEnded, SessionExpired, SessionIdle
 from web.gateway import Gateway
 from web.ports import HeldVoice
-from web.realtime import vad
 from web.realtime.admission import Admission
-from web.realtime.client_connection import Port
-from web.realtime.refusal import close_code, close_reason, error_event
-from web.realtime.secrets import API_KEY, short_name
-from web.realtime.server_events import SessionCreated, new_id
+from web.realtime.audio import vad
+from web.realtime.protocol.server_events import SessionCreated, new_id
+from web.realtime.protocol.settings import Settings
 from web.realtime.session import Session, SessionCallbacks, Shared
-from web.realtime.settings import Settings
-from web.realtime.store import STATE, Snapshot, restore, resumed
-from web.realtime.story import shown_id
+from web.realtime.session_views import shown_id
+from web.realtime.snapshot import STATE, Snapshot, restore, resumed
+from web.realtime.transport.client_connection import Port
+from web.realtime.transport.client_secrets import API_KEY, short_name
+from web.realtime.transport.refusal import close_code, close_reason, error_event
 
 log = logging.getLogger("fleet.web")
 

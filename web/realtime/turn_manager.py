@@ -16,16 +16,16 @@ from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voiced import VoicedSearch
 from web.errors import type_of
 from web.gateway import Gateway
-from web.realtime import server_events as say
-from web.realtime import vad
-from web.realtime.client_connection import ClientConnection
+from web.realtime.audio import vad
+from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_detector import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
 from web.realtime.conversation import Clip, Conversation, Item, Part
-from web.realtime.input_buffer import AudioInputBuffer
 from web.realtime.items import MIN_CLIP_MS
+from web.realtime.protocol import server_events as say
+from web.realtime.protocol.settings import INPUT_FORMAT, PcmFormat, Settings
 from web.realtime.response_manager import BufferEmpty, ResponseManager
 from web.realtime.response_stream import TurnTimestamps
-from web.realtime.settings import INPUT_FORMAT, PcmFormat, Settings
-from web.realtime.turns import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
+from web.realtime.transport.client_connection import ClientConnection
 from web.schema import InputAudio, InputAudioPartBody, MessageBody
 from web.transcription import transcribe
 

@@ -21,8 +21,8 @@ from fleet.core.errors import BadInput
 from tests.support import await_until
 from tests.web.conftest import Gateway
 from tests.web.fake_client import Script
-from tests.web.realtime.page import opened
-from web.realtime.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
+from tests.web.realtime.socket_client import opened
+from web.realtime.protocol.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
 from web.realtime.session import Session
 
 KINDS = (

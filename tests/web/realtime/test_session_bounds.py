@@ -16,12 +16,12 @@ from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
 from web.gateway import Gateway
 from web.realtime import session_registry
-from web.realtime.pace import BURST, PER_S, Pace
-from web.realtime.secrets import API_KEY
-from web.realtime.served import default_settings
-from web.realtime.server_events import Error, ResponseCreated, ServerEvent
+from web.realtime.discard_limit import BURST, PER_S, Pace
+from web.realtime.protocol.capabilities import default_settings
+from web.realtime.protocol.server_events import Error, ResponseCreated, ServerEvent
 from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
+from web.realtime.transport.client_secrets import API_KEY
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
 SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})

@@ -6,12 +6,12 @@ import hashlib
 import numpy as np
 
 from tests.support import REPO
-from tests.web.realtime.spoken import blocks, silence, speech
-from web.realtime.input_buffer import AudioInputBuffer
-from web.realtime.turns import FRAME_SAMPLES, Paused, Started, Stopped, TurnEvent, TurnRules
-from web.realtime.vad import Together, Vad, judge
+from tests.web.realtime.speech_samples import blocks, silence, speech
+from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_detector import FRAME_SAMPLES, Paused, Started, Stopped, TurnEvent, TurnRules
+from web.realtime.audio.vad import Together, Vad, judge
 
-FOLDER = REPO / "web" / "realtime" / "vad_model"
+FOLDER = REPO / "web" / "realtime" / "audio" / "vad_model"
 SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",

@@ -5,7 +5,7 @@ const HEADER_BYTES = 8;
 const MAX_HELD_BLOCKS = 250; // five seconds of the microphone, kept while there is no connection
 const FULL_MS = 5000;
 const FULL = 1013;
-const REFUSED = [1000, 1008, 3000, 4000]; // ended, or refused (see web/realtime/refusal.py): the next attempt would be, too
+const REFUSED = [1000, 1008, 3000, 4000]; // ended, or refused (see web/realtime/transport/refusal.py): the next attempt would be, too
 
 /**
  * Dispatches "event" (detail: the event), "sound" ({serial, offset, pcm: Int16Array}), "down" ({attempt}) and "refused"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fleet.core.errors import BadInput
 from web.errors import UnsupportedValue
-from web.realtime.turns import TurnRules
+from web.realtime.audio.turn_detector import TurnRules
 from web.unserved import EMPTY, Refusal, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000

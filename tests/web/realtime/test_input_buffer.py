@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.page import opened
-from web.realtime.input_buffer import AudioInputBuffer
-from web.realtime.turns import RATE_HZ, TurnRules
+from tests.web.realtime.socket_client import opened
+from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
 RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
 NEAR = RATE_HZ // 500

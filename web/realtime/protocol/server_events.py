@@ -8,7 +8,7 @@ import secrets
 import msgspec
 from msgspec import field
 
-from web.realtime.settings import PcmFormat, Settings
+from web.realtime.protocol.settings import PcmFormat, Settings
 
 
 def new_id(kind: str) -> str:

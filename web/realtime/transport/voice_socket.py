@@ -11,11 +11,11 @@ from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError, NotFound
-from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.refusal import close_code, close_reason, error_event
-from web.realtime.secrets import Credential, expired
 from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
+from web.realtime.transport.client_secrets import Credential, expired
+from web.realtime.transport.refusal import close_code, close_reason, error_event
+from web.realtime.transport.socket_writers import ConsolePort, SocketPort
 
 GOODBYE = 1000
 """The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway import Gateway
-from web.realtime.client_events import DETECTION_KINDS, bad_field
-from web.realtime.served import served
-from web.realtime.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
+from web.realtime.protocol.capabilities import served
+from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
+from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]

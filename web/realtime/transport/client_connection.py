@@ -6,7 +6,7 @@ Knows no protocol: a port turns events and sound into frames.
 from collections import deque
 from typing import Protocol
 
-from web.realtime.server_events import ServerEvent, State
+from web.realtime.protocol.server_events import ServerEvent, State
 
 MAX_MISSED = 2000
 """Events, none of them sound: minutes of transcript."""

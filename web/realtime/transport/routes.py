@@ -11,14 +11,13 @@ from fleet.core.ids import RequestId
 from web.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
 from web.gateway import Gateway
 from web.guard import EPHEMERAL, offered_key
-from web.realtime.ports import ConsolePort, SocketPort
-from web.realtime.refusal import RefusalLog, accept, refuse_socket
-from web.realtime.secrets import API_KEY, Credential, Secrets, expired
-from web.realtime.served import default_settings
+from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
-from web.realtime.sockets import VoiceSocket
-from web.realtime.story import SessionView
-from web.realtime.views import decode_view, read_views
+from web.realtime.session_views import SessionView, decode_view, read_views
+from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
+from web.realtime.transport.refusal import RefusalLog, accept, refuse_socket
+from web.realtime.transport.socket_writers import ConsolePort, SocketPort
+from web.realtime.transport.voice_socket import VoiceSocket
 from web.wrong_keys import WrongKeys
 
 ON = ("1", "true", "yes")

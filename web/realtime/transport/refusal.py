@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from fleet.core.errors import FleetError
 from web.errors import TooManyWrongKeys, type_of
 from web.protocol.abuse import PERIOD_S, AbuseLog
-from web.realtime.server_events import Error, ErrorDetail, encode_event
+from web.realtime.protocol.server_events import Error, ErrorDetail, encode_event
 from web.wrong_keys import Later, address_of, call_later
 
 log = logging.getLogger("fleet.web")

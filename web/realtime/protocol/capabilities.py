@@ -6,7 +6,7 @@ from fleet.core.errors import BadInput
 from fleet.processing import TextPart
 from web.errors import UnsupportedValue
 from web.gateway import Gateway
-from web.realtime.settings import VOICE_FIELD, Settings
+from web.realtime.protocol.settings import VOICE_FIELD, Settings
 
 
 def default_settings(gateway: Gateway) -> Settings:

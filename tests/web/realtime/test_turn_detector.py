@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from web.realtime.turns import (
+from web.realtime.audio.turn_detector import (
     FRAME_MS,
     FRAME_SAMPLES,
     GoesOn,

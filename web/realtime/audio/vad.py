@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from web.realtime.turns import FRAME_MS, FRAME_SAMPLES, RATE_HZ
+from web.realtime.audio.turn_detector import FRAME_MS, FRAME_SAMPLES, RATE_HZ
 
 MODEL = "silero_vad.onnx"
 CONTEXT_SAMPLES = 64
@@ -35,7 +35,7 @@ def model() -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    model = (resources.files("web.realtime") / "vad_model" / MODEL).read_bytes()
+    model = (resources.files("web.realtime.audio") / "vad_model" / MODEL).read_bytes()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

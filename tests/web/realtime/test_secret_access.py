@@ -27,7 +27,7 @@ from tests.web.conftest import Loaded
 from web.app import create_app
 from web.guard import LOGIN, OPEN_PATHS
 from web.realtime import session_registry
-from web.realtime.secrets import OWNER
+from web.realtime.transport.client_secrets import OWNER
 from web.serve import Server, uvicorn_config
 
 KEY = "the-api-key"

@@ -11,13 +11,13 @@ import msgspec
 from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import RequestId
 from web.gateway import Gateway
+from web.realtime.audio.played_text import SpeakingRate
 from web.realtime.conversation import Clip, Item
 from web.realtime.generation import Generation
-from web.realtime.heard import SpeakingRate
+from web.realtime.protocol.server_events import Resumed
+from web.realtime.protocol.settings import Settings
 from web.realtime.response_stream import ResponsePlan, ResponseStream, TurnTimestamps
-from web.realtime.server_events import Resumed
 from web.realtime.session import Session, SessionCallbacks, Shared
-from web.realtime.settings import Settings
 
 STATE, CLIP = "state", "clip:"
 VERSION = 1

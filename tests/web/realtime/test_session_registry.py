@@ -10,8 +10,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import Script
-from tests.web.realtime.page import opened
-from web.realtime import sockets
+from tests.web.realtime.socket_client import opened
+from web.realtime.transport import voice_socket
 
 VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
@@ -88,7 +88,7 @@ async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gatew
 
 
 async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_EARLY_BYTES", 100 * sockets.FRAME_BYTES)
+    monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
         assert (await next_event(third))["position"] == 1
         for _ in range(101):
@@ -98,7 +98,7 @@ async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gatewa
 
 
 async def test_frames_of_all_clients_in_line_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_ALL_EARLY_BYTES", 100 * sockets.FRAME_BYTES)
+    monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
             assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import Voice
-from web.realtime.heard import SpeakingRate, silences, speech_heard, speech_until, words_heard
-from web.realtime.playhead import Playhead
+from web.realtime.audio.played_text import SpeakingRate, silences, speech_heard, speech_until, words_heard
+from web.realtime.audio.playhead import Playhead
 
 RATE_HZ = 24_000
 STEPS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 50_000)), max_size=50)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.json_bounds import check_json, max_keys
-from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
+from web.realtime.protocol.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
 from web.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024

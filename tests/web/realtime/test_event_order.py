@@ -12,7 +12,7 @@ import pytest
 
 from tests.web.conftest import Gateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
-from tests.web.realtime.page import Event, Page, opened
+from tests.web.realtime.socket_client import Event, Page, opened
 
 NUM_EVENTS = 60
 SOUND = "AQD//w" + "AAAA" * 2_000 + "AA"

@@ -20,10 +20,10 @@ from web.gateway import Gateway
 from web.guard import EPHEMERAL
 from web.json_bounds import check_json
 from web.offload import parse_body
-from web.realtime.client_events import bad_field
-from web.realtime.served import default_settings, served
-from web.realtime.server_events import new_id
-from web.realtime.settings import Patch, SessionPatch, Settings, merged
+from web.realtime.protocol.capabilities import default_settings, served
+from web.realtime.protocol.client_events import bad_field
+from web.realtime.protocol.server_events import new_id
+from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merged
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024

@@ -10,8 +10,8 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from web.realtime.turns import FRAME_SAMPLES, RATE_HZ, Stopped, TurnDetector, TurnEvent, TurnRules
-from web.realtime.vad import Samples, Vad
+from web.realtime.audio.turn_detector import FRAME_SAMPLES, RATE_HZ, Stopped, TurnDetector, TurnEvent, TurnRules
+from web.realtime.audio.vad import Samples, Vad
 
 Pcm = NDArray[np.int16]
 SLICE_S = 0.5

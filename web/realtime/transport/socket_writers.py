@@ -11,8 +11,7 @@ from collections import deque
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from web.realtime.refusal import clipped_reason
-from web.realtime.server_events import (
+from web.realtime.protocol.server_events import (
     AudioSerial,
     Error,
     ErrorDetail,
@@ -22,7 +21,8 @@ from web.realtime.server_events import (
     ServerEvent,
     encode_event,
 )
-from web.realtime.settings import OUTPUT_RATE_HZ
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
+from web.realtime.transport.refusal import clipped_reason
 
 log = logging.getLogger("fleet.web")
 

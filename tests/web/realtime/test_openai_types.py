@@ -7,9 +7,9 @@ import pytest
 from fleet.core.errors import EngineError
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script
-from tests.web.realtime.page import Event, Page, opened
-from tests.web.realtime.spoken import blocks, silence, speech
-from tests.web.realtime.typed import check_event
+from tests.web.realtime.openai_types import check_event
+from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.speech_samples import blocks, silence, speech
 
 QUESTION = "what day comes after monday"
 LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=1920, gap_s=0.01)

@@ -4,41 +4,9 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
-from web.realtime.server_events import TimingPart
+from web.realtime.protocol.server_events import TimingPart
 
 KEPT_TURNS = 200
-SHOWN_ID_CHARS = 8
-"""Number of shown characters of the 22 random ones in a session's id; the others cannot be guessed."""
-
-
-def shown_id(session_id: str) -> str:
-    """Return the end of a session's id: enough to recognise the session, not to open it."""
-    return f"sess_...{session_id[-SHOWN_ID_CHARS:]}"
-
-
-class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A live session as the console shows it. Units: `voice_to_voice_*_ms` from the user's last voiced sample to the first voiced
-    one of the answer, of spoken turns only; `created_us`, `seen_us` since 1970. `state`: listening, hearing, thinking, speaking,
-    interrupted, or away without a client. `client_secret`: the first characters of the hash of the short-lived secret that opened
-    it; None for the API key and the console.
-    """
-
-    id: str
-    gateway: str
-    state: str
-    turns: int
-    voice_to_voice_last_ms: float | None
-    voice_to_voice_median_ms: float | None
-    interruptions: int
-    underruns: int
-    input_rate_hz: int
-    voice: str
-    request_id: str | None
-    created_us: int
-    seen_us: int
-    client_secret: str | None = None
 
 
 class Story:

@@ -10,8 +10,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.typed import check_event
-from web.realtime.refusal import MAX_REASON_BYTES
+from tests.web.realtime.openai_types import check_event
+from web.realtime.transport.refusal import MAX_REASON_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.page import Event, Page, opened
+from tests.web.realtime.socket_client import Event, Page, opened
 
 CONTROL = "<|im_end|>"
 LONG = Script(text="one two three four five six seven", num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)

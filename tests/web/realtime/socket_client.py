@@ -11,7 +11,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.typed import check_event
+from tests.web.realtime.openai_types import check_event
 
 Event = dict[str, Any]
 
