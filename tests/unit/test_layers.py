@@ -19,6 +19,8 @@ ALL_BELOW_WORKER = (
     "fleet.core", "fleet.config", "fleet.graphs", "fleet.conductor", "fleet.control", "fleet.transfer", "fleet.engine",
     "fleet.models", "fleet.processing", "fleet.stages",
 )  # fmt: skip
+BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing")
+BELOW_ENDPOINTS = (*BELOW_WEB, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.core": (),
@@ -40,7 +42,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.stages": ("fleet.core", "fleet.graphs", "fleet.engine", "fleet.models", "fleet.processing"),
     "fleet.worker": ALL_BELOW_WORKER,
     "fleet.train": (*ALL_BELOW_WORKER, "fleet.worker"),
-    "web": ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing"),
+    # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document join them.
+    "web.ports": BELOW_WEB,
+    "web.http": (*BELOW_WEB, "web.ports"),
+    "web.schema": (*BELOW_WEB, "web.http"),
+    "web.gateway": (*BELOW_WEB, "web.ports", "web.schema"),
+    "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
+    "web.realtime": BELOW_ENDPOINTS,
+    "web.fleet_api": BELOW_ENDPOINTS,
+    "web": (*BELOW_WEB, "web"),
     "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),

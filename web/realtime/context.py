@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.realtime.audio.played_text import SpeakingRate
 from web.realtime.audio.vad import VadBatcher
 from web.realtime.clock import Clock

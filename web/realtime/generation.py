@@ -10,8 +10,8 @@ from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
-from web.answer import Answer, AudioPiece, Piece, Position, rest_of
-from web.gateway import ActiveRequest, Gateway
+from web.gateway.answer import Answer, AudioPiece, Piece, Position, rest_of
+from web.gateway.gateway import ActiveRequest, Gateway
 from web.realtime.clock import Clock
 from web.realtime.prompt import Prompt
 from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails, UsageBody

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from fleet.core.errors import BadInput
 from fleet.processing import TextPart
-from web.errors import UnsupportedValue
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import UnsupportedValue
 from web.realtime.ask import chat_body
 from web.realtime.audio.played_text import SpeakingRate
 from web.realtime.conversation import Conversation
@@ -35,7 +35,7 @@ from web.realtime.protocol.settings import (
 from web.realtime.response_stream import CANCELLED, ResponsePlan, ResponseStream, TurnTimestamps
 from web.realtime.transport.client_connection import ClientConnection
 from web.realtime.transport.refusal import error_event
-from web.schema import MessageBody
+from web.schema.chat import MessageBody
 
 MAX_ASIDE = 4
 """Responses outside the conversation at once."""

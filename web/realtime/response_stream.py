@@ -14,8 +14,8 @@ import numpy as np
 
 from fleet.core.errors import FleetError
 from fleet.processing.voiced import FirstVoiced
-from web.answer import BYTES_PER_SAMPLE
-from web.errors import type_of
+from web.gateway.answer import BYTES_PER_SAMPLE
+from web.http.errors import type_of
 from web.realtime.audio.played_text import Span, find_silences, speech_until
 from web.realtime.audio.playhead import Playhead
 from web.realtime.context import EventQueue, SessionContext
@@ -28,7 +28,7 @@ from web.realtime.states import ResponseInput, ResponseState, next_response_stat
 log = logging.getLogger("fleet.web")
 
 GROUP_SAMPLES = 3
-"""Pieces of whole groups can be joined as base64: see `web.answer.GROUP_BYTES`."""
+"""Pieces of whole groups can be joined as base64: see `web.gateway.answer.GROUP_BYTES`."""
 FRAME_SAMPLES = 1920
 """Audio is sent in pieces of 80 ms or more while the client has enough to play, and of `MAX_PIECE_SAMPLES` at most."""
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 SHOWN_ID_CHARS = 8
 """Number of shown characters of the 22 random ones in a session's id; the others cannot be guessed."""

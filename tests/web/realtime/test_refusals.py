@@ -19,8 +19,8 @@ from fleet.core.errors import BadInput, FleetError, RedisUnreachable
 from tests.web.conftest import Gateway
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
-from web.errors import Unauthorized
-from web.protocol.abuse import PERIOD_S
+from web.http.errors import Unauthorized
+from web.http.protocol.abuse import PERIOD_S
 from web.realtime.transport.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
 
 KEY = "the-right-key"

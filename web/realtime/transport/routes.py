@@ -8,9 +8,10 @@ from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
-from web.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
-from web.gateway import Gateway
-from web.guard import EPHEMERAL, offered_key
+from web.gateway.gateway import Gateway
+from web.http.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
+from web.http.guard import EPHEMERAL, offered_key
+from web.http.wrong_keys import WrongKeys
 from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
@@ -18,7 +19,6 @@ from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, 
 from web.realtime.transport.refusal import RefusalLog, accept, refuse_socket
 from web.realtime.transport.socket_writers import ConsolePort, SocketPort
 from web.realtime.transport.voice_socket import VoiceSocket
-from web.wrong_keys import WrongKeys
 
 ON = ("1", "true", "yes")
 INTENTS = ("", "conversation", "realtime")
