@@ -22,9 +22,18 @@ from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import HeardNotes
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
-from web.gateway.stored_body import kept_body
+from web.gateway.stored_body import stored_body
 from web.ports import ClientStream, FleetPort
-from web.schema.chat import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
+from web.schema.chat import (
+    AudioUrlPartBody,
+    ChatBody,
+    ChatOptions,
+    MessageBody,
+    PartBody,
+    StreamOptions,
+    TextPartBody,
+    voice_name,
+)
 
 log = logging.getLogger("fleet.web")
 
@@ -108,19 +117,31 @@ class Gateway:
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
         self.check_model(body.model)
-        spoken = "audio" in body.wants
-        outputs = self.outputs(spoken=spoken)
-        seed = request_seed(body)
-        stages = self.graph.stages_for(outputs)
+        self.outputs(spoken="audio" in body.wants)
         asked = asked or RequestOverrides()
+        messages = asked.messages or await self._messages(body)
+        return await self.submit(body, messages, request_id, asked, stored=stored_body(body), kind=kind)
+
+    async def submit(
+        self, options: ChatOptions, messages: tuple[Message, ...], request_id: RequestId, asked: RequestOverrides, *,
+        stored: str, kind: str = "",
+    ) -> ActiveRequest:  # fmt: skip
+        """Check, prepare and submit a chat; see `open`. `stored`: its body as people read it later.
+
+        Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
+        """
+        spoken = "audio" in options.wants
+        outputs = self.outputs(spoken=spoken)
+        seed = request_seed(options)
+        stages = self.graph.stages_for(outputs)
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
-            messages=asked.messages or await self._messages(body),
+            messages=messages,
             outputs=outputs,
-            sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
+            sampling=resolve_sampling(options, self.config, self._defaults, stages, seed),
             spoken=spoken,
-            voice=voice_name(body.audio.voice) if body.audio is not None else None,
+            voice=voice_name(options.audio.voice) if options.audio is not None else None,
             given=asked.given,
             created_us=now_us(),
             where=asked.where,
@@ -128,7 +149,7 @@ class Gateway:
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
         spec = msgspec.structs.replace(
-            spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=kept_body(body),
+            spec, reply=reply_of(options) | self._silence_of(asked, spoken=spoken), session=session_of(options), body=stored,
             model=self.model, kind=kind or ("speech" if spoken else "text"),
         )  # fmt: skip
         if isinstance(asked.given, TextPart):
@@ -203,12 +224,14 @@ class Gateway:
         await self.client.keep_transcript(audio_id, transcript, self.config.retention_s)
         return int(time.time()) + self.config.retention_s
 
+    def check_num_messages(self, num_messages: int) -> None:
+        """Raises: InputTooLarge."""
+        if num_messages > self.config.limits.max_messages:
+            reason = f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
+            raise InputTooLarge(f"messages: {reason}", param="messages")
+
     async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
-        if len(body.messages) > self.config.limits.max_messages:
-            raise InputTooLarge(
-                f"messages: {len(body.messages)} messages; at most {self.config.limits.max_messages} are allowed",
-                param="messages",
-            )
+        self.check_num_messages(len(body.messages))
         return tuple([await self._message(message, index) for index, message in enumerate(body.messages)])
 
     async def _message(self, message: MessageBody, index: int) -> Message:
@@ -237,14 +260,14 @@ class Gateway:
 MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
 
 
-def reply_of(body: ChatBody) -> dict[str, str]:
+def reply_of(body: ChatOptions) -> dict[str, str]:
     """What a body says of its answer's shape, as the request keeps it: a key is there or not."""
     options = body.stream_options or StreamOptions()
     wanted = {MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers}
     return {name: "yes" for name, given in wanted.items() if given}
 
 
-def session_of(body: ChatBody) -> str:
+def session_of(body: ChatOptions) -> str:
     """The conversation's name inside the fleet: of one length, and fit for a key of Redis, whatever the client calls it."""
     key = body.prompt_cache_key
     return blake2b(key.encode(), digest_size=16).hexdigest() if key is not None else ""

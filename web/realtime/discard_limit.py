@@ -1,21 +1,21 @@
-"""Rate at which one session may begin answers that are discarded before their end. Pure; the caller passes the time.
+"""Rate at which one session may start responses that are discarded before their end. Pure; the caller passes the time.
 
-One response is active at a time, but a client that creates and cancels in turn would make the fleet begin thousands.
+One response is active at a time, but a client that creates and cancels in turn would make the fleet start thousands.
 """
 
 BURST = 32
 PER_S = 8.0
-"""More than speech with a pause after every word needs, each of which begins an answer on speculation."""
+"""More than needed by speech with a pause after every word, each of which starts a speculative response."""
 
 
-class Pace:
+class DiscardLimit:
     """Units: `now` in seconds of any one clock."""
 
     def __init__(self) -> None:
         self._left, self._at = float(BURST), 0.0
 
-    def discard(self, now: float) -> None:
-        """Count one answer that was begun and discarded."""
+    def count(self, now: float) -> None:
+        """Count one response that was discarded."""
         self._refill(now)
         self._left -= 1
 

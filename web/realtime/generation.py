@@ -99,7 +99,7 @@ class Generation:
         assert self.prompt is not None
         while True:
             try:
-                return await self._gateway.submit(self.prompt.chat(), self.request_id)
+                return await self.prompt.submit(self._gateway, self.request_id)
             except InputTooLarge:
                 shorter = self.prompt.shortened() if self.shorten else None
                 if shorter is None:

@@ -311,7 +311,7 @@ class ResponseStream:
             self._events.emit(ResponseStarted(self))
 
     def _find_voice(self, first: int, pcm: bytes, now: float) -> None:
-        """Search audio that is sent for the first time; not after a part that another gateway sent, which was not searched here."""
+        """Search audio that is sent for the first time, unless another gateway sent the part before it, which is unknown here."""
         if self._voice.sample is not None or first > self._num_searched:
             return
         fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]

@@ -251,7 +251,7 @@ async def test_words_come_once_however_long_ago_they_were_written_down(loaded: L
 
         def written(session: str) -> int:
             state = msgspec.msgpack.decode(first.client.held[session].fields.get("state", b"\x80"))
-            return (state.get("run") or {}).get("sent_chars", 0)
+            return (state.get("response") or {}).get("sent_chars", 0)
 
         async with opened(first) as page:
             await page.ask("hello")

@@ -27,14 +27,14 @@ def quiet(rate_hz: int, ms: int) -> bytes:
     return bytes(2 * (rate_hz * ms // 1000))
 
 
-def hear(ear: AudioInputBuffer, pcm: bytes, step: int | None = None) -> None:
-    for piece in _cut(ear, pcm, step):
-        ear.hear(piece)
+def hear(buffer: AudioInputBuffer, pcm: bytes, step: int | None = None) -> None:
+    for piece in _cut(buffer, pcm, step):
+        buffer.append(piece)
 
 
-def _cut(ear: AudioInputBuffer, pcm: bytes, step: int | None) -> Iterator[bytes]:
+def _cut(buffer: AudioInputBuffer, pcm: bytes, step: int | None) -> Iterator[bytes]:
     for start in range(0, len(pcm), step or len(pcm)):
-        yield from ear.pieces(pcm[start : start + (step or len(pcm))])
+        yield from buffer.split(pcm[start : start + (step or len(pcm))])
 
 
 def level(pcm: bytes) -> NDArray[np.int_]:
@@ -53,82 +53,82 @@ def same(one: bytes, other: bytes) -> bool:
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz: int) -> None:
     """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
-    ear = AudioInputBuffer(rate_hz, TurnRules())
+    buffer = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
-    hear(ear, pcm)
-    at = loud(ear.peek(0, ear.position))
+    hear(buffer, pcm)
+    at = loud(buffer.peek(0, buffer.position))
     assert abs(int(at[0]) - RATE_HZ * 420 // 1000) < NEAR and abs(int(at[-1]) - RATE_HZ // 2) < NEAR
-    assert ear.position == len(pcm) // 2 * RATE_HZ // rate_hz, "and the stillness after it was none to resample"
+    assert buffer.position == len(pcm) // 2 * RATE_HZ // rate_hz, "and the stillness after it was none to resample"
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("rules", [None, TurnRules()])
 def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules | None) -> None:
-    ear, before = AudioInputBuffer(rate_hz, rules), 0
+    buffer, before = AudioInputBuffer(rate_hz, rules), 0
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
-        hear(ear, pcm, 2 * rate_hz // 50)
+        hear(buffer, pcm, 2 * rate_hz // 50)
         came = before + len(pcm) // 2
         length = came * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
-        assert (ear.came, ear.kept_ms) == (came * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
-        taken = ear.take_all()
+        assert (buffer.received, buffer.retained_ms) == (came * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
+        taken = buffer.take_all()
         assert len(taken) == 2 * length and int(loud(taken)[-1]) > length - NEAR, "its end is there"
-        assert (ear.position, ear.kept_ms) == (ear.came, 0)
+        assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
         before = came
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("take", [True, False])
 def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, take: bool) -> None:
-    ear = AudioInputBuffer(rate_hz, None)
-    hear(ear, tone(rate_hz, 300))
+    buffer = AudioInputBuffer(rate_hz, None)
+    hear(buffer, tone(rate_hz, 300))
     if take:
-        ear.take_all()
+        buffer.take_all()
     else:
-        ear.clear()
-    assert (ear.position, ear.kept_ms) == (ear.came, 0)
-    hear(ear, quiet(rate_hz, 200))
-    assert int(level(ear.take_all()).max()) <= DITHER
+        buffer.clear()
+    assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
+    hear(buffer, quiet(rate_hz, 200))
+    assert int(level(buffer.take_all()).max()) <= DITHER
 
 
 @pytest.mark.parametrize("take", [True, False])
 def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> None:
-    ear = AudioInputBuffer(24_000, None)
-    hear(ear, tone(24_000, 200) + b"\x55")
+    buffer = AudioInputBuffer(24_000, None)
+    hear(buffer, tone(24_000, 200) + b"\x55")
     if take:
-        ear.take_all()
+        buffer.take_all()
     else:
-        ear.clear()
+        buffer.clear()
     clean = AudioInputBuffer(24_000, None)
-    for listening in (ear, clean):
+    for listening in (buffer, clean):
         hear(listening, tone(24_000, 200))
-    assert same(ear.take_all(), clean.take_all())
+    assert same(buffer.take_all(), clean.take_all())
 
 
 def test_half_a_sample_is_made_whole_within_its_turn() -> None:
-    ear, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
-    hear(ear, pcm, 801)
+    buffer, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
+    hear(buffer, pcm, 801)
     hear(clean, pcm)
-    assert same(ear.take_all(), clean.take_all())
+    assert same(buffer.take_all(), clean.take_all())
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
     """Still or not, taken, thrown away or neither: a tick is where it was."""
-    ear, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
+    buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
-        begin = ear.came
-        hear(ear, second, 2 * rate_hz // 50)
-        assert ear.came - ear.position <= RATE_HZ * 12 // 100
-        at = begin + loud(ear.peek(begin, ear.position))
+        begin = buffer.received
+        hear(buffer, second, 2 * rate_hz // 50)
+        assert buffer.received - buffer.position <= RATE_HZ * 12 // 100
+        at = begin + loud(buffer.peek(begin, buffer.position))
         middle = begin + len(silent) // 2 * RATE_HZ / rate_hz
         assert abs(int(at[0]) - middle) < NEAR and abs(int(at[-1]) - middle - RATE_HZ // 50) < NEAR
         if number % 3 == 1:
-            ear.take_all()
+            buffer.take_all()
         elif number % 3 == 2:
-            ear.clear()
-    assert ear.came == 12 * (len(second) // 2) * RATE_HZ // rate_hz
+            buffer.clear()
+    assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
 
 
 async def test_a_tenth_of_a_second_is_enough_to_be_committed_and_comes_whole(gateway: Gateway) -> None:

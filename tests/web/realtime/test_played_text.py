@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import Voice
-from web.realtime.audio.played_text import SpeakingRate, silences, speech_heard, speech_until, words_heard
+from web.realtime.audio.played_text import SpeakingRate, find_silences, played_speech, played_words, speech_until
 from web.realtime.audio.playhead import Playhead
 
 RATE_HZ = 24_000
@@ -20,11 +20,11 @@ def test_nobody_hears_what_was_not_sent_nor_faster_than_time(steps: list[tuple[f
     head, now, heard, sent = Playhead(RATE_HZ), 0.0, 0, 0
     for wait_s, num_samples in steps:
         before, now = now, now + wait_s
-        at = head.at(now)
+        at = head.position(now)
         assert heard <= at <= sent and at - heard <= (now - before) * RATE_HZ + 1
         if num_samples:
             head.send(num_samples, now)
-        sent, heard = sent + num_samples, head.at(now)
+        sent, heard = sent + num_samples, head.position(now)
         assert heard == at
 
 
@@ -41,23 +41,23 @@ def test_running_dry_is_counted_once_a_time() -> None:
     head = Playhead(RATE_HZ)
     head.send(RATE_HZ, 10.0)
     head.send(RATE_HZ, 10.5)
-    assert head.underruns == 0 and head.at(11.5) == 1.5 * RATE_HZ
+    assert head.underruns == 0 and head.position(11.5) == 1.5 * RATE_HZ
     head.send(RATE_HZ, 14.0)
-    assert head.underruns == 1 and head.at(14.5) == 2.5 * RATE_HZ
+    assert head.underruns == 1 and head.position(14.5) == 2.5 * RATE_HZ
 
 
 def test_what_the_listener_says_is_believed() -> None:
     head = Playhead(RATE_HZ)
     head.send(2 * RATE_HZ, 0.0)
-    head.told(RATE_HZ // 2, 1.0)
-    assert head.at(1.0) == RATE_HZ // 2 and head.at(1.5) == RATE_HZ
-    head.told(10 * RATE_HZ, 1.6)
-    assert head.at(1.6) == 2 * RATE_HZ
+    head.report(RATE_HZ // 2, 1.0)
+    assert head.position(1.0) == RATE_HZ // 2 and head.position(1.5) == RATE_HZ
+    head.report(10 * RATE_HZ, 1.6)
+    assert head.position(1.6) == 2 * RATE_HZ
 
 
 @given(st.text(alphabet="abc \n", max_size=200), st.floats(0, 1))
 def test_never_more_words_than_were_heard(text: str, share: float) -> None:
-    kept = words_heard(text, share, 1.0)
+    kept = played_words(text, share, 1.0)
     assert text.startswith(kept)
     if share < 1:
         assert len(kept) <= share * len(text)
@@ -69,13 +69,13 @@ def test_within_two_words_of_what_was_heard(words: list[str], share: float) -> N
     """Where sound runs at an even pace, as the proportion assumes."""
     text = " ".join(words)
     spoken = sum(1 for index in range(len(words)) if len(" ".join(words[: index + 1])) <= share * len(text))
-    kept = len(words_heard(text, share, 1.0).split())
+    kept = len(played_words(text, share, 1.0).split())
     assert kept <= spoken + (share == 1) and spoken - kept <= 2
 
 
 @given(st.text(max_size=100))
 def test_nothing_heard_is_no_word_and_all_of_it_every_one(text: str) -> None:
-    assert words_heard(text, 0, 1.0) == "" and words_heard(text, 1.0, 1.0) == text
+    assert played_words(text, 0, 1.0) == "" and played_words(text, 1.0, 1.0) == text
 
 
 @given(st.floats(0.02, 0.3), st.text(alphabet="ab ", min_size=30, max_size=200), st.floats(0.05, 0.95))
@@ -92,15 +92,17 @@ def test_silence_is_no_speech(spans: list[tuple[int, int]], share: float) -> Non
     """Of speech and silence in turn, each some hops of 10 ms long."""
     loud, quiet = np.tile(np.array([9000, -9000], np.int16), 120), np.zeros(240, np.int16)
     pcm = np.concatenate([np.concatenate([np.tile(loud, spoken), np.tile(quiet, silent)]) for spoken, silent in spans])
-    silent = silences(pcm)
+    silent = find_silences(pcm)
     played = int(share * len(pcm))
     assert speech_until(played, silent) == int(np.count_nonzero(pcm[:played]))
     whole = speech_until(len(pcm), silent)
-    assert speech_heard(len(pcm), silent, whole) == whole and speech_heard(played, silent, whole) <= speech_until(played, silent)
+    assert played_speech(len(pcm), silent, whole) == whole and played_speech(played, silent, whole) <= speech_until(
+        played, silent
+    )
 
 
 def test_all_that_is_silent_says_nothing() -> None:
-    assert speech_until(4800, silences(np.zeros(4800, np.int16))) == 0 and silences(np.zeros(0, np.int16)) == []
+    assert speech_until(4800, find_silences(np.zeros(4800, np.int16))) == 0 and find_silences(np.zeros(0, np.int16)) == []
 
 
 SENTENCES = (
@@ -117,11 +119,11 @@ def test_of_aligned_speech_no_more_is_kept_than_was_heard_and_at_most_two_words_
     off: Counter[int] = Counter()
     for speech, text in zip(speak_all([(t, v) for v in voices for t in SENTENCES]), SENTENCES * len(voices), strict=True):
         pcm = (speech.samples * 32767).astype(np.int16)
-        silent = silences(pcm)
+        silent = find_silences(pcm)
         whole = speech_until(len(pcm), silent)
         ends = [start * 24_000 for start in speech.word_starts_s[1:]] + [len(pcm)]
         for played in range(0, len(pcm), 480):
-            kept = len(words_heard(text, speech_heard(played, silent, whole), whole).split())
+            kept = len(played_words(text, played_speech(played, silent, whole), whole).split())
             off[kept - sum(1 for end in ends if end <= played)] += 1
     num = off.total()
     assert sum(count for words, count in off.items() if words > 0) < 0.01 * num, off

@@ -1,4 +1,4 @@
-"""Where a speaker's turn begins and ends, decided from one probability of speech per frame. Pure; knows no model and no clock."""
+"""Begin and end of a user's turns, decided from one probability of speech per frame. Pure; knows no model and no clock."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ FRAME_MS = 1000 * FRAME_SAMPLES // RATE_HZ
 MIN_VOICED_FRAMES = 2
 """A click fills one frame; speech fills the next one too."""
 HYSTERESIS = 0.15
-"""Speech ends below the threshold by this much, as Silero's own iterator has it."""
+"""Speech ends this far below the threshold. Source: Silero's `VADIterator`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """Units: ms. `speculate_ms` of silence is when an answer may be begun that is thrown away if speech goes on; 0: never.
+    """Units: ms. After `speculate_ms` of silence a response may be started, to be discarded if speech continues; 0: never.
 
-    `longest_ms`: a turn that lasts so long is ended, since no prompt takes more.
+    `longest_ms`: a turn of this length is ended, since no prompt holds a longer one.
     """
 
     threshold: float = 0.5
@@ -26,51 +26,50 @@ class TurnRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """Speech began. Units: samples since the stream's first; the prefix is before `start`."""
+class TurnStarted:
+    """Speech began. Units: samples since the stream's first; `start` includes the prefix, `voiced` is the first voiced frame."""
 
     start: int
     voiced: int
-    """Where the first voiced frame begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
-    """Silent for `speculate_ms`: this may be the end, and the turn's sound would end at `end`."""
+class TurnPaused:
+    """Silence lasted for `speculate_ms`: the turn may be over, and its audio would end at `end`."""
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
-    """It was not: speech goes on."""
+class TurnResumed:
+    """Speech continued after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """The turn is over. Its sound ends at `end`, its last voiced frame at `voiced_end`; `voiced_ms` of it were speech."""
+class TurnStopped:
+    """The turn is over. Its audio ends at `end`, its last voiced frame at `voiced_end`; `voiced_ms` of it were speech."""
 
     end: int
     voiced_end: int
     voiced_ms: int
 
 
-TurnEvent = Started | Paused | GoesOn | Stopped
+TurnEvent = TurnStarted | TurnPaused | TurnResumed | TurnStopped
 
 
 class TurnDetector:
-    """Feed it every frame's probability of speech, in order. Units: `here` is where the frame ends, in the stream's samples.
+    """Takes the probability of speech of every frame, in order. Units: `end` of a frame in the stream's samples.
 
-    Invariants: events come as Started (Paused GoesOn)* [Paused] Stopped; `end` of the last Paused is that of Stopped.
+    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; `end` of the last Paused is that of Stopped.
     """
 
     def __init__(self, rules: TurnRules) -> None:
         self.rules = rules
         self.speaking = False
-        self._run = 0
-        """Frames of speech in a row, while none has begun."""
+        self._voiced_run = 0
+        """Consecutive voiced frames before a turn began."""
         self._quiet = 0
-        """Frames of silence in a row, while speaking."""
+        """Consecutive silent frames within a turn."""
         self._voiced = 0
         self._start = 0
         self._floor = 0
@@ -81,50 +80,50 @@ class TurnDetector:
     def voiced_ms(self) -> int:
         return self._voiced * FRAME_MS
 
-    def feed(self, probability: float, here: int) -> list[TurnEvent]:
-        return self._in_speech(probability, here) if self.speaking else self._in_silence(probability, here)
+    def feed(self, probability: float, end: int) -> list[TurnEvent]:
+        return self._in_speech(probability, end) if self.speaking else self._in_silence(probability, end)
 
-    def cut(self, here: int) -> None:
-        """What came so far was taken, or thrown away: whatever comes now begins anew."""
+    def cut(self, end: int) -> None:
+        """Forget the audio before `end`, which was read or discarded: no turn begins before it."""
         self.speaking = False
-        self._floor = here
-        self._run = self._quiet = 0
+        self._floor = end
+        self._voiced_run = self._quiet = 0
         self._paused_at = None
 
-    def _in_silence(self, probability: float, here: int) -> list[TurnEvent]:
-        self._run = self._run + 1 if probability >= self.rules.threshold else 0
-        if self._run < MIN_VOICED_FRAMES:
+    def _in_silence(self, probability: float, end: int) -> list[TurnEvent]:
+        self._voiced_run = self._voiced_run + 1 if probability >= self.rules.threshold else 0
+        if self._voiced_run < MIN_VOICED_FRAMES:
             return []
-        voiced = here - self._run * FRAME_SAMPLES
+        voiced = end - self._voiced_run * FRAME_SAMPLES
         prefix = self.rules.prefix_ms * RATE_HZ // 1000
         self._start = min(voiced, max(self._floor, voiced - prefix))
-        self.speaking, self._voiced, self._quiet, self._run = True, self._run, 0, 0
-        return [Started(self._start, voiced)]
+        self.speaking, self._voiced, self._quiet, self._voiced_run = True, self._voiced_run, 0, 0
+        return [TurnStarted(self._start, voiced)]
 
-    def _in_speech(self, probability: float, here: int) -> list[TurnEvent]:
+    def _in_speech(self, probability: float, end: int) -> list[TurnEvent]:
         events: list[TurnEvent] = []
         if probability >= self.rules.threshold:
             self._voiced += 1
             self._quiet = 0
             if self._paused_at is not None:
                 self._paused_at = None
-                events.append(GoesOn())
+                events.append(TurnResumed())
         elif self._quiet or probability < self.rules.threshold - HYSTERESIS:
             self._quiet += 1
         else:
             self._voiced += 1
-        return events + self._ends(here)
+        return events + self._find_end(end)
 
-    def _ends(self, here: int) -> list[TurnEvent]:
+    def _find_end(self, end: int) -> list[TurnEvent]:
         quiet_ms = self._quiet * FRAME_MS
-        too_long = (here - self._start) * 1000 >= self.rules.longest_ms * RATE_HZ
+        too_long = (end - self._start) * 1000 >= self.rules.longest_ms * RATE_HZ
         if (self._quiet and quiet_ms >= self.rules.silence_ms) or too_long:
-            end = here if self._paused_at is None else self._paused_at
-            stopped = Stopped(end, here - self._quiet * FRAME_SAMPLES, self.voiced_ms)
-            self.cut(end)
+            turn_end = end if self._paused_at is None else self._paused_at
+            stopped = TurnStopped(turn_end, end - self._quiet * FRAME_SAMPLES, self.voiced_ms)
+            self.cut(turn_end)
             return [stopped]
         speculate_ms = self.rules.speculate_ms
         if speculate_ms and self._paused_at is None and quiet_ms >= speculate_ms:
-            self._paused_at = here
-            return [Paused(here)]
+            self._paused_at = end
+            return [TurnPaused(end)]
         return []

@@ -23,7 +23,7 @@ OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("
 """Objects whose fields are refused one by one. Of any other, a mistake in one field refuses the whole."""
 
 
-def updated(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
+def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
     """The settings after the update, and the refusals of it in order."""
     patch, invalid = read_patch(fields)
     changed, unserved = merged(settings, patch)

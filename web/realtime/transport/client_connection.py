@@ -1,6 +1,6 @@
-"""The client's end of a session: there, or away for a while. What it misses is kept, within bounds, until it is back.
+"""Connection of a session to its client, which may be absent for a while; its events are then stored, within bounds.
 
-Knows no protocol: a port turns events and sound into frames.
+Knows no protocol: a writer turns events and audio into frames.
 """
 
 from collections import deque
@@ -9,55 +9,55 @@ from typing import Protocol
 from web.realtime.protocol.server_events import ServerEvent, State
 
 MAX_MISSED = 2000
-"""Events, none of them sound: minutes of transcript."""
+"""Events, none of which is audio: minutes of transcript."""
 
 
-class Port(Protocol):
-    """One socket's way of writing. Never waits: who reads too slowly is disconnected, and may come back."""
+class ClientWriter(Protocol):
+    """Output of one socket. Never waits: a client that reads too slowly is disconnected, and may reconnect."""
 
-    def tell(self, event: ServerEvent) -> None: ...
+    def send(self, event: ServerEvent) -> None: ...
 
-    def sound(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None: ...
+    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None: ...
 
     def close(self, code: int, reason: str) -> None: ...
 
 
 class ClientConnection:
     def __init__(self) -> None:
-        self._port: Port | None = None
+        self._writer: ClientWriter | None = None
         self._missed: deque[ServerEvent] = deque(maxlen=MAX_MISSED)
 
     @property
-    def listening(self) -> bool:
-        return self._port is not None
+    def is_attached(self) -> bool:
+        return self._writer is not None
 
-    def attach(self, port: Port) -> None:
-        """Whoever was there before is sent away."""
-        if self._port is not None and self._port is not port:
-            self._port.close(1008, "the session goes on over another connection")
-        self._port = port
+    def attach(self, writer: ClientWriter) -> None:
+        """Send to this socket from now on, and close the one before."""
+        if self._writer is not None and self._writer is not writer:
+            self._writer.close(1008, "the session continues over another connection")
+        self._writer = writer
 
-    def catch_up(self) -> None:
+    def send_missed(self) -> None:
         while self._missed:
-            self.tell(self._missed.popleft())
+            self.send(self._missed.popleft())
 
-    def is_of(self, port: Port) -> bool:
-        return self._port is port
+    def is_attached_to(self, writer: ClientWriter) -> bool:
+        return self._writer is writer
 
     def detach(self) -> None:
-        self._port = None
+        self._writer = None
 
-    def hang_up(self, code: int, reason: str) -> None:
-        if self._port is not None:
-            self._port.close(code, reason)
-            self._port = None
+    def close(self, code: int, reason: str) -> None:
+        if self._writer is not None:
+            self._writer.close(code, reason)
+            self._writer = None
 
-    def tell(self, event: ServerEvent) -> None:
-        if self._port is not None:
-            self._port.tell(event)
+    def send(self, event: ServerEvent) -> None:
+        if self._writer is not None:
+            self._writer.send(event)
         elif not isinstance(event, State):
             self._missed.append(event)
 
-    def sound(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
-        if self._port is not None:
-            self._port.sound(response_id, item_id, first_sample, pcm)
+    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+        if self._writer is not None:
+            self._writer.send_audio(response_id, item_id, first_sample, pcm)

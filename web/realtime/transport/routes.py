@@ -12,12 +12,13 @@ from web.gateway.gateway import Gateway
 from web.http.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
 from web.http.guard import EPHEMERAL, offered_key
 from web.http.wrong_keys import WrongKeys
+from web.realtime.clock import Clock
 from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
 from web.realtime.transport.refusal import RefusalLog, accept, refuse_socket
-from web.realtime.transport.socket_writers import ConsolePort, SocketPort
+from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
 
 ON = ("1", "true", "yes")
@@ -48,8 +49,8 @@ class UnknownSocket(BadInput):
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> None:
-        self.hall = SessionRegistry(gateway)
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None = None) -> None:
+        self.registry = SessionRegistry(gateway, clock)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
         self._refusal_log = refusal_log
@@ -74,7 +75,7 @@ class VoiceRoutes:
             return
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
-        await self._serve(websocket, SocketPort(websocket, fleet=fleet), credential)
+        await self._serve(websocket, SocketWriter(websocket, fleet=fleet), credential)
 
     async def no_socket(self, _request: Request) -> Response:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
@@ -88,15 +89,15 @@ class VoiceRoutes:
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
         credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
-        await self._serve(websocket, ConsolePort(websocket), credential)
+        await self._serve(websocket, ConsoleWriter(websocket), credential)
 
-    async def _serve(self, websocket: WebSocket, port: SocketPort, credential: Credential) -> None:
+    async def _serve(self, websocket: WebSocket, writer: SocketWriter, credential: Credential) -> None:
         def refused(error: FleetError) -> FleetError:
             counted = self._counted(websocket, error)
             self._refusal_log.note(websocket.scope, counted)
             return counted
 
-        await VoiceSocket(self.hall, websocket, port, refused).run(credential)
+        await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
         """Return the error to send; a wrong client secret counts as a wrong key."""
@@ -131,7 +132,7 @@ class VoiceRoutes:
     async def end(self, request: Request) -> Response:
         """DELETE /v1/fleet/sessions/{id}: end it, whichever gateway has it, with the answer under way."""
         session_id = str(request.path_params["session_id"])
-        if not self.hall.end(session_id, by_operator=True):
+        if not self.registry.end(session_id, by_operator=True):
             await self._end_elsewhere(session_id)
         return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
 

@@ -1,6 +1,6 @@
-"""The two voice sockets, `WS /v1/realtime` and `WS /console/ws`: one session each, over different frames.
+"""Connection of one voice client, over `WS /v1/realtime` or `WS /console/ws`: the same session over different frames.
 
-Knows no event but what opens and closes a session.
+Knows no event except those that open and close a session.
 """
 
 import asyncio
@@ -15,31 +15,31 @@ from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
 from web.realtime.transport.client_secrets import Credential, expired
 from web.realtime.transport.refusal import close_code, close_reason, error_event
-from web.realtime.transport.socket_writers import ConsolePort, SocketPort
+from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 
-GOODBYE = 1000
-"""The client ends the session. Any other way it may come back: of a connection that breaks we are told 1005."""
+NORMAL_CLOSURE = 1000
+"""The client ends the session. After any other code it may reconnect; a connection that breaks is reported as 1005."""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
 MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
-"""Bound for all clients in line at this gateway together."""
+"""Bound for all queued clients of this gateway together."""
 FRAME_BYTES = 128
 """Memory of a frame beside its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the address asks for."""
+class SessionQuery:
+    """Query of the address: the session to continue, and what the client has received of its response."""
 
     session: str | None
     received: Received
 
     @staticmethod
-    def of(websocket: WebSocket) -> "Wanted":
+    def of(websocket: WebSocket) -> "SessionQuery":
         """Raises: BadInput."""
         query = websocket.query_params
         response, samples, chars = query.get("response") or None, _count(query, "samples"), _count(query, "chars")
         received = Received(response_id=response, samples=samples, chars=chars)
-        return Wanted(session=query.get("session") or None, received=received)
+        return SessionQuery(session=query.get("session") or None, received=received)
 
 
 def _count(query: QueryParams, name: str) -> int | None:
@@ -56,14 +56,15 @@ class VoiceSocket:
     """One connection, from its first frame to its last."""
 
     def __init__(
-        self, hall: SessionRegistry, websocket: WebSocket, port: SocketPort, on_refused: Callable[[FleetError], FleetError]
-    ) -> None:
+        self, registry: SessionRegistry, websocket: WebSocket, writer: SocketWriter,
+        on_refused: Callable[[FleetError], FleetError],
+    ) -> None:  # fmt: skip
         """`on_refused` is called with the error that ends the connection, and returns the one to send."""
-        self._hall, self._websocket, self._port = hall, websocket, port
+        self._registry, self._websocket, self._writer = registry, websocket, writer
         self._on_refused = on_refused
         self._session: Session | None = None
         self._early: list[str | bytes] = []
-        """What came while the client waited in line."""
+        """Frames received while the client was queued."""
         self._early_bytes = 0
 
     async def run(self, credential: Credential) -> None:
@@ -77,74 +78,73 @@ class VoiceSocket:
             await self._leave(entering, code)
 
     async def _enter(self, credential: Credential) -> Session:
-        wanted = Wanted.of(self._websocket)
-        if wanted.session is None:
+        query = SessionQuery.of(self._websocket)
+        if query.session is None:
             assert credential.settings is not None, "a secret that has expired names its session"
-            return await self._hall.enter(self._port, credential.settings, credential.owner, self._port.position)
+            return await self._registry.enter(self._writer, credential.settings, credential.owner, self._writer.send_position)
         try:
-            return await self._hall.resume(wanted.session, self._port, wanted.received, credential.owner)
+            return await self._registry.resume(query.session, self._writer, query.received, credential.owner)
         except NotFound as error:
-            # A secret without a session of that name is none: its bearer learns nothing of other sessions.
+            # A secret that expired and has no such session is refused as unknown: its bearer learns of no other session.
             raise error if credential.settings is not None else expired() from error
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
-        """The close code. Raises: FleetError where there is no session for the client."""
+        """Return the close code. Raises: FleetError if there is no session for the client."""
         reading = asyncio.ensure_future(self._websocket.receive())
         try:
             while self._session is None:
                 await asyncio.wait({reading, entering}, return_when=asyncio.FIRST_COMPLETED)
                 if entering.done():
                     self._session = entering.result()
-                    await self._take_early(self._session)
+                    await self._replay_early(self._session)
                 elif reading.done():
                     message = reading.result()
                     if message["type"] == "websocket.disconnect":
                         return int(message.get("code") or 1005)
-                    self._keep_early(message.get("text") or message.get("bytes") or "")
+                    self._store_early(message.get("text") or message.get("bytes") or "")
                     reading = asyncio.ensure_future(self._websocket.receive())
             message = await reading
             while message["type"] == "websocket.receive":
                 await self._receive(self._session, message.get("text") or message.get("bytes") or "")
-                # Frames that are there already come without a pause, and others have their turn too.
+                # Frames that have arrived are read without a pause, so let other tasks run.
                 await asyncio.sleep(0)
                 message = await self._websocket.receive()
             return int(message.get("code") or 1005)
         finally:
             reading.cancel()
 
-    def _keep_early(self, frame: str | bytes) -> None:
+    def _store_early(self, frame: str | bytes) -> None:
         num_bytes = FRAME_BYTES + len(frame)
         self._early_bytes += num_bytes
-        self._hall.early_bytes += num_bytes
-        if self._early_bytes > MAX_EARLY_BYTES or self._hall.early_bytes > MAX_ALL_EARLY_BYTES:
+        self._registry.early_bytes += num_bytes
+        if self._early_bytes > MAX_EARLY_BYTES or self._registry.early_bytes > MAX_ALL_EARLY_BYTES:
             raise BadInput("too much was sent before the session was created; wait for session.created")
         self._early.append(frame)
 
-    async def _take_early(self, session: Session) -> None:
-        frames = self._drop_early()
-        for frame in frames:
+    async def _replay_early(self, session: Session) -> None:
+        for frame in self._drop_early():
             await self._receive(session, frame)
             await asyncio.sleep(0)
 
     def _drop_early(self) -> list[str | bytes]:
         frames, self._early = self._early, []
-        self._hall.early_bytes -= self._early_bytes
+        self._registry.early_bytes -= self._early_bytes
         self._early_bytes = 0
         return frames
 
     async def _receive(self, session: Session, frame: str | bytes) -> None:
-        session.num_received += 1
+        session.num_frames += 1
         if isinstance(frame, str):
             await session.receive(frame)
-        elif isinstance(self._port, ConsolePort):
-            await session.hear(frame)
+        elif isinstance(self._writer, ConsoleWriter):
+            await session.receive_audio(frame)
         else:
-            session.refuse(BadInput("binary frames are not read here; send input_audio_buffer.append"))
+            session.send_error(BadInput("binary frames are not read here; send input_audio_buffer.append"))
 
     def _refuse(self, error: FleetError) -> None:
         error = self._on_refused(error)
-        self._port.tell(error_event(error))
-        self._port.close(close_code(error), close_reason(error))
+        self._writer.send(error_event(error))
+        self._writer.close(close_code(error), close_reason(error))
 
     async def _leave(self, entering: asyncio.Task[Session], code: int) -> None:
         self._drop_early()
@@ -153,6 +153,6 @@ class VoiceSocket:
         if self._session is None and not entering.cancelled() and entering.exception() is None:
             self._session = entering.result()
         if self._session is not None:
-            gone = self._hall.left if code == GOODBYE else self._hall.lost
-            gone(self._session, self._port)
-        await self._port.finish()
+            on_end = self._registry.on_closed if code == NORMAL_CLOSURE else self._registry.on_lost
+            on_end(self._session, self._writer)
+        await self._writer.finish()
