@@ -79,7 +79,8 @@ def test_the_prompt_merges_what_was_said_in_several_goes() -> None:
     messages = talk.messages("Be brief.")
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[2].content == TextPart(text="one two three", where="messages[2].content")
-    (speech,) = messages[3].content if isinstance(messages[3].content, tuple) else ()
+    assert isinstance(messages[3].content, tuple)
+    (speech,) = messages[3].content
     assert isinstance(speech, AudioPart) and isinstance(speech.data, Recording) and len(speech.data.samples) == 16_000
 
 
