@@ -10,27 +10,27 @@ from starlette.routing import BaseRoute, Route
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
+from web.console.error_pages import ErrorPages
+from web.console.login import LoginPages
+from web.console.routes import console_routes
+from web.console.templating import Templates
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
 from web.http.errors import on_fleet_error, on_http_error
-from web.http.guard import Guard, Rules
-from web.http.hosts import Hosts
+from web.http.guard import AccessRules, Guard
+from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
 from web.http.middleware import RequestContext
-from web.http.origins import Cors, Origins
+from web.http.origins import AllowedOrigins, Cors
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
-from web.pages.failed import ErrorPages
-from web.pages.login import Login
-from web.pages.site import console_routes
-from web.pages.views import Views
 from web.ports import FleetPort
 from web.realtime.clock import Clock
 from web.realtime.transport.refusal import RefusalLog, refuse_socket
@@ -43,12 +43,12 @@ def create_app(
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
-    origins = Origins(config.web, has_key=has_key)
+    origins = AllowedOrigins(config.web, has_key=has_key)
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
-    rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    views = Views()
-    login = Login(gateway, api_key, logins, wrong_keys, views)
+    rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
+    views = Templates()
+    login = LoginPages(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
         routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, views)],
         middleware=[

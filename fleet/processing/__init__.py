@@ -9,11 +9,21 @@ from fleet.processing.base import (
     ChatRequest,
     Detokenizer,
     Frontend,
-    Given,
+    GivenAnswer,
     Message,
     Recording,
     TextPart,
     load_frontend,
 )
 
-__all__ = ["AudioPart", "ChatRequest", "Detokenizer", "Frontend", "Given", "Message", "Recording", "TextPart", "load_frontend"]
+__all__ = [
+    "AudioPart",
+    "ChatRequest",
+    "Detokenizer",
+    "Frontend",
+    "GivenAnswer",
+    "Message",
+    "Recording",
+    "TextPart",
+    "load_frontend",
+]

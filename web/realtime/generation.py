@@ -10,7 +10,7 @@ from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
-from web.gateway.answer import Answer, AudioPiece, Piece, Position, rest_of
+from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.realtime.clock import Clock
 from web.realtime.prompt import Prompt
@@ -41,7 +41,7 @@ class Generation:
         self.error: FleetError | None = None
         self.finish_reason = "stop"
         self._released_bytes = 0
-        self._answer: Answer | None = None
+        self._answer: AnswerStream | None = None
         self._gateway, self._clock = gateway, clock
         self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,9 +117,9 @@ class Generation:
         async with answer:
             await self._collect(answer, position)
 
-    async def _collect(self, answer: Answer, position: Position) -> None:
+    async def _collect(self, answer: AnswerStream, position: Position) -> None:
         self._answer = answer
-        async for piece in self._bounded(rest_of(answer.pieces(), position)):
+        async for piece in self._bounded(skip_sent(answer.pieces(), position)):
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
             else:
@@ -164,7 +164,7 @@ class Generation:
     @property
     def first_audio_at(self) -> float | None:
         """Arrival of the first audio, in seconds of `time.monotonic`."""
-        return self._answer.first_sound_at if self._answer is not None else None
+        return self._answer.first_audio_at if self._answer is not None else None
 
     @property
     def num_trimmed(self) -> int:

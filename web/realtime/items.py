@@ -6,10 +6,9 @@ import msgspec
 import numpy as np
 import soxr
 
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.realtime.audio.turn_detector import RATE_HZ
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
 from web.realtime.protocol import server_events as say

@@ -21,7 +21,7 @@ class Prompt:
         gateway.check_num_messages(len(self.messages))
         overrides = RequestOverrides(where="conversation")
         stored = stored_body(self.options, self.messages)
-        return await gateway.submit(self.options, self.messages, request_id, overrides, stored=stored, kind="voice")
+        return await gateway.submit_chat(self.options, self.messages, request_id, overrides, stored=stored, kind="voice")
 
     def shortened(self) -> "Prompt | None":
         """Drop the oldest third of the turns and retain the instructions; None if there is nothing left to drop."""

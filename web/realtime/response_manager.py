@@ -7,9 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import Message, TextPart
-from web.http.errors import UnsupportedValue
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Clip, Conversation
 from web.realtime.discard_limit import DiscardLimit

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
-from web.http.errors import type_of
+from web.http.errors import error_type
 from web.realtime.audio.played_text import Span, find_silences, speech_until
 from web.realtime.audio.playhead import Playhead
 from web.realtime.context import EventQueue, SessionContext
@@ -109,7 +109,7 @@ class ResponseStream:
         self._context, self._events = context, events
         self._conversation, self._clock = context.conversation, context.clock
         self._details: server.StatusDetails | None = None
-        self._voice, self._num_searched = FirstVoiced(OUTPUT_RATE_HZ), 0
+        self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self._truncated: PlayedSpeech | None = None
         """Record of an item under way that the client may have truncated."""
         self._task: asyncio.Task[None] | None = None
@@ -316,7 +316,7 @@ class ResponseStream:
             return
         fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]
         self._num_searched += len(fresh) // BYTES_PER_SAMPLE
-        self._voice.came(fresh, now)
+        self._voice.add(fresh, now)
         if self._voice.sample is not None:
             self.timestamps.first_voiced = self._voice.at_s
             self._context.send(server.Voiced(response_id=self.id, sample=self._voice.sample))
@@ -419,5 +419,5 @@ class ResponseStream:
 
 
 def _failure(error: FleetError) -> server.StatusDetails:
-    failed = server.FailureBody(type=type_of(error.status), code=error.code, message=error.message)
+    failed = server.FailureBody(type=error_type(error), code=error.code, message=error.message)
     return server.StatusDetails(type=FAILED, error=failed)

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.http.offload import read_in_thread
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import EventQueue, SessionContext, SharedAudio
@@ -219,12 +218,12 @@ class Session:
         response = self.responses.find(event.response_id)
         underruns = min(event.underruns, MAX_REPORTED_UNDERRUNS)
         self.stats.underruns += underruns
-        self._gateway.metrics.underrun(underruns)
+        self._gateway.metrics.count_underruns(underruns)
         if response is not None:
             response.playhead.report(event.samples, self._clock.now())
             # The request's trace holds positions in the audio as the stages generated it.
             before = response.generation.num_trimmed + response.plan.skip_samples
-            self._gateway.heard.note(response.generation.request_id, before + event.samples, underruns)
+            self._gateway.playback_reports.note(response.generation.request_id, before + event.samples, underruns)
 
     # events of the responses
 
@@ -257,7 +256,7 @@ class Session:
         voice_to_voice_ms = round((first - begin) * 1000, 1) if voiced_end is not None and spoken else None
         if voice_to_voice_ms is not None:
             self.stats.add(voice_to_voice_ms)
-            self._gateway.metrics.answered_aloud(voice_to_voice_ms / 1000)
+            self._gateway.metrics.observe_voice_to_voice(voice_to_voice_ms / 1000)
         generation = response.generation
         try:
             outputs = await self._gateway.client.first_outputs(RequestId(generation.request_id))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.core.errors import BadInput, FleetError, InputTooLarge
-from fleet.processing.voiced import VoicedSearch
-from web.http.errors import type_of
+from fleet.processing.voice_onset import VoicedSearch
+from web.http.errors import error_type
 from web.openai.transcription import transcribe
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import RATE_HZ, TurnEvent, TurnPaused, TurnResumed, TurnRules, TurnStarted, TurnStopped
@@ -304,9 +304,7 @@ class TurnManager:
         try:
             text = await transcribe(self._gateway, clip.recording)
         except FleetError as error:
-            detail = server.TranscriptionError(
-                type=type_of(error.status), code=error.code, message=error.message, param=error.param
-            )
+            detail = server.TranscriptionError(type=error_type(error), code=error.code, message=error.message, param=error.param)
             self._context.send(server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))
             return
         if not self._conversation.set_transcript(item_id, 0, text):
