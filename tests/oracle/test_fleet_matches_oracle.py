@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.harness import thread_fleet
+from tests.oracle.fleet_answers import TORCH, SpokenAnswer, ask, assert_matches
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.spoken import TORCH, Spoken, ask, assert_matches
 
 WAYS = {
     "as configured": (),
@@ -24,14 +24,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_eight_at_once_match_single_generate_calls(
+async def test_eight_concurrent_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer], way: str
 ) -> None:
     with thread_fleet(redis_url, *TORCH, *WAYS[way], checkpoint=tiny_checkpoint) as fleet:
         assert_matches(await ask(fleet, tiny_checkpoint, at_once=True), truth)
 
 
-async def test_one_by_one_match_single_generate_calls(
+async def test_sequential_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer]
 ) -> None:
     with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:
@@ -39,18 +39,18 @@ async def test_one_by_one_match_single_generate_calls(
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Generator[dict[float, dict[str, Spoken]]]:
+def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
     """The first invariant answers by temperature, for the others to be equal to."""
     yield {}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("way", WAYS)
-async def test_invariant_numerics_are_byte_equal_however_they_are_run(
+async def test_invariant_numerics_are_byte_equal_in_every_deployment(
     redis_url: str,
     tiny_checkpoint: Path,
     truth: Mapping[str, OracleAnswer],
-    undisturbed: dict[float, dict[str, Spoken]],
+    undisturbed: dict[float, dict[str, SpokenAnswer]],
     way: str,
     temperature: float,
 ) -> None:

@@ -18,10 +18,10 @@ import json
 import sys
 from pathlib import Path
 from fleet.config.schema import FleetConfig
-from fleet.config.settings import Settings
+from fleet.config.settings import EnvironmentSettings
 from web.serve import run
 config = FleetConfig.model_validate(json.loads(sys.argv[1]))
-run(config, Settings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
+run(config, EnvironmentSettings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
 """
 
 
