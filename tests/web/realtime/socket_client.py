@@ -84,7 +84,7 @@ class Page:
 @asynccontextmanager
 async def opened(gateway: Gateway, path: str = "/console/ws", **query: object) -> AsyncIterator[Page]:
     asked = "&".join(f"{name}={value}" for name, value in query.items())
-    async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{asked}", max_size=None) as socket:
+    async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{asked}", max_size=None, max_queue=None) as socket:
         page = Page(socket)
         created = await page.until("session.created")
         page.session = created["session"]["id"]

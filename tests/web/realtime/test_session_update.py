@@ -15,7 +15,7 @@ from tests.web.realtime.socket_client import Event, Page, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
 from web.realtime.protocol.client_events import SessionUpdate, parse_event
 from web.realtime.protocol.session_update import read_patch
-from web.realtime.protocol.settings import Settings, merged
+from web.realtime.protocol.settings import Settings, merge_settings
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
 PCMU = {"type": "audio/pcmu"}
@@ -485,5 +485,5 @@ def test_any_update_applies_its_valid_fields_and_names_the_others(session: dict[
     assert patch.instructions == "Be brief." and all(error.param and error.message for error in refused)
     again, none_left = read_patch(patch.model_dump(exclude_unset=True))
     assert not none_left and again == patch
-    changed, unserved = merged(Settings(), patch)
+    changed, unserved = merge_settings(Settings(), patch)
     assert changed.instructions == "Be brief." and all(error.param for error in unserved)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleet.core.errors import BadInput
 from web.realtime.protocol.client_events import SessionUpdate, parse_event
 from web.realtime.protocol.session_update import read_patch
-from web.realtime.protocol.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
+from web.realtime.protocol.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merge_settings
 
 ON, OFF = 200, 60_000
 
@@ -21,7 +21,7 @@ def updated(settings: Settings, **session: Any) -> Settings:
     event = parse_event(json.dumps({"type": "session.update", "session": {"type": "realtime", **session}}))
     assert isinstance(event, SessionUpdate)
     patch, invalid = read_patch(event.session)
-    changed, unserved = merged(settings, patch)
+    changed, unserved = merge_settings(settings, patch)
     for refused in (*invalid, *unserved):
         raise refused
     return changed
