@@ -25,7 +25,7 @@ def sessions(gateway: Gateway) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
 
 
-async def test_a_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
+async def test_typed_message_is_answered_in_binary_frames(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         request = await page.until("fleet.request")
@@ -45,7 +45,7 @@ def counted(gateway: Gateway) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("fleet_voice_to_voice_seconds_count{"))
 
 
-async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_to_speech_alone(loaded: Loaded) -> None:
+async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) -> None:
     """By voice activity, by push to talk, and typed. All leading silence is kept here."""
     config = loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update={"max_leading_silence_ms": None})})
     with serving(replace(loaded, config=config)) as gateway:
@@ -78,7 +78,7 @@ async def test_voice_to_voice_is_counted_to_the_first_voiced_sample_of_answers_t
         assert counted(gateway) == 2
 
 
-async def test_voice_to_voice_of_an_answer_that_the_client_asks_for_begins_with_the_end_of_speech(gateway: Gateway) -> None:
+async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: Gateway) -> None:
     """Found by the detector, or in the audio that the client commits; the silence behind it is what the user waits through."""
     said = speech("what day comes after monday")
     for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
@@ -96,7 +96,7 @@ async def test_voice_to_voice_of_an_answer_that_the_client_asks_for_begins_with_
         assert abs(timing["voiced_end_ms"] - (300 + len(said) // 48)) < 150
 
 
-async def test_answer_to_audio_without_a_known_end_of_speech_is_not_voice_to_voice(gateway: Gateway) -> None:
+async def test_voice_to_voice_is_null_without_a_known_end_of_speech(gateway: Gateway) -> None:
     """A recording, and silence that was committed."""
     before = counted(gateway)
     recording = {"type": "input_audio", "audio": base64.b64encode(speech("what day comes after monday")).decode()}
@@ -114,7 +114,7 @@ async def test_answer_to_audio_without_a_known_end_of_speech_is_not_voice_to_voi
     assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
 
 
-async def test_leading_silence_that_is_not_sent_counts_as_played(gateway: Gateway) -> None:
+async def test_trimmed_leading_silence_counts_as_played(gateway: Gateway) -> None:
     """The request's story holds positions in the sound as it was made; the session's are those of the sound that was sent."""
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
@@ -134,7 +134,7 @@ async def test_leading_silence_that_is_not_sent_counts_as_played(gateway: Gatewa
     assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
-async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> None:
+async def test_input_rate_of_the_settings_is_applied(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         audio = {"input": {"format": {"type": "audio/pcm", "rate": 48_000}}}
         await page.send("session.update", session={"type": "realtime", "audio": audio})
@@ -147,7 +147,7 @@ async def test_sound_comes_at_the_rate_that_the_page_says(gateway: Gateway) -> N
     assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
 
 
-async def test_sound_is_no_further_ahead_than_allowed(gateway: Gateway) -> None:
+async def test_audio_is_sent_at_most_the_configured_time_ahead(gateway: Gateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -160,7 +160,7 @@ async def test_sound_is_no_further_ahead_than_allowed(gateway: Gateway) -> None:
     assert len(page.sound[response]) // 2 < 6 * RATE_HZ
 
 
-async def test_a_stage_that_fails_is_named_and_the_session_goes_on(gateway: Gateway) -> None:
+async def test_failed_stage_is_named_and_the_session_continues(gateway: Gateway) -> None:
     gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -172,7 +172,7 @@ async def test_a_stage_that_fails_is_named_and_the_session_goes_on(gateway: Gate
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> None:
+async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: Gateway) -> None:
     gateway.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -190,7 +190,7 @@ async def test_a_lost_connection_goes_on_where_the_page_is(gateway: Gateway) -> 
     assert len(gateway.client.submitted) == 1
 
 
-async def test_words_told_without_a_connection_come_once(gateway: Gateway) -> None:
+async def test_text_sent_during_an_absence_arrives_once(gateway: Gateway) -> None:
     script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
     async with opened(gateway) as page:
         await page.ask("hello")
@@ -206,7 +206,7 @@ async def test_words_told_without_a_connection_come_once(gateway: Gateway) -> No
     assert again.shown(response, page.shown(response)) == script.text
 
 
-async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gateway: Gateway) -> None:
+async def test_lost_end_of_a_response_is_sent_again(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.done"))["response"]["id"]
@@ -216,7 +216,7 @@ async def test_the_end_of_an_answer_that_was_lost_on_its_way_is_sent_again(gatew
     assert bytes(again.sound[response]) == sine(Script().num_samples).tobytes()[2 * 1920 :]
 
 
-async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
+async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
         first.client.script = script
@@ -244,7 +244,7 @@ async def test_another_gateway_goes_on_with_the_session(loaded: Loaded) -> None:
         assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
 
 
-async def test_words_come_once_however_long_ago_they_were_written_down(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that is killed writes nothing down any more: where its words were only the page knows."""
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = first.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
@@ -268,7 +268,7 @@ async def test_words_come_once_however_long_ago_they_were_written_down(loaded: L
         assert again.shown(response, had) == script.text == done["response"]["output"][0]["content"][0]["transcript"]
 
 
-async def test_goodbye_ends_everything(gateway: Gateway) -> None:
+async def test_normal_closure_ends_the_session_and_its_request(gateway: Gateway) -> None:
     gateway.client.script = Script(stall_at=4)
     async with opened(gateway) as page:
         await page.ask("hello")

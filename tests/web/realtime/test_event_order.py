@@ -158,7 +158,7 @@ async def until_after(page: Page, mirror: Mirror, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_any_order_makes_one_story(gateway: Gateway, seed: int) -> None:
+async def test_events_in_any_order_stay_consistent(gateway: Gateway, seed: int) -> None:
     chance = random.Random(seed)
     async with opened(gateway, "/v1/realtime") as page:
         mirror = Mirror()

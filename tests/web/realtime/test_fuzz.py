@@ -93,7 +93,7 @@ def live(kind: type) -> int:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
-async def test_a_storm_of_nonsense_harms_nobody(
+async def test_random_invalid_events_leave_other_sessions_undisturbed(
     gateway: Gateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(num_samples=4_800)
@@ -151,7 +151,7 @@ JSON = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))
-def test_an_event_is_read_or_what_is_wrong_is_named(kind: str, fields: dict[str, object]) -> None:
+def test_event_is_parsed_or_refused_by_field(kind: str, fields: dict[str, object]) -> None:
     raw = json.dumps({**fields, "type": kind})
     event_id_of(raw)
     try:
@@ -161,18 +161,18 @@ def test_an_event_is_read_or_what_is_wrong_is_named(kind: str, fields: dict[str,
 
 
 @given(st.text())
-def test_what_is_no_event_is_refused(raw: str) -> None:
+def test_text_that_is_not_an_event_is_refused(raw: str) -> None:
     event_id_of(raw)
     with pytest.raises(BadInput):
         parse_event(raw)
 
 
-def test_an_event_beyond_the_bound_is_refused() -> None:
+def test_event_beyond_the_bound_is_refused() -> None:
     with pytest.raises(BadInput, match="at most"):
         parse_event(" " * (MAX_EVENT_BYTES + 1))
 
 
-def test_a_binary_frame_has_no_place_in_openais_protocol(gateway: Gateway) -> None:
+def test_binary_frame_is_refused_over_openais_protocol(gateway: Gateway) -> None:
     async def send() -> dict[str, Any]:
         async with opened(gateway, "/v1/realtime") as page:
             await page.socket.send(b"\x00\x01")

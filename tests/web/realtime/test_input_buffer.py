@@ -51,7 +51,7 @@ def same(one: bytes, other: bytes) -> bool:
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
-def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz: int) -> None:
+def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
     """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
     buffer = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
@@ -63,7 +63,7 @@ def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("rules", [None, TurnRules()])
-def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules | None) -> None:
+def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | None) -> None:
     buffer, before = AudioInputBuffer(rate_hz, rules), 0
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
@@ -79,7 +79,7 @@ def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules 
 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("take", [True, False])
-def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, take: bool) -> None:
+def test_removed_audio_does_not_leak_into_later_audio(rate_hz: int, take: bool) -> None:
     buffer = AudioInputBuffer(rate_hz, None)
     hear(buffer, tone(rate_hz, 300))
     if take:
@@ -92,7 +92,7 @@ def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, t
 
 
 @pytest.mark.parametrize("take", [True, False])
-def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> None:
+def test_half_a_sample_does_not_shift_the_next_turn(take: bool) -> None:
     buffer = AudioInputBuffer(24_000, None)
     hear(buffer, tone(24_000, 200) + b"\x55")
     if take:
@@ -105,7 +105,7 @@ def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> N
     assert same(buffer.take_all(), clean.take_all())
 
 
-def test_half_a_sample_is_made_whole_within_its_turn() -> None:
+def test_half_a_sample_is_completed_within_its_turn() -> None:
     buffer, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
     hear(buffer, pcm, 801)
     hear(clean, pcm)
@@ -113,7 +113,7 @@ def test_half_a_sample_is_made_whole_within_its_turn() -> None:
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
-def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
+def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
     """Still or not, taken, thrown away or neither: a tick is where it was."""
     buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
@@ -131,7 +131,7 @@ def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
     assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
 
 
-async def test_a_tenth_of_a_second_is_enough_to_be_committed_and_comes_whole(gateway: Gateway) -> None:
+async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: Gateway) -> None:
     """Two turns of a client that says itself when one ends; what it throws away in between is in neither."""
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     async with opened(gateway) as page:

@@ -30,14 +30,14 @@ async def audio_of(page: Page, item_id: str) -> bytes:
     return base64.b64decode(item["content"][0]["audio"])
 
 
-async def test_long_recording_becomes_an_item_as_it_is(gateway: Gateway) -> None:
+async def test_long_recording_becomes_an_item(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item=SPOKEN)
         item_id = (await page.until("conversation.item.done"))["item"]["id"]
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 4
 
 
-async def test_long_recording_is_appended_whole(gateway: Gateway) -> None:
+async def test_long_recording_is_appended_completely(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await listens_by_hand(page)
         await page.send("input_audio_buffer.append", audio=AUDIO)
@@ -46,7 +46,7 @@ async def test_long_recording_is_appended_whole(gateway: Gateway) -> None:
         assert abs(len(await audio_of(page, item_id)) - len(PCM)) <= 400
 
 
-async def test_long_recording_in_a_response_is_answered_with_the_items_it_names(gateway: Gateway) -> None:
+async def test_long_recording_in_a_response_is_joined_to_referenced_items(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.send("conversation.item.create", item={**SPOKEN, "content": [{"type": "input_text", "text": "hello"}]})
         item_id = (await page.until("conversation.item.done"))["item"]["id"]

@@ -33,7 +33,7 @@ async def done_with(page: Page, **fields: object) -> Event:
             return response
 
 
-async def test_a_talk_of_every_event_is_as_openai_types_it(gateway: Gateway) -> None:
+async def test_every_event_matches_openais_types(gateway: Gateway) -> None:
     """`Page` checks each event that it reads."""
     async with opened(gateway, "/v1/realtime") as page:
         await listens(page, transcription={"model": "x"}, turn_detection={"type": "server_vad", "idle_timeout_ms": 1000})
@@ -87,6 +87,6 @@ async def interrupted(page: Page, gateway: Gateway) -> None:
         {"type": "response.audio.delta", "event_id": "e"},
     ],
 )
-def test_what_is_not_as_typed_is_noticed(event: dict[str, object]) -> None:
+def test_event_that_differs_from_openais_types_is_detected(event: dict[str, object]) -> None:
     with pytest.raises(AssertionError):
         check_event(event)

@@ -204,5 +204,5 @@ def test_close_reason_fits_its_frame_and_is_text(message: str) -> None:
     assert close_reason(BadInput(message)).startswith(reason)
 
 
-def test_failure_of_the_server_is_not_blamed_on_the_client() -> None:
+def test_server_failure_closes_with_an_internal_error() -> None:
     assert close_code(FleetError("it broke")) == 1011

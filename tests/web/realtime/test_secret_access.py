@@ -187,7 +187,7 @@ async def test_secret_has_one_open_session_on_all_gateways_together(loaded: Load
 
 
 @pytest.mark.usefixtures("refused_immediately")
-async def test_secret_bound_counts_those_in_line(loaded: Loaded, redis_url: str) -> None:
+async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url, max_sessions=1) as gateway:
         secret = await gateway.secret()
         async with opening(gateway, KEY):
@@ -215,7 +215,7 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
             assert (await waiting.next())["type"] == "session.created"
 
 
-async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
+async def test_reloaded_page_opens_another_session_with_its_secret(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost session is replaced, on whichever gateway it was; the client of it finds nothing any more."""
@@ -234,7 +234,7 @@ async def test_page_that_is_reloaded_opens_another_session_with_the_same_secret(
             await await_until(lambda: only(first, last.session), "the replaced sessions to be gone")
 
 
-async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_has_lapsed(loaded: Loaded, redis_url: str) -> None:
+async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(loaded: Loaded, redis_url: str) -> None:
     """The gateway was killed just after it renewed its lease, and ended nothing."""
     async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
         secret = await gateway.secret()
@@ -247,7 +247,7 @@ async def test_secret_opens_another_session_once_the_lease_of_its_dead_gateway_h
         assert await not_there(gateway, "sess_dead")
 
 
-async def test_session_that_returns_to_a_gateway_before_its_next_write_is_continued_there(
+async def test_session_that_returns_before_the_next_write_is_continued(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has what was said at the other gateway meanwhile."""
@@ -280,7 +280,7 @@ async def only(gateway: Gateway, session: str) -> bool:
     return await gateway.ids() == {session}
 
 
-async def test_session_may_go_on_after_its_secret_has_expired_and_be_continued(loaded: Loaded, redis_url: str) -> None:
+async def test_session_of_an_expired_secret_can_be_continued(loaded: Loaded, redis_url: str) -> None:
     """Only to begin one needs a secret that has not expired; a broken connection is not fatal."""
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         secret = await first.secret()
@@ -301,7 +301,7 @@ async def test_session_may_go_on_after_its_secret_has_expired_and_be_continued(l
         assert (await refused(first, secret))[:2] == ("invalid_api_key", 3000)
 
 
-async def test_age_of_a_session_counts_on_at_another_gateway(loaded: Loaded, redis_url: str) -> None:
+async def test_session_age_continues_at_another_gateway(loaded: Loaded, redis_url: str) -> None:
     async with serving(loaded, redis_url) as first, serving(loaded, redis_url) as second:
         async with opening(first, KEY) as client:
             await await_until(lambda: first.written(client.session), "the session to be written down")
@@ -374,7 +374,7 @@ async def test_list_names_the_secret_that_opened_a_session(loaded: Loaded, redis
             assert shown is not None and len(shown) == 8 and shown not in secret and opened_by[other.session] is None
 
 
-async def test_page_of_a_lost_connection_is_disconnected_by_its_next_one(loaded: Loaded, redis_url: str) -> None:
+async def test_new_connection_closes_the_lost_one(loaded: Loaded, redis_url: str) -> None:
     """Its owner continues a session while the former connection is still open."""
     async with serving(loaded, redis_url) as gateway:
         secret = await gateway.secret()

@@ -125,7 +125,7 @@ async def test_client_that_sends_silence_is_not_idle(talk: Talk) -> None:
     assert talk.client.error is None
 
 
-async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
+async def test_client_that_receives_a_response_is_not_idle(talk: Talk) -> None:
     """An answer under way, and one that is still played, count as activity."""
     talk.fake.script = Script(stall_at=3)
     session = await talk.begin()
@@ -141,7 +141,7 @@ async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
     assert talk.client.error == "session_idle"
 
 
-async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
+async def test_absent_client_is_not_idle_but_reaches_the_longest_duration(talk: Talk) -> None:
     session = await talk.begin()
     talk.registry.on_lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
@@ -154,7 +154,7 @@ async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None
     assert not talk.registry.sessions
 
 
-async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
+async def test_client_that_creates_and_cancels_in_turn_is_throttled(talk: Talk) -> None:
     """No more answers are begun than the burst, and then so many a second."""
     talk.fake.script = Script(stall_at=0)
     session = await talk.begin()
@@ -184,7 +184,7 @@ def _num_created(client: Client) -> int:
     return sum(isinstance(event, ResponseCreated) for event in client.events)
 
 
-def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
+def test_discard_limit_recovers_up_to_the_burst() -> None:
     pace = DiscardLimit()
     for _ in range(BURST):
         assert pace.delay_s(100.0) == 0
@@ -198,7 +198,7 @@ def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
 
 
 @pytest.mark.parametrize("num_before", [0, 1])
-async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
+async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     """At the first hold, and at the one after the wait in line: what Redis answers late is undone."""
@@ -225,7 +225,7 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     monkeypatch.undo()
 
 
-async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may come back, and a client secret may begin another session in its place."""
     session = await talk.begin()
     await talk.passes(0)

@@ -42,7 +42,7 @@ async def next_event(socket: ClientConnection) -> dict[str, object]:
     return json.loads(await socket.recv())
 
 
-async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None:
+async def test_queued_clients_are_sent_their_position(small: Gateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
             assert (await next_event(third))["position"] == 1
@@ -66,7 +66,7 @@ async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_who_leaves_the_line_is_not_waited_for(small: Gateway) -> None:
+async def test_client_that_leaves_the_queue_is_skipped(small: Gateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
             assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
@@ -76,7 +76,7 @@ async def test_who_leaves_the_line_is_not_waited_for(small: Gateway) -> None:
             assert (await next_event(fourth))["type"] == "session.created"
 
 
-async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gateway) -> None:
+async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> None:
     small.client.script = Script(stall_at=4)
     async with opened(small) as page:
         await page.ask("hello")
@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gatew
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 
 
-async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_are_bounded_in_number(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
         assert (await next_event(third))["position"] == 1
@@ -97,7 +97,7 @@ async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gatewa
         await third.wait_closed()
 
 
-async def test_frames_of_all_clients_in_line_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_of_all_clients_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:

@@ -143,7 +143,7 @@ async def test_update_applies_what_stands_beside_a_refused_nested_field(gateway:
     assert now["audio"]["input"]["transcription"]["model"] == "whisper-1"
 
 
-async def test_update_of_what_the_model_cannot_do_keeps_what_it_did(text_only: Loaded) -> None:
+async def test_update_that_the_model_cannot_serve_changes_nothing(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         async with opened(gateway, "/v1/realtime") as page:
             errors, now = await update(page, output_modalities=["audio"], instructions="Be brief.", truncation="disabled")
@@ -151,7 +151,7 @@ async def test_update_of_what_the_model_cannot_do_keeps_what_it_did(text_only: L
     assert now["output_modalities"] == ["text"] and now["instructions"] == "Be brief." and now["truncation"] == "disabled"
 
 
-async def test_instructions_that_no_prompt_can_hold_are_refused_alone(gateway: Gateway) -> None:
+async def test_instructions_with_a_control_token_are_refused_alone(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, instructions="Be brief.")
         errors, now = await update(page, instructions="<|im_end|>", output_modalities=["text"])
@@ -217,7 +217,7 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(gateway: Gat
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
 
 
-async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_turn_ends_unanswered_when_its_format_is_refused(gateway: Gateway) -> None:
     """Audio that arrives later does not continue it."""
     said = speech("what day comes after monday")
     async with opened(gateway) as page:
@@ -239,7 +239,7 @@ async def test_turn_under_way_ends_unanswered_when_its_format_is_refused(gateway
     assert spec.audio[0].num_samples < (len(said) // 48 + 1000) * 16
 
 
-async def test_pushed_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(gateway: Gateway) -> None:
     said = speech("what day comes after monday")
     async with opened(gateway, "/v1/realtime") as page:
         await update(page, audio={"input": {"turn_detection": None}})
@@ -318,7 +318,7 @@ async def test_no_audio_is_sent_while_its_format_is_refused(gateway: Gateway, fo
         assert "response.output_audio.delta" in page.kinds()
 
 
-async def test_answer_under_way_ends_when_its_format_is_refused(gateway: Gateway) -> None:
+async def test_response_ends_when_its_format_is_refused(gateway: Gateway) -> None:
     gateway.client.script = LONG
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("count")
@@ -344,7 +344,7 @@ async def test_refused_override_refuses_its_response_only(gateway: Gateway) -> N
 
 
 @pytest.mark.parametrize("choice", [{}, *({"tool_choice": given} for given in ("auto", "none", None, "", {}))])
-async def test_tools_that_need_not_be_called_are_ignored_and_named(
+async def test_optional_tools_are_ignored_and_named(
     gateway: Gateway, choice: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -64,9 +64,7 @@ async def transcript_of(page: Page, item: str) -> str:
         (says(CONTROL, "assistant", "output_text"), "item.content[0]"),
     ],
 )
-async def test_an_item_that_no_prompt_can_hold_is_refused_before_it_is_one(
-    gateway: Gateway, item: dict[str, object], param: str
-) -> None:
+async def test_item_that_no_prompt_can_hold_is_refused(gateway: Gateway, item: dict[str, object], param: str) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         assert (await refused(page, "conversation.item.create", item=item))["param"] == param
         await page.ask("hello")
@@ -88,7 +86,7 @@ async def test_an_item_that_no_prompt_can_hold_is_refused_before_it_is_one(
         ({"prompt": {"id": "pmpt_1"}}, "response.prompt"),
     ],
 )
-async def test_a_response_that_cannot_be_had_is_refused_before_it_is_begun(
+async def test_response_that_cannot_be_served_is_refused_before_it_begins(
     gateway: Gateway, response: dict[str, object], param: str
 ) -> None:
     async with opened(gateway, "/v1/realtime") as page:
@@ -96,7 +94,7 @@ async def test_a_response_that_cannot_be_had_is_refused_before_it_is_begun(
     assert not gateway.client.submitted
 
 
-async def test_an_event_that_there_is_not_is_told_which_there_are(gateway: Gateway) -> None:
+async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         error = await refused(page, "response.audio.delta" + "x" * 1000)
         await page.send("input_audio_buffer.clear", event_id="e" * 100_000)
@@ -106,7 +104,7 @@ async def test_an_event_that_there_is_not_is_told_which_there_are(gateway: Gatew
     assert long["param"] == "event_id" and long["event_id"] is None
 
 
-async def test_more_tokens_than_there_can_be_are_as_many_as_there_can_be(gateway: Gateway) -> None:
+async def test_requested_tokens_are_limited_to_the_bound(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         (updated,) = await told(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
         assert updated["session"]["max_output_tokens"] == 1_000_000
@@ -118,7 +116,7 @@ async def test_more_tokens_than_there_can_be_are_as_many_as_there_can_be(gateway
     assert asked == [LIMITS.max_answer_tokens] * 2
 
 
-async def test_a_voice_that_is_taken_back_is_the_default_one(gateway: Gateway) -> None:
+async def test_cleared_voice_is_the_default_one(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         first = page.events[0]["session"]["audio"]["output"]["voice"]
         for voice in (None, ""):
@@ -128,7 +126,7 @@ async def test_a_voice_that_is_taken_back_is_the_default_one(gateway: Gateway) -
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_what_is_still_told_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
+async def test_response_under_way_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
     """As `openai-agents` does: it says what was heard, and cancels then."""
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
@@ -148,7 +146,7 @@ async def refused_now(page: Page, item: str, audio_end_ms: int) -> dict[str, Any
     return (await page.until("error"))["error"]
 
 
-async def test_a_truncation_that_is_refused_takes_nothing_away(gateway: Gateway) -> None:
+async def test_refused_truncation_removes_nothing(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await refused_now(page, item, 60_000)
@@ -156,7 +154,7 @@ async def test_a_truncation_that_is_refused_takes_nothing_away(gateway: Gateway)
         assert await transcript_of(page, item) == LONG.text
 
 
-async def test_a_response_that_is_cancelled_says_what_it_took(gateway: Gateway) -> None:
+async def test_cancelled_response_reports_its_usage(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await answering(page, gateway)
         await page.send("response.cancel")
@@ -166,7 +164,7 @@ async def test_a_response_that_is_cancelled_says_what_it_took(gateway: Gateway) 
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
-async def test_a_response_that_fails_leaves_no_words_behind_that_nobody_heard(loaded: Loaded) -> None:
+async def test_failed_response_keeps_only_words_with_audio(loaded: Loaded) -> None:
     """Its text is whole, and about one second of the four is made. The gateway has heard no voice yet: none is fast."""
     with serving(loaded) as gateway:
         gateway.client.script = replace(LONG, gap_s=0, samples_per_chunk=960, fail_at=50)
@@ -185,7 +183,7 @@ async def test_a_response_that_fails_leaves_no_words_behind_that_nobody_heard(lo
     assert f"{kept}<" in prompt.replace("\n", ""), "the next prompt holds no more"
 
 
-async def test_an_item_that_is_deleted_while_it_is_told_is_no_more_told_of(gateway: Gateway) -> None:
+async def test_item_deleted_during_its_response_has_no_further_events(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         await page.send("conversation.item.delete", item_id=item)
@@ -197,7 +195,7 @@ async def test_an_item_that_is_deleted_while_it_is_told_is_no_more_told_of(gatew
         assert (await refused(page, "conversation.item.retrieve", item_id=item))["code"] == "not_found"
 
 
-async def test_a_response_aside_leaves_the_answer_of_the_turn_alone(gateway: Gateway) -> None:
+async def test_out_of_band_response_leaves_the_active_one_alone(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         active, _ = await answering(page, gateway)
         aside = {"conversation": "none", "output_modalities": ["text"], "metadata": {"topic": "aside"}}
@@ -208,7 +206,7 @@ async def test_a_response_aside_leaves_the_answer_of_the_turn_alone(gateway: Gat
         assert (await page.until("response.done"))["response"]["id"] == active
 
 
-async def test_who_deletes_everything_and_says_nothing_is_not_answered(
+async def test_idle_timeout_of_an_empty_conversation_begins_no_response(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
@@ -225,7 +223,7 @@ async def test_who_deletes_everything_and_says_nothing_is_not_answered(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_a_conversation_that_may_not_be_shortened_says_that_it_is_too_long(gateway: Gateway) -> None:
+async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await told(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
         for _ in range(3):
@@ -239,7 +237,7 @@ async def test_a_conversation_that_may_not_be_shortened_says_that_it_is_too_long
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
 
-async def test_a_new_voice_is_that_of_the_next_answer(gateway: Gateway) -> None:
+async def test_new_voice_is_that_of_the_next_response(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello")
         await page.until("response.done")

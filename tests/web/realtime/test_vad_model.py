@@ -32,12 +32,12 @@ def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEv
     return told
 
 
-def test_the_vendored_model_is_the_released_one() -> None:
+def test_vendored_model_is_the_released_one() -> None:
     found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.iterdir()}
     assert found == SHA256
 
 
-def test_speech_is_a_turn_however_it_is_cut() -> None:
+def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
     """The model begins anew after stillness, which is told by the block: a frame more or less may be judged before the speech."""
     pcm = silence(500) + speech("what day comes after monday") + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
@@ -47,7 +47,7 @@ def test_speech_is_a_turn_however_it_is_cut() -> None:
         assert (paused.end, stopped.end, stopped.voiced_end) == (40_448, 40_448, 36_864) and stopped.voiced_ms > 1_700
 
 
-def test_stillness_takes_no_sound_and_no_time_away() -> None:
+def test_skipped_silence_preserves_audio_and_positions() -> None:
     """What came is kept where it was, however often it was still before: the resampler's delay does not add up."""
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
@@ -60,7 +60,7 @@ def test_stillness_takes_no_sound_and_no_time_away() -> None:
     assert all(abs(int(at[0]) - 8_000) < 32 and abs(int(at[-1]) - 8_160) < 32 for at in loud)
 
 
-def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
+def test_skipping_silence_changes_no_turn() -> None:
     hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
     pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
     told, all_judged = events(pcm), events(pcm, gated=False)
@@ -71,7 +71,7 @@ def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
         assert np.allclose(one, other, atol=2 * FRAME_SAMPLES), "no more than where a frame's verdict is a close one"
 
 
-def test_streams_judged_together_are_judged_as_alone() -> None:
+def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
     spoken = np.frombuffer(speech("what day comes after monday"), "<i2").astype(np.float32) / np.float32(32768)
     streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
     alone = [
@@ -82,7 +82,7 @@ def test_streams_judged_together_are_judged_as_alone() -> None:
     assert np.abs(np.array(alone).T - together).max() < 1e-4 and np.array(alone).max() > 0.9
 
 
-async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nobody() -> None:
+async def test_streams_share_a_batch_and_a_recording_does_not_wait() -> None:
     """On a clock that stands still."""
     together, streams, frame = VadBatcher(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
@@ -102,7 +102,7 @@ async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nob
     assert crowd[0].state.base is crowd[2].state.base, "those who are behind are judged together too"
 
 
-def test_noise_and_a_tone_are_no_speech() -> None:
+def test_noise_and_a_tone_are_not_speech() -> None:
     noise = (np.random.default_rng(0).normal(0, 3_000, 3 * 24_000)).astype("<i2").tobytes()
     tone = (8_000 * np.sin(2 * np.pi * 700 * np.arange(3 * 24_000) / 24_000)).astype("<i2").tobytes()
     assert events(noise) == [] and events(tone) == []
