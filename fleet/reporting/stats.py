@@ -1,4 +1,4 @@
-"""Samples to percentiles, and measured numbers to ratios against their targets. Pure."""
+"""Percentiles of samples, and numbers compared with targets. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one quantity over many samples, in its own unit."""
+    """Summary of the samples of one quantity, in its unit."""
 
     count: int
     p50: float
@@ -17,7 +17,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """One number held against its target. `at_most` says on which side of the target it must lie."""
+    """A number and its target. `at_most`: the number must not exceed the target; else it must reach it."""
 
     name: str
     value: float
@@ -31,7 +31,7 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default.
+    """Interpolate linearly between the two nearest ranks, as numpy does by default.
 
     Invariants: at least one sample; 0 <= percent <= 100.
     """
@@ -44,7 +44,7 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def summarise(samples: Sequence[float | None]) -> Summary | None:
-    """None where nothing was measured; samples that are None do not count."""
+    """Summarise the samples that are not None; None without any."""
     known = [sample for sample in samples if sample is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""What a number was measured on: without it no two reports can be compared."""
+"""Description of the machine of a measurement, without which reports cannot be compared."""
 
 import importlib.metadata
 import os
@@ -13,7 +13,7 @@ LIBRARIES = ("torch", "transformers", "redis", "nixl", "numpy", "starlette", "uv
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Units: `load_1min` is the mean number of running processes over the last minute, before the benchmark began."""
+    """`load_1min`: mean number of running processes in the minute before the measurement."""
 
     processor: str
     cores: int
@@ -37,7 +37,7 @@ def describe_machine() -> Machine:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on: a container's share, not the host's."""
+    """Return the number of cores this process may run on: a container's share, not the host's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -49,7 +49,7 @@ def _version(library: str) -> str | None:
 
 
 def _processor() -> str:
-    """Linux names it in /proc/cpuinfo only."""
+    """Return the processor's name, which Linux gives in /proc/cpuinfo only."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
