@@ -15,7 +15,7 @@ SECRET, KEY = True, False
 
 @dataclass(slots=True)
 class Line:
-    """Four places, four more in line; secrets may have three of each."""
+    """Bound sessions and queue to four each, of which secrets may use three."""
 
     admission: Admission = field(default_factory=lambda: Admission(VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75)))
     positions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -67,7 +67,7 @@ def test_queue_is_in_order_of_arrival() -> None:
 
 
 def test_api_key_places_stay_reserved_from_adopted_sessions() -> None:
-    """These are never refused: their gateway died."""
+    """Sessions of a gateway that died are never refused."""
     line = Line()
     for _ in range(9):
         line.admission.add(by_secret=SECRET)
@@ -82,7 +82,7 @@ def test_secret_share_is_rounded_down_to_at_least_one(sessions: int, share: floa
 
 
 async def cancelled(line: Line, waiter: QueuedClient, before: Callable[[], None]) -> None:
-    """Cancel a client in line, after `before`."""
+    """Cancel a queued client, after `before`."""
     waiting = asyncio.create_task(line.admission.wait(waiter))
     await asyncio.sleep(0)
     before()

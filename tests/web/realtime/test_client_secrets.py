@@ -1,4 +1,4 @@
-"""Who may open a voice socket: the key, a short-lived one, or a page of ours."""
+"""Access to the voice sockets by API key, client secret or console page."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a conversation holds: bounded, in order, and of answers only what was heard."""
+"""Items of a conversation: bounded, in order, and only the played words of responses."""
 
 import pytest
 from hypothesis import given
@@ -19,8 +19,8 @@ def text(item_id: str, words: str, role: str = "user") -> Item:
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:
     samples = int(seconds * RATE_HZ)
-    said = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
-    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=said)])
+    played = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
+    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=played)])
 
 
 def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
@@ -91,7 +91,7 @@ def test_conversation_stays_within_its_bounds(kinds: list[str]) -> None:
         item, clips = voiced(f"i{number}") if kind == "sound" else (text(f"i{number}", "x"), {})
         gone = talk.add(item, clips)
         here = (here | {item.id}) - set(gone)
-        assert {item.id for item in talk.items} == here, "what goes is told"
+        assert {item.id for item in talk.items} == here, "removed items are reported"
         assert len(talk.items) <= 6 and sum(clip.seconds for clip in talk.clips.values()) <= 3.0
         assert {part.clip for item in talk.items for part in item.parts if part.clip} == set(talk.clips)
         assert talk.items[-1].id == f"i{number}"

@@ -1,4 +1,4 @@
-"""Malformed, out-of-order and oversized events: told what is wrong, nothing crashes, nothing grows, others are not disturbed.
+"""Malformed, out-of-order and oversized events are refused; nothing crashes or grows, and other sessions are not disturbed.
 
 `--events 20000` is the long form.
 """
@@ -75,7 +75,7 @@ class Fuzzer:
         return json.dumps(event)
 
     def likely(self) -> dict[str, object]:
-        """What is nearly right gets further."""
+        """Generate nearly valid events, which reach deeper code."""
         part = {"type": self._random.choice(["input_text", "output_audio", "input_audio"]), "text": "hi", "audio": SOUND}
         return self._random.choice([
             {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [part]}},
@@ -106,7 +106,7 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
                 await storm(gateway, path, fuzzer, min(500, num_events))
             await bystander.ask("still there?")
             assert (await bystander.until("response.done"))["response"]["status"] == "completed"
-    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error of ours was logged"
+    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error was logged"
 
     async def nothing_is_left() -> bool:
         return held >= set(gateway.client.held) and live(Session) <= before
@@ -116,7 +116,7 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
 
 
 async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) -> None:
-    """One connection; it stays open, and answers at its end as at its beginning."""
+    """Send invalid events over one connection, which must stay open and usable."""
     async with connect(gateway.url.replace("http", "ws") + path, max_size=None) as socket:
         reading = asyncio.create_task(read(socket))
         for _ in range(num_events):
@@ -128,7 +128,7 @@ async def storm(gateway: Gateway, path: str, fuzzer: Fuzzer, num_events: int) ->
 
 
 async def read(socket: ClientConnection) -> list[dict[str, Any]]:
-    """Up to the answer to the last event."""
+    """Read up to the reply to the last event."""
     events: list[dict[str, Any]] = []
     try:
         async for frame in socket:
@@ -178,5 +178,5 @@ def test_binary_frame_is_refused_over_openais_protocol(gateway: Gateway) -> None
             await page.socket.send(b"\x00\x01")
             return await page.until("error")
 
-    told = asyncio.run(send())
-    assert "input_audio_buffer.append" in told["error"]["message"]
+    error_event = asyncio.run(send())
+    assert "input_audio_buffer.append" in error_event["error"]["message"]

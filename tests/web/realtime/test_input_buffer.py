@@ -1,4 +1,4 @@
-"""What comes is kept to the sample: the resampler swallows no end of it, and none of it opens what comes after."""
+"""Input is retained to the sample: the resampler neither cuts its end nor leaks it into later audio."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
 RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
 NEAR = RATE_HZ // 500
-"""An edge is smeared by less."""
+"""Upper bound of an edge's blur."""
 DITHER = 2
-"""Of 32768: what the resampler makes of silence."""
+"""Upper bound of resampled silence, of 32768."""
 
 
 def tone(rate_hz: int, ms: int) -> bytes:
@@ -42,7 +42,7 @@ def level(pcm: bytes) -> NDArray[np.int_]:
 
 
 def loud(pcm: bytes) -> NDArray[np.intp]:
-    """The samples that nobody would take for the edge of something."""
+    """Return the samples that are no blurred edge."""
     return np.flatnonzero(level(pcm) > 3_000)
 
 
@@ -52,7 +52,7 @@ def same(one: bytes, other: bytes) -> bool:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
-    """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
+    """A recording's pieces are as long as the silence that is skipped."""
     buffer = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
     hear(buffer, pcm)
@@ -68,13 +68,13 @@ def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | 
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
         hear(buffer, pcm, 2 * rate_hz // 50)
-        came = before + len(pcm) // 2
-        length = came * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
-        assert (buffer.received, buffer.retained_ms) == (came * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
+        end = before + len(pcm) // 2
+        length = end * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
+        assert (buffer.received, buffer.retained_ms) == (end * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
         taken = buffer.take_all()
         assert len(taken) == 2 * length and int(loud(taken)[-1]) > length - NEAR, "its end is there"
         assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
-        before = came
+        before = end
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
@@ -114,7 +114,7 @@ def test_half_a_sample_is_completed_within_its_turn() -> None:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
-    """Still or not, taken, thrown away or neither: a tick is where it was."""
+    """A tick keeps its position whether silence is skipped and audio is taken or cleared."""
     buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
@@ -132,7 +132,7 @@ def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
 
 
 async def test_commit_of_a_tenth_of_a_second_is_complete(gateway: Gateway) -> None:
-    """Two turns of a client that says itself when one ends; what it throws away in between is in neither."""
+    """Two turns are committed by the client; audio cleared in between is in neither."""
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     async with opened(gateway) as page:
         await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})

@@ -13,7 +13,7 @@ from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
 from tests.web.realtime.manual_clock import ManualClock
-from tests.web.realtime.socket_client import Page, opened
+from tests.web.realtime.socket_client import SocketClient, opened
 from tests.web.realtime.speech_samples import blocks, silence, speech
 from web.realtime import session_registry
 
@@ -40,7 +40,7 @@ def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[Gateway]:
         yield gateway
 
 
-async def play_to_end(page: Page, clock: ManualClock) -> dict[str, Any]:
+async def play_to_end(page: SocketClient, clock: ManualClock) -> dict[str, Any]:
     """Play all audio of a response, and return its last event."""
     while True:
         event = await page.next()
@@ -50,7 +50,7 @@ async def play_to_end(page: Page, clock: ManualClock) -> dict[str, Any]:
             return event
 
 
-async def speak(page: Page, pcm: bytes) -> None:
+async def speak(page: SocketClient, pcm: bytes) -> None:
     for block in blocks(pcm, 100):
         await page.socket.send(block)
 
@@ -60,12 +60,12 @@ def cough() -> bytes:
     return speech(QUESTION)[: 2 * RATE_HZ * COUGH_MS // 1000]
 
 
-async def answering(page: Page, gateway: Gateway, script: Script = LONG) -> dict[str, Any]:
+async def answering(page: SocketClient, gateway: Gateway, script: Script = LONG) -> dict[str, Any]:
     """Begin a response and return it once its first audio has arrived."""
     gateway.client.script = script
     await page.ask("count")
     response = (await page.until("response.created"))["response"]
-    await page.until_sound(response["id"], FRAME_SAMPLES)
+    await page.until_audio(response["id"], FRAME_SAMPLES)
     return response
 
 
@@ -78,7 +78,7 @@ def prompt(gateway: Gateway) -> str:
 async def test_false_alarm_resumes_the_response_at_the_played_sample(gateway: Gateway, clock: ManualClock) -> None:
     async with opened(gateway) as page:
         first = await answering(page, gateway)
-        await page.until_sound(first["id"], AHEAD)
+        await page.until_audio(first["id"], AHEAD)
         clock.advance(0.5)
         await speak(page, silence(100) + cough() + silence(700))
         cut = await page.until("response.done")
@@ -87,7 +87,7 @@ async def test_false_alarm_resumes_the_response_at_the_played_sample(gateway: Ga
         done = await play_to_end(page, clock)
     assert "input_audio_buffer.committed" not in page.kinds(), "a cough is no turn"
     assert done["response"]["id"] == second["id"] != first["id"] and done["response"]["status"] == "completed"
-    assert bytes(page.sound[second["id"]]) == WHOLE[RATE_HZ:], "half a second was played"
+    assert bytes(page.audio[second["id"]]) == WHOLE[RATE_HZ:], "half a second was played"
     assert gateway.client.submitted[0][0].sampling == gateway.client.submitted[-1][0].sampling, "the same seed"
 
 
@@ -98,17 +98,17 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
     with serving(loaded, clock=clock) as first, serving(loaded, client=first.client, clock=clock) as second:
         async with opened(first) as page:
             response = await answering(page, first)
-            await page.until_sound(response["id"], AHEAD)
+            await page.until_audio(response["id"], AHEAD)
             wait_until(lambda: "state" in first.client.held[page.session].fields, "the session to be written")
-            had = len(page.sound[response["id"]]) // 2
+            had = len(page.audio[response["id"]]) // 2
             async with opened(second, session=page.session, response=response["id"], samples=had) as again:
-                await again.until_sound(response["id"], FRAME_SAMPLES)
+                await again.until_audio(response["id"], FRAME_SAMPLES)
                 await speak(again, silence(100) + cough() + silence(700))
                 assert (await again.until("response.done"))["response"]["status"] == "cancelled"
                 rest = (await again.until("response.created"))["response"]
                 assert (await play_to_end(again, clock))["response"]["status"] == "completed"
             await page.socket.wait_closed()
-    sound = bytes(again.sound[rest["id"]])
+    sound = bytes(again.audio[rest["id"]])
     assert sound and WHOLE.endswith(sound)
 
 
@@ -141,23 +141,23 @@ async def test_short_interruption_with_words_is_a_turn(gateway: Gateway, is_tran
             await page.next()
     assert answer["response"]["id"] != first["id"]
     assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "not the rest of the old response"
-    told = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
-    assert told == ([None, "stop"] if is_transcribed else [])
+    transcripts = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
+    assert transcripts == ([None, "stop"] if is_transcribed else [])
 
 
 @asynccontextmanager
-async def unverified(gateway: Gateway, heard: str) -> AsyncIterator[tuple[Page, str, threading.Event]]:
-    """Interrupt a response by audio with the transcript `heard`, which is available once the event is set."""
+async def unverified(gateway: Gateway, transcript: str) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
+    """Interrupt a response by audio with this transcript, which is available once the event is set."""
     gate = threading.Event()
     async with opened(gateway) as page:
         first = await answering(page, gateway)
-        gateway.client.script = replace(LONG, heard=heard, submit_gate=gate)
+        gateway.client.script = replace(LONG, heard=transcript, submit_gate=gate)
         await speak(page, silence(100) + cough() + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
         yield page, first["id"], gate
 
 
-def items_of(page: Page, kind: str) -> list[str]:
+def items_of(page: SocketClient, kind: str) -> list[str]:
     return [event["item_id"] for event in page.events if event["type"] == f"input_audio_buffer.{kind}"]
 
 
@@ -205,7 +205,7 @@ async def test_second_false_alarm_resumes_the_same_response(gateway: Gateway, cl
         done = (await play_to_end(page, clock))["response"]
     assert done["id"] == rest["id"] and done["status"] == "completed"
     assert "input_audio_buffer.committed" not in page.kinds()
-    assert WHOLE.endswith(bytes(page.sound[rest["id"]]))
+    assert WHOLE.endswith(bytes(page.audio[rest["id"]]))
 
 
 async def test_short_interruption_of_a_text_model_is_a_false_alarm(text_only: Loaded) -> None:
@@ -221,19 +221,19 @@ async def test_short_interruption_of_a_text_model_is_a_false_alarm(text_only: Lo
     assert "input_audio_buffer.committed" not in page.kinds()
 
 
-async def retrieved(page: Page, item: str) -> str:
+async def retrieved(page: SocketClient, item: str) -> str:
     await page.send("conversation.item.retrieve", item_id=item)
     return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
 
 
-async def play_a_second(page: Page, response: str) -> None:
+async def play_a_second(page: SocketClient, response: str) -> None:
     """Have the client play one second and receive another."""
-    await page.until_sound(response, AHEAD)
+    await page.until_audio(response, AHEAD)
     await page.send("fleet.played", response_id=response, samples=AHEAD)
-    await page.until_sound(response, 2 * AHEAD)
+    await page.until_audio(response, 2 * AHEAD)
 
 
-async def truncate_to_nothing(page: Page, response: str, item: str) -> None:
+async def truncate_to_nothing(page: SocketClient, response: str, item: str) -> None:
     """Truncate the whole response while the server expects a second to be left to play."""
     await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=0)
     await page.send("fleet.played", response_id=response, samples=RATE_HZ)
@@ -252,8 +252,8 @@ async def test_cancelled_response_is_not_resumed_after_a_false_alarm(gateway: Ga
         await speak(page, silence(700))
         await page.until("input_audio_buffer.committed")
         again = (await page.until("response.created"))["response"]
-        await page.until_sound(again["id"], FRAME_SAMPLES)
-    assert WHOLE.startswith(bytes(page.sound[again["id"]])), "another response, from its beginning"
+        await page.until_audio(again["id"], FRAME_SAMPLES)
+    assert WHOLE.startswith(bytes(page.audio[again["id"]])), "another response, from its beginning"
 
 
 async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: Gateway, clock: ManualClock) -> None:
@@ -271,13 +271,13 @@ async def test_second_false_alarm_resumes_where_the_client_truncated(gateway: Ga
         gate.set()
         rest = (await page.until("response.created"))["response"]
         assert (await play_to_end(page, clock))["response"]["id"] == rest["id"]
-    assert bytes(page.sound[rest["id"]]) == WHOLE
+    assert bytes(page.audio[rest["id"]]) == WHOLE
 
 
 async def test_next_prompt_holds_only_the_played_words(gateway: Gateway) -> None:
     async with opened(gateway) as page:
         response = await answering(page, gateway)
-        await page.until_sound(response["id"], AHEAD)
+        await page.until_audio(response["id"], AHEAD)
         await page.send("fleet.played", response_id=response["id"], samples=RATE_HZ // 2)
         await speak(page, silence(50) + speech(QUESTION))
         done = await page.until("response.done")

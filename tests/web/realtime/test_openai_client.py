@@ -24,7 +24,7 @@ async def connected(gateway: Gateway, **options: object) -> AsyncIterator[AsyncR
 
 
 async def until(connection: AsyncRealtimeConnection, kind: str) -> list[RealtimeServerEvent]:
-    """The events up to the first of that kind, that one included."""
+    """Return the events up to and including the first of that type."""
     events: list[RealtimeServerEvent] = []
     while not events or events[-1].type != kind:
         events.append(await connection.recv())
@@ -32,7 +32,7 @@ async def until(connection: AsyncRealtimeConnection, kind: str) -> list[Realtime
 
 
 def kinds(events: list[RealtimeServerEvent]) -> list[str]:
-    """Without repeats of deltas."""
+    """Return the types of the events, without repeated deltas."""
     found: list[str] = []
     for event in events:
         if not found or found[-1] != event.type:
@@ -57,8 +57,8 @@ async def test_text_turn_is_answered_in_speech(gateway: Gateway) -> None:
     assert done.type == "response.done" and done.response.status == "completed"
     sound = b"".join(base64.b64decode(event.delta) for event in events if event.type == "response.output_audio.delta")
     assert sound == sine(Script().num_samples).tobytes()
-    said = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
-    assert said == Script().text
+    transcript = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
+    assert transcript == Script().text
     spec, _ = gateway.client.submitted[0]
     assert spec.outputs == ("text", "audio") and spec.session
 
@@ -86,7 +86,7 @@ async def test_spoken_turn_is_answered(gateway: Gateway) -> None:
     started, stopped = events[0], events[1]
     assert started.type == "input_audio_buffer.speech_started" and 100 <= started.audio_start_ms <= 500
     assert stopped.type == "input_audio_buffer.speech_stopped" and stopped.audio_end_ms > started.audio_start_ms + 800
-    assert len(gateway.client.submitted) == 1, "what was begun on speculation is what is told"
+    assert len(gateway.client.submitted) == 1, "the speculative response is used"
     spec, blob = gateway.client.submitted[0]
     assert blob is not None and len(spec.audio) == 1
     heard_ms = spec.audio[0].num_samples / 16
@@ -95,12 +95,12 @@ async def test_spoken_turn_is_answered(gateway: Gateway) -> None:
 
 async def test_continued_speech_discards_the_speculative_response(gateway: Gateway) -> None:
     async with connected(gateway) as connection:
-        said = speech("what day comes after monday")
+        spoken = speech("what day comes after monday")
         gateway.client.script = Script(stall_at=3)
-        await speak(connection, silence(300) + said + silence(450))
+        await speak(connection, silence(300) + spoken + silence(450))
         await asyncio.to_thread(wait_until, lambda: gateway.client.submitted, "an answer to be begun")
         gateway.client.script = Script()
-        await speak(connection, said + silence(800))
+        await speak(connection, spoken + silence(800))
         events = await until(connection, "response.done")
     assert [event.type for event in events].count("response.created") == 1
     assert len(gateway.client.submitted) == 2

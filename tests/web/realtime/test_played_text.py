@@ -1,4 +1,4 @@
-"""How far a listener is, and which words that is."""
+"""Playback position of a client, and the words played until there."""
 
 from collections import Counter
 
@@ -17,15 +17,15 @@ STEPS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 50_000)), max_size=50
 
 @given(STEPS)
 def test_position_exceeds_neither_sent_audio_nor_elapsed_time(steps: list[tuple[float, int]]) -> None:
-    head, now, heard, sent = Playhead(RATE_HZ), 0.0, 0, 0
+    head, now, played_before, sent = Playhead(RATE_HZ), 0.0, 0, 0
     for wait_s, num_samples in steps:
         before, now = now, now + wait_s
         at = head.position(now)
-        assert heard <= at <= sent and at - heard <= (now - before) * RATE_HZ + 1
+        assert played_before <= at <= sent and at - played_before <= (now - before) * RATE_HZ + 1
         if num_samples:
             head.send(num_samples, now)
-        sent, heard = sent + num_samples, head.position(now)
-        assert heard == at
+        sent, played_before = sent + num_samples, head.position(now)
+        assert played_before == at
 
 
 @given(STEPS, st.floats(0.1, 2))
@@ -66,7 +66,7 @@ def test_played_words_never_exceed_the_played_share(text: str, share: float) -> 
 
 @given(st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=9), min_size=1, max_size=60), st.floats(0, 1))
 def test_played_words_are_within_two_of_the_played_share(words: list[str], share: float) -> None:
-    """Where sound runs at an even pace, as the proportion assumes."""
+    """The pace is even here, as the estimate assumes."""
     text = " ".join(words)
     spoken = sum(1 for index in range(len(words)) if len(" ".join(words[: index + 1])) <= share * len(text))
     kept = len(played_words(text, share, 1.0).split())
@@ -89,7 +89,7 @@ def test_learned_rate_estimates_missing_speech(char_s: float, text: str, share: 
 
 @given(st.lists(st.tuples(st.integers(10, 40), st.integers(10, 40)), min_size=1, max_size=8), st.floats(0, 1))
 def test_silence_does_not_count_as_speech(spans: list[tuple[int, int]], share: float) -> None:
-    """Of speech and silence in turn, each some hops of 10 ms long."""
+    """Audio alternates between speech and silence of some hops of 10 ms each."""
     loud, quiet = np.tile(np.array([9000, -9000], np.int16), 120), np.zeros(240, np.int16)
     pcm = np.concatenate([np.concatenate([np.tile(loud, spoken), np.tile(quiet, silent)]) for spoken, silent in spans])
     silent = find_silences(pcm)
@@ -114,7 +114,7 @@ SENTENCES = (
 
 
 def test_played_words_of_aligned_speech_are_at_most_two_too_few() -> None:
-    """Stopped at any moment; the teacher knows when each word begins. By the share of all the sound a third would be too much."""
+    """Speech with known word times is stopped at any moment; counting silence as speech, a third of the cuts would be wrong."""
     voices = (Voice(), Voice(name="en-us+f3", rate_wpm=180), Voice(name="en-gb-x-rp", rate_wpm=120))
     off: Counter[int] = Counter()
     for speech, text in zip(speak_all([(t, v) for v in voices for t in SENTENCES]), SENTENCES * len(voices), strict=True):

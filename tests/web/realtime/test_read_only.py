@@ -1,4 +1,4 @@
-"""A read-only gateway: people talk and look there, and take neither the answer nor the session of anyone else."""
+"""A read-only gateway serves conversations and pages, but no response or session of another client."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Who is let in, who waits and is told so, and what a lost client's session costs after its time."""
+"""Queue of clients, bounds of their early frames, and the end of a lost client's session."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
 @pytest.fixture(scope="module")
 def small(loaded: Loaded) -> Iterator[Gateway]:
-    """Room for two sessions, two more in line, and little patience."""
+    """Bound the gateway to two sessions, two queued clients and a short reconnect timeout."""
     config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
     with serving(Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)) as gateway:
         yield gateway
@@ -29,7 +29,7 @@ def address(gateway: Gateway, path: str) -> str:
 
 
 SAMPLE = bytes(2)
-"""A frame of audio; none is refused, and so none is answered."""
+"""A frame of audio, which has no reply."""
 
 
 async def next_error(socket: ClientConnection) -> str:
@@ -46,16 +46,16 @@ async def test_queued_clients_are_sent_their_position(small: Gateway) -> None:
     async with opened(small) as first, opened(small):
         async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
             assert (await next_event(third))["position"] == 1
-            told = await next_event(fourth)
-            assert told["type"] == "error" and told["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
-            assert "place 2" in str(told)
+            queued = await next_event(fourth)
+            assert queued["type"] == "error" and queued["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
+            assert "place 2" in str(queued)
             async with connect(address(small, "/console/ws")) as fifth:
                 refused = await next_event(fifth)
                 assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
                 assert (fifth.close_reason or "").startswith("rate_limit_error.rate_limit_exceeded: ")
-            # What is said meanwhile is heard once there is a session.
+            # Frames sent while queued are replayed once there is a session.
             await third.send('{"type":"input_audio_buffer.clear"}')
             await first.socket.close()
             assert (await next_event(third))["type"] == "session.created"
@@ -83,7 +83,7 @@ async def test_session_ends_if_its_client_does_not_reconnect(small: Gateway) -> 
         await page.until("response.output_audio_transcript.delta")
         await page.drop()
     (fake,) = [stream for stream in small.client.streams.values() if not stream.ended]
-    wait_until(lambda: fake.aborted, "the abort of what nobody will hear")
+    wait_until(lambda: fake.aborted, "the request to be aborted")
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 
 

@@ -1,4 +1,4 @@
-"""What a `session.update` changes, and what it leaves."""
+"""Merging of a `session.update` into the settings."""
 
 import json
 from typing import Any
@@ -27,23 +27,23 @@ def updated(settings: Settings, **session: Any) -> Settings:
     return changed
 
 
-def heard(settings: Settings, **input_: Any) -> Settings:
+def with_input(settings: Settings, **input_: Any) -> Settings:
     return updated(settings, audio={"input": input_})
 
 
 def test_absent_field_is_unchanged_and_null_is_off() -> None:
-    first = heard(Settings(), turn_detection={"type": "server_vad", "threshold": 0.7}, transcription={"model": "whisper-1"})
-    second = heard(first, turn_detection={"type": "server_vad", "silence_duration_ms": 300})
+    first = with_input(Settings(), turn_detection={"type": "server_vad", "threshold": 0.7}, transcription={"model": "whisper-1"})
+    second = with_input(first, turn_detection={"type": "server_vad", "silence_duration_ms": 300})
     assert second.detection == ServerVad(threshold=0.7, silence_duration_ms=300)
     assert second.audio.input.transcription == first.audio.input.transcription
-    third = heard(second, turn_detection=None, transcription=None)
+    third = with_input(second, turn_detection=None, transcription=None)
     assert third.detection is None and third.audio.input.transcription is None and third.rules(ON, OFF) is None
     assert updated(third, instructions="Be brief.").detection is None
 
 
 @pytest.mark.parametrize("eagerness", sorted(EAGERNESS_MS))
 def test_semantic_detection_sets_the_length_of_silence(eagerness: str) -> None:
-    settings = heard(Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness})
+    settings = with_input(Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness})
     assert isinstance(settings.detection, SemanticVad)
     rules = settings.rules(ON, OFF)
     assert rules is not None and rules.silence_ms == EAGERNESS_MS[eagerness]
@@ -87,8 +87,8 @@ def test_audio_and_text_together_mean_audio() -> None:
 
 
 def test_parts_of_a_transcription_change_alone() -> None:
-    first = heard(Settings(), transcription={"model": "whisper-1", "prompt": "names"})
-    second = heard(first, transcription={"language": "en", "prompt": None})
+    first = with_input(Settings(), transcription={"model": "whisper-1", "prompt": "names"})
+    second = with_input(first, transcription={"language": "en", "prompt": None})
     assert second.audio.input.transcription == TranscriptionSettings(model="whisper-1", language="en")
 
 
@@ -99,9 +99,9 @@ def test_choices_without_effect_are_stored() -> None:
 
 
 def test_nulls_are_explicit() -> None:
-    told = json.loads(msgspec.json.encode(heard(Settings(), turn_detection=None)))
-    assert told["audio"]["input"]["turn_detection"] is None and told["prompt"] is None and told["tracing"] is None
-    assert told["audio"]["input"]["noise_reduction"] is None and told["max_output_tokens"] == "inf"
+    encoded = json.loads(msgspec.json.encode(with_input(Settings(), turn_detection=None)))
+    assert encoded["audio"]["input"]["turn_detection"] is None and encoded["prompt"] is None and encoded["tracing"] is None
+    assert encoded["audio"]["input"]["noise_reduction"] is None and encoded["max_output_tokens"] == "inf"
 
 
 @given(st.integers(-(10**9), 10**9), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
@@ -110,7 +110,7 @@ def test_numbers_are_applied_or_named(silence_ms: int, threshold: float, create:
         "type": "server_vad", "silence_duration_ms": silence_ms, "threshold": threshold, "create_response": create,
     }  # fmt: skip
     try:
-        now = heard(Settings(), turn_detection=detection).detection
+        now = with_input(Settings(), turn_detection=detection).detection
     except BadInput as error:
         assert error.param is not None and "turn_detection" in error.param
         return

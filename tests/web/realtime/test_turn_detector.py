@@ -1,4 +1,4 @@
-"""Where turns begin and end, from probabilities alone."""
+"""Begin and end of turns, by probabilities alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What clients ask for in ways their makers did not think of: it is done, or refused by its name, and the talk goes on."""
+"""Unusual requests are served or refused by name, and the session continues."""
 
 import asyncio
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 
 CONTROL = "<|im_end|>"
 LONG = Script(text="one two three four five six seven", num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
@@ -19,8 +19,8 @@ def says(text: str, role: str = "user", kind: str = "input_text", **fields: obje
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
 
 
-async def told(page: Page, kind: str, **fields: object) -> list[Event]:
-    """Every event up to the answer of a second one, which is refused."""
+async def events_of(page: SocketClient, kind: str, **fields: object) -> list[Event]:
+    """Send an event, and return all events up to the refusal of a second one."""
     await page.send(kind, event_id="asked", **fields)
     await page.send("no.such.event", event_id="after")
     begin = len(page.events)
@@ -29,16 +29,16 @@ async def told(page: Page, kind: str, **fields: object) -> list[Event]:
     return page.events[begin:-1]
 
 
-async def refused(page: Page, kind: str, **fields: object) -> dict[str, Any]:
-    """The one error that it is answered with; it names its field and the event."""
-    (answer,) = await told(page, kind, **fields)
+async def refused(page: SocketClient, kind: str, **fields: object) -> dict[str, Any]:
+    """Send an event and return its only error, which names the field and the event."""
+    (answer,) = await events_of(page, kind, **fields)
     error = answer["error"]
     assert error["event_id"] == "asked" and error["param"] is None or str(error["message"]).startswith(str(error["param"]))
     return error
 
 
-async def answering(page: Page, gateway: Gateway) -> tuple[str, str]:
-    """The response whose sound has begun to come, and its item."""
+async def answering(page: SocketClient, gateway: Gateway) -> tuple[str, str]:
+    """Begin a response, and return the ids of it and its item once its first audio has arrived."""
     gateway.client.script = LONG
     await page.ask("count")
     added = await page.until("response.output_item.added")
@@ -46,7 +46,7 @@ async def answering(page: Page, gateway: Gateway) -> tuple[str, str]:
     return added["response_id"], added["item"]["id"]
 
 
-async def transcript_of(page: Page, item: str) -> str:
+async def transcript_of(page: SocketClient, item: str) -> str:
     await page.send("conversation.item.retrieve", item_id=item)
     return (await page.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
 
@@ -106,7 +106,7 @@ async def test_unknown_event_type_is_refused_with_the_known_ones(gateway: Gatewa
 
 async def test_requested_tokens_are_limited_to_the_bound(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
-        (updated,) = await told(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
+        (updated,) = await events_of(page, "session.update", session={"type": "realtime", "max_output_tokens": 1_000_000})
         assert updated["session"]["max_output_tokens"] == 1_000_000
         await page.ask("hello", max_output_tokens=LIMITS.max_answer_tokens + 1)
         assert (await page.until("response.done"))["response"]["status"] == "completed"
@@ -120,14 +120,16 @@ async def test_cleared_voice_is_the_default_one(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         first = page.events[0]["session"]["audio"]["output"]["voice"]
         for voice in (None, ""):
-            await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
-            (told_back,) = await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": voice}}})
-            assert told_back["session"]["audio"]["output"]["voice"] == first != "chelsie"
+            await events_of(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
+            (updated,) = await events_of(
+                page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": voice}}}
+            )
+            assert updated["session"]["audio"]["output"]["voice"] == first != "chelsie"
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
 async def test_response_under_way_can_be_truncated(gateway: Gateway, cancelled: bool) -> None:
-    """As `openai-agents` does: it says what was heard, and cancels then."""
+    """`openai-agents` truncates first and cancels then."""
     async with opened(gateway, "/v1/realtime") as page:
         _, item = await answering(page, gateway)
         too_far = await refused_now(page, item, 60_000)
@@ -141,7 +143,7 @@ async def test_response_under_way_can_be_truncated(gateway: Gateway, cancelled: 
         assert await transcript_of(page, item) == ""
 
 
-async def refused_now(page: Page, item: str, audio_end_ms: int) -> dict[str, Any]:
+async def refused_now(page: SocketClient, item: str, audio_end_ms: int) -> dict[str, Any]:
     await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=audio_end_ms)
     return (await page.until("error"))["error"]
 
@@ -165,14 +167,14 @@ async def test_cancelled_response_reports_its_usage(gateway: Gateway) -> None:
 
 
 async def test_failed_response_keeps_only_words_with_audio(loaded: Loaded) -> None:
-    """Its text is whole, and about one second of the four is made. The gateway has heard no voice yet: none is fast."""
+    """Its text is complete, and about one of four seconds of audio exists. No speaking rate is learned yet."""
     with serving(loaded) as gateway:
         gateway.client.script = replace(LONG, gap_s=0, samples_per_chunk=960, fail_at=50)
         async with opened(gateway, "/v1/realtime") as page:
             await page.ask("count")
             done = (await page.until("response.done"))["response"]
-            told = "".join(event["delta"] for event in page.events if event["type"] == "response.output_audio_transcript.delta")
-            assert (done["status"], told) == ("failed", LONG.text)
+            text = "".join(event["delta"] for event in page.events if event["type"] == "response.output_audio_transcript.delta")
+            assert (done["status"], text) == ("failed", LONG.text)
             kept = await transcript_of(page, done["output"][0]["id"])
             gateway.client.script = Script()
             await page.ask("and then?")
@@ -225,14 +227,14 @@ async def test_idle_timeout_of_an_empty_conversation_begins_no_response(
 
 async def test_conversation_that_may_not_be_shortened_fails_if_too_long(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
-        await told(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
+        await events_of(page, "session.update", session={"type": "realtime", "truncation": "disabled"})
         for _ in range(3):
-            await told(page, "conversation.item.create", item=says("word " * 900))
+            await events_of(page, "conversation.item.create", item=says("word " * 900))
         await page.send("response.create")
         failed = (await page.until("response.done"))["response"]
         assert failed["status"] == "failed" and failed["status_details"]["error"]["code"] == "context_length_exceeded"
         assert failed["status_details"]["error"]["message"].startswith("conversation: This model's maximum context length is")
-        await told(page, "session.update", session={"type": "realtime", "truncation": "auto"})
+        await events_of(page, "session.update", session={"type": "realtime", "truncation": "auto"})
         await page.send("response.create")
         assert (await page.until("response.done"))["response"]["status"] == "completed"
 
@@ -241,7 +243,9 @@ async def test_new_voice_is_that_of_the_next_response(gateway: Gateway) -> None:
     async with opened(gateway, "/v1/realtime") as page:
         await page.ask("hello")
         await page.until("response.done")
-        (updated,) = await told(page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}})
+        (updated,) = await events_of(
+            page, "session.update", session={"type": "realtime", "audio": {"output": {"voice": "chelsie"}}}
+        )
         assert updated["session"]["audio"]["output"]["voice"] == "chelsie"
         await page.ask("hello", audio={"output": {"voice": {"id": "ethan"}}})
         await page.until("response.done")

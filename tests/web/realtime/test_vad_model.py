@@ -1,4 +1,4 @@
-"""The detector's model is the released one, and tells speech from noise."""
+"""The voice detection model: the released file, its batches, speech and noise."""
 
 import asyncio
 import hashlib
@@ -16,20 +16,20 @@ SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",
 }
-"""Of silero-vad 6.2.3 on PyPI."""
+"""Digests of the files in silero-vad 6.2.3 on PyPI."""
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
-    buffer, told = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
+    buffer, found = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
     for block in blocks(pcm, block_ms):
         for piece in buffer.split(block):
             buffer.append(piece)
             while (frame := buffer.next_frame()) is not None:
-                told += buffer.classify(
+                found += buffer.classify(
                     frame, 0.0 if frame.is_silent and gated else speech_probabilities([buffer.vad], [frame.samples])[0]
                 )
             buffer.drop_silence()
-    return told
+    return found
 
 
 def test_vendored_model_is_the_released_one() -> None:
@@ -38,7 +38,7 @@ def test_vendored_model_is_the_released_one() -> None:
 
 
 def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
-    """The model begins anew after stillness, which is told by the block: a frame more or less may be judged before the speech."""
+    """Silence resets the model by blocks, so a frame more or less may be classified before the speech."""
     pcm = silence(500) + speech("what day comes after monday") + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
         started, paused, stopped = events(pcm, block_ms)
@@ -48,24 +48,24 @@ def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
 
 
 def test_skipped_silence_preserves_audio_and_positions() -> None:
-    """What came is kept where it was, however often it was still before: the resampler's delay does not add up."""
+    """Audio keeps its position after any number of silences: the resampler's delay does not add up."""
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
     buffer = AudioInputBuffer(24_000, TurnRules())
     for block in blocks(20 * tick.tobytes() + silence(1_000), 20):
         buffer.append(block)
     assert buffer.position == 21 * 16_000
-    heard = np.abs(np.frombuffer(buffer.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
-    loud = [np.flatnonzero(second > 5_000) for second in heard]
+    levels = np.abs(np.frombuffer(buffer.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
+    loud = [np.flatnonzero(second > 5_000) for second in levels]
     assert all(abs(int(at[0]) - 8_000) < 32 and abs(int(at[-1]) - 8_160) < 32 for at in loud)
 
 
 def test_skipping_silence_changes_no_turn() -> None:
     hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
     pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
-    told, all_judged = events(pcm), events(pcm, gated=False)
-    ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (told, all_judged)]
-    starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (told, all_judged)]
+    gated, ungated = events(pcm), events(pcm, gated=False)
+    ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (gated, ungated)]
+    starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (gated, ungated)]
     assert len(ends[0]) == 2
     for one, other in (ends, starts):
         assert np.allclose(one, other, atol=2 * FRAME_SAMPLES), "no more than where a frame's verdict is a close one"
@@ -83,7 +83,7 @@ def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
 
 
 async def test_streams_share_a_batch_and_a_recording_does_not_wait() -> None:
-    """On a clock that stands still."""
+    """The clock stands still."""
     together, streams, frame = VadBatcher(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
