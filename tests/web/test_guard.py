@@ -17,8 +17,8 @@ from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.console.busy_gateway import fill, read_only
 from tests.web.realtime.refusals import refusal_of
 from web.console.login import keep_local_path
-from web.guard import COOKIE, CSRF_HEADER
-from web.hosts import Hosts
+from web.http.guard import COOKIE, CSRF_HEADER
+from web.http.hosts import Hosts
 
 KEY = "secret"
 ORDER = "/v1/fleet/workers/{}/drain"

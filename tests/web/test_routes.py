@@ -16,7 +16,7 @@ from fleet.core.errors import ConfigError, RedisUnreachable
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Role, Script
 from tests.web.realtime.refusals import refusal_of
-from web.sampling import stage_defaults
+from web.gateway.sampling import stage_defaults
 
 
 def get(gateway: Gateway, path: str, **options: object) -> httpx.Response:

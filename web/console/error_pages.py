@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from web.console.login import NO_STORE
 from web.console.shell import build_shell, find_origin
 from web.console.templating import Templates
-from web.errors import ErrorEnvelope, ForeignHost
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import ErrorEnvelope, ForeignHost
 
 FOR_PROGRAMS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 TITLES = {

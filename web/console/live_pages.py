@@ -14,14 +14,15 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, NotFound
-from web.connection import send_stream, until_disconnect
 from web.console.login import NO_STORE
 from web.console.page_context import PageContext, Query
 from web.console.refresh import RefreshTimer
 from web.console.shell import Shell, build_shell, find_origin
 from web.console.templating import Templates
-from web.gateway import Gateway
-from web.guard import csrf_of
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.guard import csrf_of
+from web.http.sse import send_stream
 
 WHOLE = "page"
 """The block, and the id of its element, that contains every live block."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fleet.core.errors import FleetError
 from fleet.core.ids import CLIENT, RequestId, stage_of
 from fleet.graphs import Edge, Graph
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.ports import EdgeView, RequestView, WorkerView
 
 ENDED = frozenset({"finished", "failed", "aborted"})

@@ -18,7 +18,7 @@ from web.console.pages.voice import PipelineStatusEvents, VoicePage
 from web.console.pages.workers import OneWorkerPage, WorkersPage
 from web.console.static_files import HashedStaticFiles
 from web.console.templating import STATIC, Templates
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 
 def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:

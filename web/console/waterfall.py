@@ -11,7 +11,7 @@ from fleet.core.request_trace import EdgeTrace, KVSpan, Receipt, RequestTrace, T
 from fleet.graphs import Graph
 from web.console import formats
 from web.console.charts import find_top
-from web.walk_spans import EdgeLogs, WalkSpan, find_walk_spans
+from web.fleet_api.walk_spans import EdgeLogs, WalkSpan, find_walk_spans
 
 SCALE = 1000
 MIN_WIDTH = 2.0

@@ -29,13 +29,13 @@ def stage_words(gateway: Gateway) -> list[str]:
 
 def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[Worker]) -> None:
     workers.append(replace(workers[0], id="second", draining=True, running=2))
-    assert stage_words(gateway)[0] == "1 worker up · 1 leaving · 2/16 running"
+    assert stage_words(gateway)[0] == "1 worker up · 1 draining · 2/16 running"
     assert "No worker for" not in gateway.http.get("/").text
 
 
 def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[Worker]) -> None:
     workers[1] = replace(workers[1], draining=True, running=3)
-    assert stage_words(gateway)[1] == "no worker · 1 leaving · 3 running"
+    assert stage_words(gateway)[1] == "no worker · 1 draining · 3 running"
     assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
 
 

@@ -12,8 +12,8 @@ from tests.web.console.busy_gateway import chunks
 from tests.web.plausible import busy
 from web.console.page_context import assign_colours
 from web.console.waterfall import build_waterfall
-from web.trace import trace_of
-from web.walk_spans import EdgeLogs, find_walk_spans
+from web.fleet_api.chrome_trace import trace_of
+from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
 GRAPH = get_graph("qwen3_omni")
 THINKER, TALKER, CODE2WAV = (stage.name for stage in GRAPH.stages)

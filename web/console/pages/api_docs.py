@@ -4,8 +4,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from web.console.templating import Templates
-from web.guard import csrf_of
-from web.middleware import CONTENT_POLICY
+from web.http.guard import csrf_of
+from web.http.middleware import CONTENT_POLICY
 
 DOCS_POLICY = f"{CONTENT_POLICY}; img-src 'self' data:"
 """Swagger UI's style sheet holds its icons as data URLs; scripts, styles and connections keep the policy of every page."""

@@ -6,7 +6,7 @@ from typing import cast
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments
 from fleet.core.telemetry import Job
 from web.console.page_context import PageContext, Query, stream_path
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 MAX_ROWS = 100
 UNREADABLE = "unreadable"

@@ -10,12 +10,13 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.telemetry import LEVELS, LogLine, LogQuery
-from web.connection import send_stream, until_disconnect
 from web.console.live_pages import format_message
 from web.console.page_context import PageContext, Query, build_path, stream_path
 from web.console.refresh import wait_for_any
 from web.console.templating import Templates
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.sse import send_stream
 
 PATH = "/logs"
 FIELDS = ("q", "level", "process", "worker", "request")

@@ -12,7 +12,7 @@ from fleet.core.telemetry import SERIES_STEP_S, Queue, SeriesPoint, WorkerStory
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
 from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 NUM_FAILURES = 5
 Pick = Callable[[SeriesPoint], float | None]

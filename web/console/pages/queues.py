@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
 from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 MAX_ROWS = 100
 

@@ -11,8 +11,8 @@ from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEve
 from fleet.core.telemetry import LogLine, LogQuery
 from web.console.page_context import PageContext, Query, assign_colours, stream_path
 from web.console.waterfall import Waterfall, build_waterfall
-from web.gateway import Gateway
-from web.request_detail import RequestDetail, quiet_logs, read_told
+from web.fleet_api.request_detail import RequestDetail, quiet_logs, read_told
+from web.gateway.gateway import Gateway
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 from fleet.core.errors import BadInput
 from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
 from web.console.page_context import PageContext, Query, assign_colours, build_path, stream_path
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 PATH = "/requests"
 FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "q")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fleet.core.ids import stage_of
 from fleet.core.telemetry import EdgeTransfer, Transfers, WorkerTransfer
 from web.console.page_context import PageContext, Query, assign_colours, stream_path
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

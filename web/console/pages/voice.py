@@ -7,14 +7,15 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.ids import RequestId
-from web.connection import send_stream, until_disconnect
 from web.console.live_pages import format_event
 from web.console.pipeline_status import read_pipeline_status
 from web.console.refresh import wait_for_any
 from web.console.shell import build_shell, find_origin
 from web.console.templating import Templates
-from web.gateway import Gateway
-from web.guard import csrf_of
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.guard import csrf_of
+from web.http.sse import send_stream
 
 BUSY_S, IDLE_S = 0.25, 1.0
 """Time between two readings of the pipeline's status: while the shown request runs, and otherwise."""

@@ -10,8 +10,8 @@ from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
 from web.console.page_context import PageContext, Query, assign_colours, build_path, stream_path
 from web.console.pages.requests import RequestTableRow, build_row
-from web.gateway import Gateway
-from web.metrics import GATEWAY_ROLE
+from web.gateway.gateway import Gateway
+from web.gateway.metrics import GATEWAY_ROLE
 
 PATH = "/workers"
 NUM_REQUESTS, NUM_LINES = 20, 50
