@@ -92,7 +92,7 @@ def speech(text: str) -> Pcm:
 def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]:
     """A visitor who says the question `LEAD_IN_S` after opening the microphone, once."""
     sound = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    return visiting(browsers.hearing("question", sound), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
+    return visiting(browsers.with_microphone("question", sound), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
 
 
 def answers(page: Page) -> list[dict[str, Any]]:

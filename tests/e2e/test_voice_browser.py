@@ -58,7 +58,9 @@ def assert_heard_whole(page: Page, fleet: Fleet, answer: dict[str, Any]) -> None
     """Sample for sample what the stages made, through whatever happened on the way; and every word of it."""
     whole = fleet.sound(answer["requestId"])
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "it is silence"
-    probe.assert_played(probe.carried(page, "player"), whole, probe.runs_of(probe.heard(page), answer["serial"]))
+    probe.assert_played(
+        probe.read_recording(page, "player"), whole, probe.find_runs(probe.playback_events(page), answer["serial"])
+    )
     assert answer["text"].strip() == fleet.story(answer)["answer"].strip()
 
 
@@ -99,7 +101,7 @@ def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(br
         begun_ms, quiet_ms = probe.quiet_at_ms(page)
         assert begun_ms < quiet_ms
         assert cut["cut"] and cut["played"] < cut["received"]
-        order = [one.kind for one in probe.heard(page) if one.serial == cut["serial"]]
+        order = [one.kind for one in probe.playback_events(page) if one.serial == cut["serial"]]
         assert order[-1] == "flushed", "nothing of it is heard any more"
     wait_until(lambda: fleet.running() == 0, "every stage to be idle")
     assert fleet.story(cut)["state"] in ("aborted", "finished")

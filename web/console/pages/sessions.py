@@ -1,9 +1,8 @@
-"""Sessions: who talks by voice now, how fast it is answered, and what went wrong for its listener. Knows no audio."""
+"""Sessions: the live voice sessions, with their latencies and underruns. Knows no audio."""
 
 from dataclasses import dataclass
 
-from web.console.page_context import PageContext, Query, stream_path
-from web.gateway.gateway import Gateway
+from web.console.page_context import LivePage, PageContext, Query, stream_path
 from web.realtime.story import SessionView
 from web.realtime.views import read_views
 
@@ -18,14 +17,10 @@ class SessionsContext(PageContext):
     sessions: tuple[SessionView, ...] = ()
 
 
-class SessionsPage:
+class SessionsPage(LivePage):
     key = active = "sessions"
     path = "/sessions"
-    template = "sessions.html"
     live = ("trouble", "sessions")
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     def empty(self, query: Query) -> SessionsContext:
         return SessionsContext(title="Sessions", stream=stream_path(self.key, {}))
