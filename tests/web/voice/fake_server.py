@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from fleet.processing.voiced import VoicedSearch
+from fleet.processing.voice_onset import VoicedSearch
 
 log = logging.getLogger("tests.voice")
 

@@ -8,7 +8,7 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
-from web.console.page_context import PageContext, Query, build_path, stream_path
+from web.console.page_context import LivePage, PageContext, Query, build_path, stream_path
 from web.console.pages.requests import RequestTableRow, build_row
 from web.gateway.metrics import GATEWAY_ROLE
 

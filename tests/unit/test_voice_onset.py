@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet.processing.voiced import FirstVoiced, LeadingSilence, VoicedSearch
+from fleet.processing.voice_onset import FirstVoicedClock, LeadingSilenceTrimmer, VoicedSearch
 
 RATE_HZ = 24_000
 Pcm = NDArray[np.int16]
@@ -52,7 +52,7 @@ def test_sound_without_speech_has_no_first_voiced_sample() -> None:
 
 
 def shortened(pcm: bytes, cuts: list[int], max_ms: int | None) -> tuple[bytes, int]:
-    trimmer, sent, start = LeadingSilence(RATE_HZ, max_ms), b"", 0
+    trimmer, sent, start = LeadingSilenceTrimmer(RATE_HZ, max_ms), b"", 0
     for end in [*sorted(cuts), len(pcm) // 2]:
         sent += trimmer.feed(pcm[2 * start : 2 * end])
         start = end
@@ -89,31 +89,31 @@ def test_shortening_does_not_depend_on_how_the_sound_is_cut(cuts: list[int], max
 
 
 def test_silence_is_withheld_for_no_more_than_20_ms_of_voice() -> None:
-    trimmer = LeadingSilence(RATE_HZ, 60)
+    trimmer = LeadingSilenceTrimmer(RATE_HZ, 60)
     assert not trimmer.feed(joined(silence(395)))
     assert trimmer.feed(joined(voice(20)))
     assert trimmer.feed(b"\1\0") == b"\1\0", "nothing is withheld any more"
 
 
 def test_first_voiced_sample_is_heard_where_it_lies_in_the_sound() -> None:
-    voiced = FirstVoiced(RATE_HZ)
-    voiced.came(joined(silence(300)), 10.0)
-    voiced.came(joined(silence(100), voice(100)), 10.05)
+    voiced = FirstVoicedClock(RATE_HZ)
+    voiced.add(joined(silence(300)), 10.0)
+    voiced.add(joined(silence(100), voice(100)), 10.05)
     assert voiced.at_s == pytest.approx(10.4) and voiced.sample == 9600
-    voiced.came(joined(voice(100)), 10.1)
+    voiced.add(joined(voice(100)), 10.1)
     assert voiced.at_s == pytest.approx(10.4)
 
 
 def test_first_voiced_sample_waits_where_the_sound_before_it_ran_dry() -> None:
-    voiced = FirstVoiced(RATE_HZ)
-    voiced.came(joined(silence(80)), 10.0)
-    voiced.came(joined(silence(20), voice(100)), 11.0)
+    voiced = FirstVoicedClock(RATE_HZ)
+    voiced.add(joined(silence(80)), 10.0)
+    voiced.add(joined(silence(20), voice(100)), 11.0)
     assert voiced.at_s == pytest.approx(11.02)
 
 
 def test_first_voiced_sample_may_lie_in_the_piece_before_the_one_that_decides() -> None:
-    voiced = FirstVoiced(RATE_HZ)
-    voiced.came(joined(silence(60), voice(20)), 10.0)
+    voiced = FirstVoicedClock(RATE_HZ)
+    voiced.add(joined(silence(60), voice(20)), 10.0)
     assert voiced.at_s is None
-    voiced.came(joined(voice(100)), 11.0)
+    voiced.add(joined(voice(100)), 11.0)
     assert voiced.at_s == pytest.approx(10.06) and voiced.sample == 1440

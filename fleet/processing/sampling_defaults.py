@@ -16,7 +16,7 @@ _FIELD_OF = {
 }
 
 
-def checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:
+def read_checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:
     """What the file says under `prefix` ("talker_temperature"); a `do_sample` of false is temperature 0.
 
     Raises: ConfigError naming the file and the key if a value is not a number.

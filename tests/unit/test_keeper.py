@@ -6,7 +6,16 @@ import signal
 
 import pytest
 
-from fleet.cli.keep import CANNOT_START_S, FIRST_PAUSE_S, MAX_PAUSE_S, WELL_S, Keeper, RestartPolicy, Terminal, cause_of
+from fleet.cli.keeper import (
+    CANNOT_START_S,
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    STABLE_AFTER_S,
+    Keeper,
+    RestartPolicy,
+    TerminalOutput,
+    cause_of,
+)
 from fleet.config.schema import LeaseConfig
 from tests.support import await_until
 
@@ -66,8 +75,8 @@ def test_having_run_well_for_a_while_makes_pauses_short_again() -> None:
     kept = policy()
     pauses = [kept.pause_s(KILLED, second, second + 0.5) for second in range(1, 5)]
     assert pauses[-1] == FIRST_PAUSE_S * 8
-    assert kept.pause_s(KILLED, 10.0, 10.0 + WELL_S - 1) == FIRST_PAUSE_S * 16
-    assert kept.pause_s(KILLED, 100.0, 100.0 + WELL_S) == FIRST_PAUSE_S
+    assert kept.pause_s(KILLED, 10.0, 10.0 + STABLE_AFTER_S - 1) == FIRST_PAUSE_S * 16
+    assert kept.pause_s(KILLED, 100.0, 100.0 + STABLE_AFTER_S) == FIRST_PAUSE_S
     assert kept.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
 
 
@@ -96,7 +105,7 @@ def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) 
     assert cause_of(status) == cause
 
 
-class Stopping(Terminal):
+class Stopping(TerminalOutput):
     """Ends each command by SIGTERM as soon as it runs."""
 
     def started(self, pid: int) -> None:

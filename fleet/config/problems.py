@@ -8,7 +8,7 @@ from typing import get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from fleet.config.names import dotted, meant, nearest, shown
+from fleet.config.names import find_nearest, format_value, join_path, suggest
 from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, SamplingDefaults, VoiceConfig
 
 Place = tuple[str | int, ...]
@@ -46,7 +46,7 @@ class Problem:
 
     @property
     def field(self) -> str:
-        return dotted(self.path)
+        return join_path(self.path)
 
 
 def first_problem(error: ValidationError) -> Problem:
@@ -77,15 +77,15 @@ def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, said: 
 def _wrong_value(kind: str, said: str, given: object) -> str:
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", said)
-        return f"{shown(given)} is not known; use {one_of(known)}{meant(given, known)}"
+        return f"{format_value(given)} is not known; use {one_of(known)}{suggest(given, known)}"
     if kind in _NO_SECTION and given is None:
         return "is empty; give it keys, or remove it"
     if kind in _NO_SECTION:
-        return f"must be a section of keys and values (got {shown(given)})"
+        return f"must be a section of keys and values (got {format_value(given)})"
     if kind == "tuple_type":
         example = f"[{given}]" if isinstance(given, str) and given else "[2, 4, 8]"
-        return f"must be a list, such as {example} (got {shown(given)})"
-    return f"{said.removeprefix('Value error, ')} (got {shown(given)})"
+        return f"must be a list, such as {example} (got {format_value(given)})"
+    return f"{said.removeprefix('Value error, ')} (got {format_value(given)})"
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -101,9 +101,9 @@ def _unknown_key(path: Place, model: type[BaseModel]) -> str:
     hint = _HINTS.get(path[-2:])
     if hint:
         return f"unknown key; {hint}"
-    near = nearest(key, here)
+    near = find_nearest(key, here)
     if near:
-        return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
+        return f"unknown key; did you mean {join_path((*path[:-1], near))}?"
     if "." in key:
         return "unknown key; dots are for --set, in a file write each part as a section of its own"
     elsewhere = [name for name in _EVERY_KEY if name.split(".")[-1] == key]
@@ -125,7 +125,7 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
     model, parts = root, iter(path)
     for part in parts:
         section, named = _section(model.model_fields[str(part)])
-        assert section is not None, f"{dotted(path)} is no section"
+        assert section is not None, f"{join_path(path)} is no section"
         if named:
             next(parts)
         model = section

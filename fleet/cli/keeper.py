@@ -1,6 +1,6 @@
-"""Keeping one command running: started again when it crashes or is killed, left alone when it ends well. Knows no fleet.
+"""The keeper of one command: restarts it when it crashes or is killed, and not when it ends with status 0. Knows no fleet.
 
-Under honcho the end of one process ends all of them; a kept process rides through the death of the command it runs.
+honcho ends all processes when one ends; a keeper outlives the command that it runs.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ import psutil
 from fleet.core.parent_death import signalled_with_parent
 
 CANNOT_START_S = 60.0
-WELL_S = 10.0
+STABLE_AFTER_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
 """Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only worker cannot be announced."""
 LAST_LINES = 5
-LINGER_S = 3.0
-LINGER_POLL_S = 0.05
-STOP_PATIENCE_S = 10.0
-READER_PATIENCE_S = 1.0
+ALONE_TIMEOUT_S = 3.0
+ALONE_POLL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+READER_TIMEOUT_S = 1.0
 NOT_STARTED = 1
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
@@ -36,43 +36,42 @@ WhenDead = Callable[[int, str], Awaitable[bool]]
 
 @dataclass(slots=True, kw_only=True)
 class RestartPolicy:
-    """When a command that ended is started again. Units: seconds on one monotonic clock.
+    """Decides when a command that ended is restarted. Units: seconds on one monotonic clock.
 
-    An exit with an error soon after the first start means that it cannot start; being killed never does, nor does what has
-    `served`. Later deaths are ridden through for ever, with pauses that double up to a bound and begin anew once it has run
-    well for `WELL_S`.
+    An error soon after the first start means that the command cannot start, unless it was killed or has `served`. After any later
+    death it is restarted, without end; the pauses double up to a bound, and are short again after `STABLE_AFTER_S` of running.
     """
 
     first_started_s: float
     deaths: int = 0
 
     def pause_s(self, exit_status: int, started_s: float, now_s: float, *, served: bool = False) -> float | None:
-        """Seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
+        """Return the seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
         failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
         if failed_at_once and not served:
             return None
-        self.deaths = 1 if now_s - started_s >= WELL_S else self.deaths + 1
+        self.deaths = 1 if now_s - started_s >= STABLE_AFTER_S else self.deaths + 1
         return min(FIRST_PAUSE_S * 2.0 ** min(self.deaths - 1, 32), MAX_PAUSE_S)
 
 
-class Output(Protocol):
-    """Where a kept command's lines go, and what is told of it. `line` is called from a thread of its own."""
+class KeeperOutput(Protocol):
+    """Destination of a command's lines and of the keeper's messages. `line` is called from a thread of its own."""
 
     def line(self, line: bytes) -> None: ...
     def say(self, text: str, *, error: bool = False) -> None: ...
     def started(self, pid: int) -> None: ...
 
 
-class Starts(Protocol):
-    """Announces the starts of a kept command to those who wait for it."""
+class StartAnnouncer(Protocol):
+    """Announces the starts of a command to clients that wait for it."""
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None: ...
     def spawned(self, pid: int) -> None: ...
     async def end(self, *, failed: bool) -> None: ...
 
 
-class Terminal:
-    """This process's own standard output."""
+class TerminalOutput:
+    """Prints to the standard output of this process."""
 
     def line(self, line: bytes) -> None:
         sys.stdout.buffer.write(line)
@@ -87,74 +86,73 @@ class Terminal:
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
-    """Runs `fleet ARGUMENTS` again and again until `stop` is set.
+    """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
 
-    `alone`: a stop is passed on only once it is true, or after a bounded wait: Redis leaves last, so that the others can say
-    goodbye. `when_dead` is called for each command that died, before anything else is done about it. `starts` announces each
-    start before it begins.
+    `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis stops last, so that the other
+    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins.
     """
 
     arguments: list[str]
     stop: asyncio.Event
-    output: Output = field(default_factory=Terminal)
+    output: KeeperOutput = field(default_factory=TerminalOutput)
     env: Mapping[str, str] | None = None
     alone: Callable[[], Awaitable[bool]] | None = None
     when_dead: WhenDead | None = None
-    starts: Starts | None = None
+    starts: StartAnnouncer | None = None
     _served: bool = False
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
     @property
     def name(self) -> str:
-        return " ".join(word for word in self.arguments[:2] if not word.startswith("-"))
+        return " ".join(argument for argument in self.arguments[:2] if not argument.startswith("-"))
 
     async def run(self) -> int:
-        """The exit status to end with."""
+        """Return the exit status to end with."""
         try:
-            return await self._run_on()
+            return await self._run_repeatedly()
         finally:
-            await self._expect_none(failed=not self.stop.is_set())
+            await self._end_starts(failed=not self.stop.is_set())
 
-    async def _run_on(self) -> int:
+    async def _run_repeatedly(self) -> int:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         policy = RestartPolicy(first_started_s=started_s)
-        self._expect(0.0)
+        self._announce_start(0.0)
         while True:
             status = await self._run_once()
             if self.stop.is_set():
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
-                await self._expect_none(failed=False)
-                self.output.say(f"{self.name} left; start another with `fleet {self.name}`")
+                await self._end_starts(failed=False)
+                self.output.say(f"{self.name} ended and is not restarted; start another one with `fleet {self.name}`")
                 await self.stop.wait()
                 return 0
             pause_s = policy.pause_s(status, started_s, loop.time(), served=self._served)
             if pause_s is None:
-                self._tell(f"{_how(status)} and is not started again", error=True)
+                self._report_death(f"{describe_end(status)} and is not restarted", error=True)
                 return status
-            self._expect(pause_s, stopped=-status in STOP_SIGNALS)
-            self._tell(f"{_how(status)}; starting it again in {pause_s:.1f} s")
+            self._announce_start(pause_s, stopped=-status in STOP_SIGNALS)
+            self._report_death(f"{describe_end(status)}; restarting it in {pause_s:.1f} s")
             if await _set_within(self.stop, pause_s):
                 return 0
             started_s = loop.time()
 
-    def _expect(self, pause_s: float, *, stopped: bool = False) -> None:
+    def _announce_start(self, pause_s: float, *, stopped: bool = False) -> None:
         if self.starts:
             self.starts.begin(pause_s, stopped=stopped)
 
-    async def _expect_none(self, *, failed: bool) -> None:
+    async def _end_starts(self, *, failed: bool) -> None:
         if self.starts:
             await self.starts.end(failed=failed)
 
-    def _tell(self, what: str, *, error: bool = False) -> None:
-        """One message a death, whole: between the lines of the others nobody finds this one's last words."""
+    def _report_death(self, event: str, *, error: bool = False) -> None:
+        """Report a death and the last lines in one message: they are hard to find among the lines of other processes."""
         last = [f"  {line.decode('utf-8', 'replace').rstrip()}" for line in self._last_lines]
-        said = f"; it said last:\n{chr(10).join(last)}" if last else ""
-        self.output.say(f"{self.name} {what}{said}", error=error)
+        lines = f"; its last lines:\n{chr(10).join(last)}" if last else ""
+        self.output.say(f"{self.name} {event}{lines}", error=error)
 
     async def _run_once(self) -> int:
-        """The exit status. In a session of its own, so that a signal to our group reaches the command once, and from us."""
+        """Run the command once, in a session of its own: signals to this process group do not reach it. Return its status."""
         self._last_lines.clear()
         read_end, write_end = os.pipe()
         try:
@@ -163,44 +161,44 @@ class Keeper:
                 start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
             )  # fmt: skip
         except OSError as error:
-            # A machine without memory or processes to spare: one more death, to be tried again later.
+            # The machine has no memory or processes to spare: counts as a death, and is tried again.
             os.close(read_end)
             self._last_lines.append(str(error).encode())
             return NOT_STARTED
         finally:
             os.close(write_end)
-        # A pipe and a thread of our own: what the command forked may hold the pipe open after its death, and must not hide it.
-        reader = threading.Thread(target=self._pass_on, args=(os.fdopen(read_end, "rb"),), daemon=True)
+        # A pipe and a thread, not the process's own stream: a fork of the command may hold the pipe open after its death.
+        reader = threading.Thread(target=self._forward, args=(os.fdopen(read_end, "rb"),), daemon=True)
         reader.start()
         self.output.started(process.pid)
         if self.starts:
             self.starts.spawned(process.pid)
         status = await self._until_ended(process)
         if self.when_dead and status != 0 and not self.stop.is_set():
-            # First of all: listeners wait for what it held.
+            # First of all: clients wait for the tasks that it held.
             self._served = await self.when_dead(process.pid, cause_of(status))
-        await asyncio.to_thread(reader.join, READER_PATIENCE_S)
+        await asyncio.to_thread(reader.join, READER_TIMEOUT_S)
         return status
 
-    def _pass_on(self, pipe: IO[bytes]) -> None:
+    def _forward(self, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
                 self._last_lines.append(line)
-                # Nobody may be reading us any more; the command must not stop on a full pipe for that.
+                # The reader may be gone; the command must not block on a full pipe.
                 with contextlib.suppress(OSError):
                     self.output.line(line)
 
     async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
         ended = asyncio.create_task(process.wait())
-        asked = asyncio.create_task(self.stop.wait())
-        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        stopped = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
         if not ended.done():
             if self.alone:
-                await _linger(self.alone)
+                await _wait_until_alone(self.alone)
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
-            await asyncio.wait({ended}, timeout=STOP_PATIENCE_S)
+            await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
         if not ended.done():
             kill_all(process.pid)
         return await ended
@@ -210,9 +208,9 @@ async def keep(
     arguments: list[str],
     alone: Callable[[], Awaitable[bool]] | None = None,
     when_dead: WhenDead | None = None,
-    starts: Starts | None = None,
+    starts: StartAnnouncer | None = None,
 ) -> int:
-    """Run `fleet ARGUMENTS` until SIGTERM or SIGINT; returns the exit status to end with. For the rest, see `Keeper`."""
+    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with. See `Keeper`."""
     stop = asyncio.Event()
     for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
@@ -220,7 +218,7 @@ async def keep(
 
 
 def kill_all(pid: int) -> None:
-    """SIGKILL a process and all below it, whatever sessions they made for themselves."""
+    """Send SIGKILL to a process and all its descendants, also to those in sessions of their own."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in (process, *process.children(recursive=True)):
@@ -229,20 +227,20 @@ def kill_all(pid: int) -> None:
 
 
 def cause_of(status: int) -> str:
-    """The signal or exit status of a process, as `subprocess` counts them. A real-time signal has no name of its own."""
+    """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time signals have no name."""
     if status >= 0:
         return f"exit status {status}"
     return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
 
 
-def _how(status: int) -> str:
+def describe_end(status: int) -> str:
     return f"was killed by {cause_of(status)}" if status < 0 else f"ended with status {status}"
 
 
-async def _linger(alone: Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + LINGER_S
+async def _wait_until_alone(alone: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + ALONE_TIMEOUT_S
     while asyncio.get_running_loop().time() < deadline and not await alone():
-        await asyncio.sleep(LINGER_POLL_S)
+        await asyncio.sleep(ALONE_POLL_S)
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:

@@ -58,7 +58,7 @@ class VoicedSearch:
                 return
 
 
-class LeadingSilence:
+class LeadingSilenceTrimmer:
     """Shortens the silence before the first loud frame to `max_ms`; None keeps all of it.
 
     Everything is withheld until a frame exceeds the threshold; nothing from that frame on is left out, whether voice or a click.
@@ -102,7 +102,7 @@ class LeadingSilence:
         return held
 
 
-class FirstVoiced:
+class FirstVoicedClock:
     """The moment at which a listener who plays sound as it arrives hears the first voiced sample.
 
     `sample`: its place in the sound, and `at_s` that moment; None while there is none. Units: seconds of any one clock.
@@ -116,7 +116,7 @@ class FirstVoiced:
         self._num_samples = 0
         self._ends_s = -math.inf
 
-    def came(self, pcm: bytes, now_s: float) -> None:
+    def add(self, pcm: bytes, now_s: float) -> None:
         """The next samples arrived."""
         first, begins_s = self._num_samples, max(now_s, self._ends_s)
         before_s, self._ends_s = self._ends_s, begins_s + len(pcm) / BYTES_PER_SAMPLE / self._rate_hz

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fleet.config.explain import Place, Problem, first_sampling_problem
-from fleet.config.names import meant, shown
+from fleet.config.names import format_value, suggest
+from fleet.config.problems import Place, Problem, first_sampling_problem
 from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig, WebConfig
 from fleet.graphs import GRAPHS, Stage
 
@@ -16,7 +16,7 @@ _MADE_FOR_IT = ("auto", "tiny")
 _OF_THE_FAKE_ENGINE = ("step_ms",)
 
 
-def first_broken_rule(config: FleetConfig) -> Problem | None:
+def find_first_problem(config: FleetConfig) -> Problem | None:
     """The first mistake that shows only in the whole. A rule may rely on those before it."""
     return next((problem for rule in RULES for problem in rule(config)), None)
 
@@ -24,7 +24,9 @@ def first_broken_rule(config: FleetConfig) -> Problem | None:
 def graph_is_known(config: FleetConfig) -> Iterator[Problem]:
     if config.graph not in GRAPHS:
         known = ", ".join(sorted(GRAPHS))
-        yield Problem(("graph",), f"unknown graph {shown(config.graph)}; use one of {known}{meant(config.graph, GRAPHS)}")
+        yield Problem(
+            ("graph",), f"unknown graph {format_value(config.graph)}; use one of {known}{suggest(config.graph, GRAPHS)}"
+        )
 
 
 def stages_and_edges_are_the_graphs(config: FleetConfig) -> Iterator[Problem]:
@@ -36,7 +38,7 @@ def stages_and_edges_are_the_graphs(config: FleetConfig) -> Iterator[Problem]:
 def _strangers(noun: str, given: Iterable[str], known: list[str], graph: str) -> Iterator[Problem]:
     for name in given:
         if name not in known:
-            message = f"graph {graph} has no such {noun}; it has {', '.join(known)}{meant(name, known)}"
+            message = f"graph {graph} has no such {noun}; it has {', '.join(known)}{suggest(name, known)}"
             yield Problem((f"{noun}s", name), message)
 
 
@@ -73,7 +75,7 @@ def settings_are_read(config: FleetConfig) -> Iterator[Problem]:
         for name in config.stage(stage.name).extra:
             if name not in known:
                 reads = f"reads {', '.join(known)}" if known else "reads no settings"
-                message = f"the builder of {stage.name} {reads} with engine {config.engine}; leave it out{meant(name, known)}"
+                message = f"the builder of {stage.name} {reads} with engine {config.engine}; leave it out{suggest(name, known)}"
                 yield Problem(("stages", stage.name, "extra", name), message)
 
 
@@ -221,7 +223,7 @@ def aliases_are_other_names(config: FleetConfig) -> Iterator[Problem]:
     """The default aliases are exempt: a deployment may be named like one of them."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
-        message = f"{shown(web.model_name)} is web.model_name, under which the model answers anyway; take it out"
+        message = f"{format_value(web.model_name)} is web.model_name, under which the model answers anyway; take it out"
         yield Problem(("web", "model_aliases"), message)
 
 

@@ -13,7 +13,7 @@ _SAID = ("max_position_embeddings", "n_positions")
 _ROTARY = ("rope_parameters", "rope_scaling")
 
 
-def num_positions(checkpoint: Path) -> int | None:
+def read_num_positions(checkpoint: Path) -> int | None:
     """None where config.json does not say, or has rotary positions stretched by a factor, whose end is elsewhere.
 
     Raises: ConfigError if it is not JSON.
@@ -28,7 +28,7 @@ def num_positions(checkpoint: Path) -> int | None:
     return next((value for value in found if isinstance(value, int) and value > 0), None)
 
 
-def fitting(sampling: Sampling, num_prompt: int, positions: int | None) -> Sampling:
+def limit_answer_length(sampling: Sampling, num_prompt: int, positions: int | None) -> Sampling:
     """The sampling, its answer no longer than what the prompt leaves of the positions."""
     if positions is None:
         return sampling
