@@ -33,6 +33,17 @@ class PageContext:
     status: int = 200
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterLink:
+    """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered list that match it."""
+
+    name: str
+    colour: int = -1
+    count: int
+    path: str
+    chosen: bool
+
+
 class LivePage(ABC):
     """A page with the template `KEY.html` at `path`, shown in the navigation under `active`.
 

@@ -114,3 +114,9 @@ def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
     """Return all recorded samples once there are `at_least` so many, followed by silence."""
     wait_js(page, f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)")
     return np.asarray(js(page, "window.tapped"), np.int16)
+
+
+def choose_push_to_talk(page: Page) -> None:
+    page.locator("#choices summary").click()
+    page.locator("#push-to-talk").check()
+    page.locator("#choices summary").click()

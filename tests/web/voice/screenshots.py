@@ -13,7 +13,7 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from tests.web.conftest import load
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, visiting, wait_js
 from tests.web.voice.conftest import Site, serve_fake_voice
 from tests.web.voice.fake_server import VoiceScript, tone
 
@@ -60,9 +60,7 @@ def interrupted(page: Page, site: Site) -> None:
 
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+    choose_push_to_talk(page)
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")

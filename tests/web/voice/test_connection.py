@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, tap, tapped, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, js, tap, tapped, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 from web.http.errors import Unauthorized
@@ -95,11 +95,10 @@ def test_refused_page_does_not_retry(browsers: Browsers, site: Site, server: Fak
         assert len(server.connections) == 1
 
 
-def choose_push_to_talk(page: Page) -> None:
+def open_with_push_to_talk(page: Page) -> None:
     """Choose push to talk and open the microphone."""
     expect(page.locator("#state")).to_have_text("Ready")
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
+    choose_push_to_talk(page)
     page.locator("#talk-button").click()
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
@@ -110,7 +109,7 @@ def test_speech_during_reconnect_is_sent(
 ) -> None:
     counted = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
     page = visit_with_mic("always", counted)
-    choose_push_to_talk(page)
+    open_with_push_to_talk(page)
     page.keyboard.down("Space")
     wait_until(lambda: len(server.mic) > 10, "audio")
     server.call(server.connections[0].drop)
@@ -129,7 +128,7 @@ def test_question_ended_while_disconnected_is_answered_after_reconnect(
     visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
 ) -> None:
     page = visit_with_mic("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
-    choose_push_to_talk(page)
+    open_with_push_to_talk(page)
     page.keyboard.down("Space")
     wait_until(lambda: len(server.mic) > 10, "audio")
     server.script = VoiceScript(refuse=(1011, ""))
@@ -149,7 +148,7 @@ def test_interruption_while_disconnected_reaches_the_server(
     visit_with_mic: Callable[[str, NDArray[np.int16]], Page], server: FakeVoiceServer
 ) -> None:
     page = visit_with_mic("always", tone(30.0, 700.0, MIC_RATE_HZ, 0.3))
-    choose_push_to_talk(page)
+    open_with_push_to_talk(page)
     server.script = VoiceScript(samples=tone(60.0), lead_s=60, stall_after=50 * RATE_HZ)
     ask(page)
     wait_js(page, "fleetVoice.player.totalPlayed > 2400")

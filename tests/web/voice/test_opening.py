@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, ask, choose_push_to_talk, js, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
@@ -30,14 +30,12 @@ DELAY_MICROPHONE = """
 """The microphone opens when the test calls `openMic`; `numBlocks` counts its blocks."""
 
 
-def choose_push_to_talk(visit_with_mic: Visit) -> Page:
+def open_with_push_to_talk(visit_with_mic: Visit) -> Page:
     """Choose push to talk, with the microphone closed."""
     page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(DELAY_MICROPHONE)
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+    choose_push_to_talk(page)
     page.locator("#talk-button").focus()
     return page
 
@@ -58,7 +56,7 @@ def release(page: Page) -> None:
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
 def test_first_push_records_from_microphone_opening(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
-    page = choose_push_to_talk(visit_with_mic)
+    page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     js(page, "window.openMic()")
@@ -78,7 +76,7 @@ def test_first_push_records_from_microphone_opening(visit_with_mic: Visit, serve
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
 def test_push_released_before_microphone_opens_asks_to_repeat(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
-    page = choose_push_to_talk(visit_with_mic)
+    page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     release(page)
@@ -161,7 +159,7 @@ def test_forced_end_closes_microphone_and_offers_talk_again(visit_with_mic: Visi
 
 
 def test_forced_end_during_push_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    page = choose_push_to_talk(visit_with_mic)
+    page = open_with_push_to_talk(visit_with_mic)
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     end(server)

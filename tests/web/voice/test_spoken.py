@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, js, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, FakeVoiceServer, Pcm, VoiceScript, tone
 
@@ -164,9 +164,7 @@ def test_quiet_input_at_first_answer_counts_as_echo(text_page: Page) -> None:
 def test_push_to_talk_with_space_bar_and_button(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     server.script = VoiceScript(samples=tone(60.0))
     page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+    choose_push_to_talk(page)
     start(page)
     page.locator("#talk-button").dispatch_event("pointerup")
     expect(page.locator("#state")).to_have_text("Hold to talk")
@@ -198,8 +196,7 @@ def test_push_to_talk_with_space_bar_and_button(visit_with_mic: Visit, server: F
 
 def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
+    choose_push_to_talk(page)
     start(page)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
@@ -212,8 +209,7 @@ def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceS
 def test_press_too_short_for_the_server_adds_no_question(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     """A touch on the button is shorter than any word; and where no sound received, nothing is asked either."""
     page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
+    choose_push_to_talk(page)
     start(page)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.evaluate(PRESS_FOR, 150)
@@ -238,8 +234,7 @@ PRESS_FOR = """
 
 def test_space_bar_types_in_message_field(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
     page = visit_with_mic("steady", np.concatenate([silence(0.2), voice(30.0)]))
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
+    choose_push_to_talk(page)
     start(page)
     page.locator("#message").focus()
     page.keyboard.type("a b")

@@ -1,6 +1,6 @@
 """Jobs: state, progress, results and errors of background jobs. Knows no kind of job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments
@@ -34,9 +34,8 @@ class JobsPage(LivePage):
     async def read(self, query: Query) -> JobsContext:
         jobs = await self._gateway.client.telemetry.jobs()
         shown = tuple(jobs[:MAX_ROWS])
-        return JobsContext(
-            title="Jobs",
-            stream=stream_path(self.key, {}),
+        return replace(
+            self.empty(query),
             jobs=shown,
             arguments=tuple(format_arguments(job.arguments) if job.state != UNREADABLE else "" for job in shown),
             num_more=len(jobs[MAX_ROWS:]),

@@ -1,6 +1,6 @@
 """Queues: the tasks that wait for each role, and the dead letters. Knows no stage by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
 from web.console.page_context import LivePage, PageContext, Query, stream_path
@@ -39,9 +39,8 @@ class QueuesPage(LivePage):
         letters = await telemetry.dead_letters()
         waiting = sorted((grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s)
         unserved = [queue.role for queue in queues if queue.queue_depth and not queue.workers]
-        return QueuesContext(
-            title="Queues",
-            stream=stream_path(self.key, {}),
+        return replace(
+            self.empty(query),
             trouble=f"Tasks wait for {', '.join(unserved)}, and no worker serves it. Start one:" if unserved else "",
             remedy=f"fleet worker {unserved[0]}" if unserved else "",
             queues=tuple(QueueRow(view=queue, colour=self._colours.get(queue.stage, -1)) for queue in queues),

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 
 from fleet.core.errors import BadInput
 from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
-from web.console.page_context import LivePage, PageContext, Query, build_path, stream_path
+from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
 from web.gateway.gateway import Gateway
 
 PATH = "/requests"
@@ -17,16 +17,6 @@ KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
 MAX_SEARCHED = 200
 """Number of the newest requests among which the next newer one is searched."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateFilter:
-    """A link that filters by one state. `count` is that of the whole index."""
-
-    state: str
-    count: int
-    path: str
-    chosen: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +48,7 @@ class RequestsContext(PageContext):
     """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a page."""
 
     wanted: dict[str, str]
-    chips: tuple[StateFilter, ...]
+    chips: tuple[FilterLink, ...]
     rows: tuple[RequestTableRow, ...]
     older: str
     newest: str
@@ -88,38 +78,26 @@ class RequestsPage(LivePage):
 
     def _build(self, query: Query, found: RequestPage) -> RequestsContext:
         wanted = {name: query.get(name, "").strip() for name in FIELDS}
-        before = query.get("before", "")
+        before, counts = query.get("before", ""), {"": sum(found.counts.values()), **found.counts}
+        chips = (
+            FilterLink(
+                name=state,
+                count=counts.get(state, 0),
+                path=build_path(PATH, {**wanted, "state": state}),
+                chosen=wanted["state"] == state,
+            )
+            for state in ("", *STATES)
+        )
         return RequestsContext(
             title="Requests",
             stream=stream_path(self.key, {**wanted, "before": before}),
             wanted=wanted,
-            chips=self._chips(wanted, found.counts),
+            chips=tuple(chips),
             rows=tuple(build_row(row, self._colours, self._gateway) for row in found.rows),
             older=build_path(PATH, {**wanted, "before": found.next}) if found.next else "",
             newest=build_path(PATH, wanted) if before else "",
             clear=PATH,
             stages=tuple(self._colours),
-        )
-
-    @staticmethod
-    def _chips(wanted: Mapping[str, str], counts: Mapping[str, int]) -> tuple[StateFilter, ...]:
-        all_states = StateFilter(
-            state="",
-            count=sum(counts.values()),
-            path=build_path(PATH, {**wanted, "state": ""}),
-            chosen=not wanted["state"],
-        )
-        return (
-            all_states,
-            *(
-                StateFilter(
-                    state=state,
-                    count=counts.get(state, 0),
-                    path=build_path(PATH, {**wanted, "state": state}),
-                    chosen=wanted["state"] == state,
-                )
-                for state in STATES
-            ),
         )
 
     async def redirect_to_older(self, request: Request) -> Response:

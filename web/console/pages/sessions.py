@@ -1,6 +1,6 @@
 """Sessions: the live voice sessions, with their latencies and underruns. Knows no audio."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from web.console.page_context import LivePage, PageContext, Query, stream_path
 from web.realtime.story import SessionView
@@ -27,5 +27,4 @@ class SessionsPage(LivePage):
 
     async def read(self, query: Query) -> SessionsContext:
         newest = await read_views(self._gateway)
-        shown, rest = newest[:MAX_ROWS], newest[MAX_ROWS:]
-        return SessionsContext(title="Sessions", stream=stream_path(self.key, {}), sessions=tuple(shown), num_more=len(rest))
+        return replace(self.empty(query), sessions=tuple(newest[:MAX_ROWS]), num_more=len(newest[MAX_ROWS:]))

@@ -1,9 +1,9 @@
 """Transfers: tensors between workers, by edge and by worker. Knows no transport."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import EdgeTransfer, Transfers, WorkerTransfer
+from fleet.core.telemetry import EdgeTransfer, WorkerTransfer
 from web.console.page_context import LivePage, PageContext, Query, stream_path
 
 
@@ -25,17 +25,9 @@ class TransfersPage(LivePage):
     live = ("trouble", "edges", "workers")
 
     def empty(self, query: Query) -> TransfersContext:
-        return self._build(Transfers(edges=(), workers=()))
+        return TransfersContext(title="Transfers", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> TransfersContext:
-        return self._build(await self._gateway.client.telemetry.transfers())
-
-    def _build(self, transfers: Transfers) -> TransfersContext:
-        return TransfersContext(
-            title="Transfers",
-            stream=stream_path(self.key, {}),
-            edges=transfers.edges,
-            workers=tuple(
-                WorkerTransferRow(view=end, colour=self._colours.get(stage_of(end.role), -1)) for end in transfers.workers
-            ),
-        )
+        transfers = await self._gateway.client.telemetry.transfers()
+        rows = (WorkerTransferRow(view=end, colour=self._colours.get(stage_of(end.role), -1)) for end in transfers.workers)
+        return replace(self.empty(query), edges=transfers.edges, workers=tuple(rows))

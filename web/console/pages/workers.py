@@ -8,7 +8,7 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
-from web.console.page_context import LivePage, PageContext, Query, build_path, stream_path
+from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path, stream_path
 from web.console.pages.requests import RequestTableRow, build_row
 from web.gateway.metrics import GATEWAY_ROLE
 
@@ -32,22 +32,11 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleFilter:
-    """A link that filters by one role, "" for all; `count` of its workers are present."""
-
-    role: str
-    colour: int
-    count: int
-    path: str
-    chosen: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
     """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, "" without such a page."""
 
     role: str
-    chips: tuple[RoleFilter, ...]
+    chips: tuple[FilterLink, ...]
     first: str
     more: str
     here: tuple[WorkerRow, ...]
@@ -113,21 +102,17 @@ class WorkersPage(_WorkerPage):
             missing=tuple(missing),
         )
 
-    def _chips(self, here: Sequence[WorkerStory], chosen: str) -> tuple[RoleFilter, ...]:
-        counts = Counter(view.role or GATEWAY_ROLE for view in here)
-        all_roles = RoleFilter(role="", colour=-1, count=len(here), path=PATH, chosen=not chosen)
-        return (
-            all_roles,
-            *(
-                RoleFilter(
-                    role=role,
-                    colour=self._colours.get(stage_of(role), -1),
-                    count=count,
-                    path=build_path(PATH, {"role": role}),
-                    chosen=role == chosen,
-                )
-                for role, count in counts.items()
-            ),
+    def _chips(self, here: Sequence[WorkerStory], chosen: str) -> tuple[FilterLink, ...]:
+        counts = {"": len(here), **Counter(view.role or GATEWAY_ROLE for view in here)}
+        return tuple(
+            FilterLink(
+                name=role,
+                colour=self._colours.get(stage_of(role), -1),
+                count=count,
+                path=build_path(PATH, {"role": role}),
+                chosen=role == chosen,
+            )
+            for role, count in counts.items()
         )
 
 
