@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -99,15 +98,17 @@ class LogStream:
     async def _messages(self, query: LogQuery, after: str) -> AsyncIterator[bytes]:
         yield self._trouble("", after)
         while not self._gateway.closing.is_set():
+            groups = self._group_lines(query, after)
             try:
-                async with aclosing(self._group_lines(query, after)) as groups:
-                    async for lines in groups:
-                        after = lines[0].id
-                        yield format_message(after, {"lines": self._render_lines(lines)}, swap="afterbegin")
+                async for lines in groups:
+                    after = lines[0].id
+                    yield format_message(after, {"lines": self._render_lines(lines)}, swap="afterbegin")
             except FleetError as error:
                 yield self._trouble(error.message, after)
                 await wait_for_any(RETRY_S, self._gateway.closing)
                 yield self._trouble("", after)
+            finally:
+                await groups.aclose()
 
     async def _group_lines(self, query: LogQuery, after: str) -> AsyncGenerator[list[LogLine], None]:
         """Yield new lines in groups, the newest first, until the gateway closes."""
