@@ -12,9 +12,17 @@ GROUNDS = ("bg", "panel", "raised")
 STAGES = tuple(f"c{number}" for number in range(6))
 TEXT = [
     *((ink, ground) for ink in ("text", "dim", "accent", "good", "bad", "warn", *STAGES) for ground in GROUNDS),
-    ("accent-text", "accent"), ("bad", "bad-bg"), ("text", "bad-bg"), ("warn", "warn-bg"), ("text", "warn-bg"),
-    ("dim", "warn-bg"), ("dim", "bad-bg"), ("accent", "bad-bg"), ("accent", "warn-bg"), ("text", "bubble"),
-]  # fmt: skip
+    ("accent-text", "accent"),
+    ("bad", "bad-bg"),
+    ("text", "bad-bg"),
+    ("warn", "warn-bg"),
+    ("text", "warn-bg"),
+    ("dim", "warn-bg"),
+    ("dim", "bad-bg"),
+    ("accent", "bad-bg"),
+    ("accent", "warn-bg"),
+    ("text", "bubble"),
+]
 MARKS = [(ink, ground) for ink in ("edge", *STAGES, "warn", "bad") for ground in GROUNDS]
 
 

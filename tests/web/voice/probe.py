@@ -72,7 +72,7 @@ class PlaybackEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedAudio:
     """Shapes: `pcm` are blocks one after another; `frames` is the position of each block's first sample in the context, `walls`
     its arrival in ms since 1970.
     """
@@ -103,9 +103,9 @@ def watch_mic(page: Page) -> None:
     js(page, MIC)
 
 
-def read_recording(page: Page, name: str) -> Recording:
+def read_recording(page: Page, name: str) -> RecordedAudio:
     probed = cast("dict[str, Any]", page.evaluate(TAKE, name))
-    return Recording(
+    return RecordedAudio(
         pcm=np.frombuffer(b64decode(probed["pcm"]), "<i2"),
         frames=np.asarray(probed["frames"], np.int64),
         walls=np.asarray(probed["walls"], np.float64),
@@ -126,7 +126,7 @@ def playback_events(page: Page) -> list[PlaybackEvent]:
     ]
 
 
-def first_voiced(mic: Recording, page: Page, after_ms: float) -> float:
+def first_voiced(mic: RecordedAudio, page: Page, after_ms: float) -> float:
     """Return the time of the first voiced sample after `after_ms` at the microphone's worklet. Units: ms of the page's clock."""
     origin = float(str(js(page, "performance.timeOrigin")))
     rate_hz = float(str(js(page, "fleetVoice.mic.rateHz")))
@@ -152,7 +152,7 @@ def find_runs(events: Sequence[PlaybackEvent], serial: int) -> list[tuple[int, i
     return runs
 
 
-def assert_played(player: Recording, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
+def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
     """Assert that the runs were played sample by sample, in order, and together are the whole answer.
 
     Samples may be faded only where audio stopped or began in mid-answer.
