@@ -33,7 +33,7 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
     assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for edge, counts in decode_pulls(loop.pulls.encoded({})).items():
+        for edge, counts in decode_pulls(loop.pull_tally.encoded({})).items():
             counted[edge] = counted[edge] + counts if edge in counted else counts
     assert counted[remote.name].num_bytes == told.remote_bytes and counted[remote.name].num_failed == 0
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"

@@ -17,7 +17,7 @@ from fleet.config.schema import LeaseConfig
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
-from web.http.errors import SessionEnded, SessionExpired, SessionIdle
+from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
 from web.ports import HeldVoice
 from web.realtime import vad
 from web.realtime.admission import Admission
@@ -244,7 +244,7 @@ class SessionRegistry:
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
         held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
         if held is None and await self._gateway.client.voice_ended(session_id, owner):
-            raise SessionEnded(ENDED, param="session")
+            raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
             raise _unknown(session_id)
         if STATE not in held.fields:

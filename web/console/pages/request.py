@@ -11,7 +11,7 @@ from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEve
 from fleet.core.telemetry import LogLine, LogQuery
 from web.console.page_context import LivePage, PageContext, Query, stream_path
 from web.console.waterfall import Waterfall, build_waterfall
-from web.fleet_api.request_detail import RequestDetail, quiet_logs, read_told
+from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
@@ -80,14 +80,15 @@ class OneRequestPage(LivePage):
     async def read(self, query: Query) -> OneRequestContext:
         """Raises: NotFound, RedisUnreachable."""
         request = RequestId(query["id"])
-        detail = await read_told(self._gateway, request)
+        detail = await read_request_detail(self._gateway, request)
+        logs = await read_logs_without_audio(self._gateway, detail)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
         return OneRequestContext(
             title=request,
             id=request,
             stream=stream_path(self.key, {"id": request}),
             detail=detail,
-            waterfall=build_waterfall(detail, self._gateway.graph, await quiet_logs(self._gateway, detail), self._colours),
+            waterfall=build_waterfall(detail, self._gateway.graph, logs, self._colours),
             tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
             edges=detail.edges,
             events=detail.marks,
