@@ -12,7 +12,7 @@ from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 from web.http.errors import Unauthorized
-from web.realtime.refusal import UNAUTHORIZED, close_reason
+from web.realtime.transport.refusal import UNAUTHORIZED, close_reason
 
 
 def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoiceServer) -> None:

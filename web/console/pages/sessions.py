@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 
 from web.console.page_context import LivePage, PageContext, Query, stream_path
-from web.realtime.story import SessionView
-from web.realtime.views import read_views
+from web.realtime.session_views import SessionView, read_views
 
 MAX_ROWS = 100
 
