@@ -1,4 +1,4 @@
-"""The arena stays whole whatever is asked of it, and its memory gives back what was sealed in it, or refuses."""
+"""The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses to."""
 
 import random
 
@@ -24,7 +24,7 @@ def new_arena(capacity_bytes: int = CAPACITY_BYTES, request_cap_bytes: int = CAP
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Any order of calls, against a plain list of the slots that should be held."""
+    """Any order of calls, compared with a plain list of the slots in use."""
 
     def __init__(self) -> None:
         super().__init__()

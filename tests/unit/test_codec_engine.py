@@ -1,4 +1,4 @@
-"""The codec batch loop's own rules, with a decoder that only counts: who shares a pass, who waits, and who fails."""
+"""Scheduling of the codec batch loop, with a decoder that only counts: passes, waiting and failures."""
 
 import gc
 import weakref
@@ -26,7 +26,7 @@ class Count:
 
 @dataclass(slots=True)
 class Counter:
-    """One sample a frame: its code. Records the shape of every pass; fails on a poisoned window."""
+    """Decoder of one sample per frame, its code. Records the shape of every pass; fails on a poisoned window."""
 
     num_codebooks: int = 1
     codebook_size: int = 8

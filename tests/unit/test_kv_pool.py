@@ -1,4 +1,4 @@
-"""Pages are lent, grown and given back; none is ever lost or lent twice."""
+"""Pages are allocated and freed; none is ever lost or in two tables."""
 
 import ctypes
 import random
@@ -88,7 +88,7 @@ def held_by(pool: KVPool, num_positions: int) -> PageTable:
 
 @pytest.mark.parametrize("num_positions", [6, 4])
 def test_pages_read_from_one_pool_can_be_written_to_another(num_positions: int) -> None:
-    """Also if fewer positions are wanted than were read, or the table they are read from has room for more."""
+    """Also if fewer positions are written than were read, or the source table has room for more."""
     source, target = make_pool(), make_pool()
     theirs, ours = held_by(source, 12), held_by(target, num_positions)
     source.data[:] = torch.rand_like(source.data)

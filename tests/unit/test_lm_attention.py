@@ -1,4 +1,4 @@
-"""Attention over pages: both layouts against the plain formula, and the one that promises equal bits keeps its promise."""
+"""Attention over pages: both layouts against the plain formula, and bit equality of the invariant one."""
 
 import pytest
 import torch

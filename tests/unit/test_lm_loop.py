@@ -1,4 +1,4 @@
-"""The batch loop with a program that counts instead of computing: who is in a pass, who waits, who is computed again."""
+"""Scheduling of the batch loop, with a program that counts instead of computing: passes, waiting and eviction."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LOOK = AttentionParams(scale=1.0)
 
 
 class CountingTask:
-    """Its rows hold their numbers; a draw answers the sum of all rows it sees through the pages, and appends it as a row."""
+    """Task whose rows hold their numbers; a draw returns the sum of all rows read through the pages, and appends it as a row."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request, self._rows, self._ended = request, Rows(), False
@@ -212,8 +212,10 @@ def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make
     outputs = run(loop)
     for name, numbers in prompts.items():
         assert sums(outputs, name) == by_hand(numbers, 9)
-        told = spans(outputs, name)
-        assert [start for start, _ in told] == [0, *(stop for _, stop in told[:-1])], "each row is told once, in order"
+        reported = spans(outputs, name)
+        assert [start for start, _ in reported] == [0, *(stop for _, stop in reported[:-1])], (
+            "each row is reported once, in order"
+        )
     assert len(program.passes) > 12, "without a lack of pages 11 passes would do"
     assert loop.stats().pages_used == 0
 
@@ -262,7 +264,7 @@ def test_request_without_memory_fails_alone_with_a_remedy(make: Make) -> None:
 
 
 def test_pass_that_fails_after_progress_is_not_retried(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their draws would be lost without a word; only a log can tell how far they are."""
+    """Their draws would be lost without an error: only a log shows their progress."""
     loop, _ = make()
     submit(loop, "a", [1, 2])
     submit(loop, "b", [3, 4])
@@ -311,7 +313,7 @@ def test_finish_and_abort_free_everything_and_unknown_ids_are_ignored(make: Make
 
 
 def rows_after(numbers: list[int], max_tokens: int) -> list[int]:
-    """The rows of a request that has ended, but for the last draw's: what is kept of it."""
+    """Return the cached rows of a request that has ended: all but the last draw's."""
     return [*numbers, *(answer % 100 for answer in by_hand(numbers, max_tokens)[:-1])]
 
 
@@ -338,7 +340,7 @@ def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
     alone, _ = make()
     submit(alone, "second", second)
-    assert spans(outputs, "second") == spans(run(alone), "second"), "it is told in the very pieces"
+    assert spans(outputs, "second") == spans(run(alone), "second"), "it is reported in the same pieces"
 
 
 @pytest.mark.parametrize(
@@ -361,13 +363,13 @@ def test_input_in_pieces_reuses_rows_until_it_differs(make: Make) -> None:
     submit(loop, "second", FIRST[:2], session="talk", final=False)
     program.passes.clear()
     assert feed(loop, "second", FIRST[2:5], final=False) == 3
-    told = run(loop)
+    reported = run(loop)
     assert not program.passes, "there is nothing to compute"
     assert feed(loop, "second", [9, 7, 7], final=True) == 1
     second = [*FIRST[:5], 9, 7, 7]
-    told += run(loop)
-    assert sums(told, "second") == by_hand(second, 6)
-    assert spans(told, "second")[:4] == [(0, 2), (2, 4), (4, 6), (6, 8)]
+    reported += run(loop)
+    assert sums(reported, "second") == by_hand(second, 6)
+    assert spans(reported, "second")[:4] == [(0, 2), (2, 4), (4, 6), (6, 8)]
 
 
 def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Make) -> None:

@@ -1,4 +1,4 @@
-"""Drawing tokens: the processors are those of `transformers`, the noise a pure function of its key."""
+"""Draws of tokens: processors equal those of `transformers`, and noise is a pure function of its key."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""What tells prompts apart: equal keys up to a row must mean equal rows up to it."""
+"""Keys of prompt rows: equal keys up to a row must mean equal rows up to it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`transfer.interface` on hosts of several kinds, and what it makes of UCX's settings."""
+"""`transfer.interface` on hosts of several kinds, and the resulting settings of UCX."""
 
 import ipaddress
 
