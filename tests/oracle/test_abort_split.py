@@ -35,7 +35,7 @@ async def test_many_aborts_leave_nothing_in_use(
         async with gateway(fleet) as client:
             expected = await answer(client, *spec_of(ASKED[0], frontend))
             asked = [spec_of(ASKED[n % len(ASKED)], frontend) for n in range(num_aborts or NUM_ABORTS)]
-            aborted = await storm.rage(client, asked, at_once=AT_ONCE, most_turns=MOST_TURNS)
+            aborted = await storm.run(client, asked, concurrency=AT_ONCE, most_turns=MOST_TURNS)
             assert aborted > len(asked) // 2
             assert_same(await answer(client, *spec_of(ASKED[0], frontend)), expected)
         assert_nothing_left(fleet)

@@ -14,7 +14,7 @@ import pytest
 from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -101,7 +101,7 @@ async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
                     if (edge, index) == (AUDIO, 0):
                         replace(fleet, spec, dying)
 
-                assert_same(await heard(client, spec, blob, kill), whole)
+                assert_same(await answer_disturbed(client, spec, blob, kill), whole)
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:

@@ -17,7 +17,7 @@ from fleet.engine.base import EngineRequest
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.program import Forwarded
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
-from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
+from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, Case, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
@@ -30,7 +30,7 @@ TOO_LONG_SPOKEN = replace(MATES[0], name="too long a speech", frames=400)
 MORE_THAN_THERE_IS = 2**50
 
 
-async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> Heard | FleetError:
+async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> EdgeArrays | FleetError:
     try:
         return await answer(client, spec, blob)
     except FleetError as error:

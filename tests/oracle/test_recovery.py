@@ -11,7 +11,7 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -42,7 +42,7 @@ async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_
             for stages in ((THINKER,), (TALKER,), (CODE2WAV,), (THINKER, TALKER, CODE2WAV)):
                 spec, blob = spec_of(CASE, frontend, temperature=temperature, seed=3)
                 kill = once(1, lambda spec=spec, stages=stages: replace(fleet, spec, *stages))
-                assert_same(await heard(client, spec, blob, kill), expected)
+                assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
 async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tiny_checkpoint: Path) -> None:
@@ -53,7 +53,7 @@ async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tin
             expected = await answer(client, *spec_of(CASE, frontend))
             spec, blob = spec_of(CASE, frontend)
             kill = once(1, lambda: replace(fleet, spec, THINKER, TALKER, CODE2WAV))
-            got = await heard(client, spec, blob, kill)
+            got = await answer_disturbed(client, spec, blob, kill)
     assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
 
 
@@ -79,6 +79,6 @@ async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, t
                 fleet.kill(thinker)
                 replace(fleet, spec, TALKER)
 
-            assert_same(await heard(client, spec, blob, once(1, kill)), expected)
+            assert_same(await answer_disturbed(client, spec, blob, once(1, kill)), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops if loop.worker not in fleet.killed)

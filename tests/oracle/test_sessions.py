@@ -22,7 +22,7 @@ from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, said, spec_of, speech_like, user, wav_part
 from tests.support import wait_until
 
@@ -183,7 +183,7 @@ async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: 
                         fleet.add_worker(stage)
                         fleet.kill(dying)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
 async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:

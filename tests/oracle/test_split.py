@@ -11,7 +11,7 @@ from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.worker.hand_off import KVImport
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -122,4 +122,4 @@ async def test_killed_half_is_replaced_by_a_worker_of_its_role(redis_url: str, t
                     fleet.add_worker(dying.role)
                     fleet.kill(dying)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)

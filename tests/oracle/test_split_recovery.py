@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fleet.core.ids import EdgeName
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
-from tests.harness import answer, assert_same, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, gateway, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
@@ -36,6 +36,6 @@ async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, ti
                 fleet.kill(source)
                 fleet.kill(talking)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)
         fleet.loops = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
         assert_nothing_left(fleet)
