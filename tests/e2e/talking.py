@@ -18,7 +18,7 @@ from fleet.config.schema import WebConfig
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
-from tests.web.realtime import spoken
+from tests.web.realtime import speech_samples
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.probe import Pcm
@@ -51,7 +51,7 @@ class VoiceFleet:
 
     def audio(self, request: str) -> Pcm:
         """Return an answer's audio from the log, without the leading silence that is not sent."""
-        silence = LeadingSilenceTrimmer(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
+        silence = LeadingSilenceTrimmer(speech_samples.RATE_HZ, WebConfig().max_leading_silence_ms)
         return np.frombuffer(silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2")
 
     def trace(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def silence(seconds: float) -> Pcm:
 @cache
 def speech(text: str) -> Pcm:
     """Return a spoken text at the microphone's rate."""
-    pcm = np.frombuffer(spoken.speech(text), "<i2").astype(np.float32)
-    return np.clip(soxr.resample(pcm, spoken.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
+    pcm = np.frombuffer(speech_samples.speech(text), "<i2").astype(np.float32)
+    return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
 
 
 def microphone(browsers: Browsers, fleet: VoiceFleet) -> AbstractContextManager[Page]:

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from fleet.api_client.client import ApiClient
 from tests.support import start_cli, wait_until
-from tests.web.realtime.spoken import RATE_HZ, blocks, silence, speech
+from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence, speech
 
 OPTIONS = ("--set", "web.port=0")
 BLOCK_MS = 20

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, await_until, start_cli, wait_until
-from tests.web.realtime.spoken import RATE_HZ, speech
+from tests.web.realtime.speech_samples import RATE_HZ, speech
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 START_S = 90.0
