@@ -5,7 +5,6 @@ import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
+from tests.support import HttpHandler, serve_http
 
 SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
 Samples = NDArray[np.float32]
@@ -68,6 +68,13 @@ class FakeFleet:
         samples = self.speech(text, body["audio"]["voice"]) if "audio" in body else None
         return _streamed(text, samples) if body["stream"] else _whole(text, samples)
 
+    def serve(self, handler: HttpHandler) -> None:
+        if handler.command == "GET":
+            handler.send(200, b'{"data":[{"id":"pocket"}]}')
+            return
+        body = msgspec.json.decode(handler.read_body())
+        handler.send(self.status, self.reply(body) if self.status == 200 else b'{"error":{"message":"too busy"}}')
+
 
 def _whole(text: str, samples: Samples | None) -> bytes:
     message: dict[str, Any] = {"content": text}
@@ -91,33 +98,8 @@ def _streamed(text: str, samples: Samples | None) -> bytes:
 def fleet() -> Iterator[FakeFleet]:
     fake = FakeFleet()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, b'{"data":[{"id":"pocket"}]}')
-
-        def do_POST(self) -> None:
-            body = msgspec.json.decode(self.rfile.read(int(self.headers["content-length"])))
-            good = fake.status == 200
-            self._send(fake.status, fake.reply(body) if good else b'{"error":{"message":"too busy"}}')
-
-        def _send(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serve_http(fake.serve) as fake.url:
         yield fake
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def _named(report: JudgeReport, name: str) -> Figure:
