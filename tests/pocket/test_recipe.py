@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.core.errors import BadInput
-from fleet.pocket.recipe import STEPS, RecipeOptions, make
+from fleet.pocket.recipe import STEPS, RecipeOptions, run_steps
 from fleet.pocket.train.loop import Schedule
 
 
@@ -14,12 +14,12 @@ def test_recipe_steps_follow_their_inputs() -> None:
 
 
 def test_unknown_step_is_refused_with_known_steps() -> None:
-    with pytest.raises(BadInput, match="there is no 'sing'; use some of speech, recordings"):
-        make(RecipeOptions(), ["sing"])
+    with pytest.raises(BadInput, match="'sing' is unknown; use some of speech, recordings"):
+        run_steps(RecipeOptions(), ["sing"])
 
 
 def test_missing_device_is_refused_before_any_step() -> None:
-    with pytest.raises(BadInput, match=r"device: 'cuda:99' is not here .*; use cpu") as refused:
+    with pytest.raises(BadInput, match=r"device: 'cuda:99' is not available .*; use cpu") as refused:
         RecipeOptions(device="cuda:99")
     assert refused.value.param == "device"
 
