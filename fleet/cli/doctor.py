@@ -40,7 +40,9 @@ def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
     refusal = _refusal(lambda: reach_of(interface, allow_public=False))
     allowed = config.security.allow_public_transfer and not _refusal(lambda: reach_of(interface, allow_public=True))
     permitted = "security.allow_public_transfer" if refusal and allowed else ""
-    value = f"other workers read from {interface}, without authentication" if interface else "only workers on this host can read"
+    value = (
+        f"tensors are readable at {interface}, without authentication" if interface else "tensors are readable on this host only"
+    )
     yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
 
 

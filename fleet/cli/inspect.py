@@ -128,7 +128,7 @@ def _render(state: FleetState) -> "Group":
 def _role_table(state: FleetState) -> "Table":
     from rich.table import Table
 
-    missing = f"; no worker serves {', '.join(state.missing_roles)}" if state.missing_roles else ""
+    missing = f"; missing: {', '.join(state.missing_roles)}" if state.missing_roles else ""
     table = Table(title=f"{state.num_live} live requests{missing}", title_justify="left")
     for heading in ("role", "queued", "oldest", "lag", "workers", "running"):
         table.add_column(heading)

@@ -1,7 +1,7 @@
-"""Audio prompts: a file to float32 mono samples at the model's rate. Knows no model and no request.
+"""Decoding of audio prompts to float32 mono samples at the model's rate. Knows no model and no request.
 
 Each file is bounded in format, channels, rate and duration before it is decoded, and in duration while it is. The time and memory
-that a codec's library takes cannot be bounded here: the process that decodes is, see `decoder.py`.
+that a codec's library uses cannot be bounded here; the limits of the decoder process do that, see `decoder.py`.
 """
 
 import base64
@@ -28,11 +28,11 @@ from fleet.processing.containers import (
 )
 
 MIN_CLIP_MS = 50
-"""Shorter clips hold fewer samples than the first analysis window reflects."""
+"""Shorter clips have fewer samples than the first analysis window needs."""
 MAX_PARTS = 256
 """Audio parts of one request."""
 MAX_PLAIN_BYTES = 8 * 1024 * 1024
-"""Files of one request that the gateway itself reads: two minutes of PCM16 at 16 kHz, as base64, take 5 MiB."""
+"""Total size of files that the gateway itself decodes: two minutes of PCM16 at 16 kHz are 5 MiB in base64."""
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
@@ -44,7 +44,7 @@ _CODECS = {
 """libsndfile's names of containers and codecs; it opens more than these."""
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_LEN = 1 << 62
-"""libsndfile counts about so many frames where a file does not say how many it has."""
+"""About the number of frames that libsndfile reports for a file of unknown length."""
 _DATA_URL = re.compile(r"\s*data:", re.IGNORECASE)
 _BASE64_MARK = re.compile(r";\s*base64,", re.IGNORECASE)
 _WHITESPACE = b" \t\n\r\v\f"
@@ -57,7 +57,7 @@ _MAX_MEDIA_TYPE = 128
 def decode_parts(
     parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float, plain_only: bool = False
 ) -> list[Samples]:
-    """Decode the audio files of one request, each given after the name of its field; see `decode_clip`.
+    """Decode the audio files of one request, pairs of field name and file; see `decode_clip`.
 
     Units: `max_audio_s` seconds over all of them. Raises: BadInput, InputTooLarge naming the field.
     """
@@ -78,16 +78,16 @@ def decode_parts(
 
 
 def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
-    """Decode an audio file to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
-    the file's base64, or a `data:` URL of it.
+    """Decode an audio file to mono at `rate_hz`; its content decides its format, not its declared type. A string
+    is base64, or a `data:` URL.
 
-    `plain_only`: no codec's library is called; what is no WAV file of PCM16 (`needs_decoder`) is refused.
+    `plain_only`: calls no codec's library; refuses all but WAV files of PCM16 (`needs_decoder`).
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
+        raise BadInput(f"{where}: holds no audio; send a file in {READABLE}", param=where)
     clip: _Clip | None = None
     try:
         for source_hz, mono in _blocks(without_tags(raw), max_s, where, plain_only):
@@ -116,7 +116,7 @@ def _is_plain_wav(data: str | bytes) -> bool:
 
 
 class _Clip:
-    """Samples on their way to the model's rate, a block at a time: memory holds the result and one block of the source."""
+    """Resamples a clip block by block, so that memory holds the result and one block of the source."""
 
     def __init__(self, source_hz: int, rate_hz: int, where: str) -> None:
         self._source_hz, self._where = source_hz, where
@@ -125,17 +125,17 @@ class _Clip:
         self._blocks: list[Samples] = []
 
     def add(self, mono: Samples) -> None:
-        """Raises: BadInput for samples that no recording has."""
+        """Add samples. Raises: BadInput for samples that are not finite or far too large."""
         self._num_source += len(mono)
         if not np.isfinite(mono).all():
             message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
-            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
+            raise BadInput(f"{self._where}: the audio's samples are too large; scale them to -1..1", param=self._where)
         self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 
     def finish(self) -> Samples:
-        """Raises: BadInput if the clip is too short."""
+        """Return the clip. Raises: BadInput if it is too short."""
         if self._num_source * 1000 < MIN_CLIP_MS * self._source_hz:
             raise BadInput(f"{self._where}: the audio is shorter than {MIN_CLIP_MS} ms", param=self._where)
         if self._resampler is not None:
@@ -163,7 +163,7 @@ def _base64_start(data: str) -> int:
 
 
 def _blocks(raw: bytes, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the mono samples of a file, a block at a time, as far as they are permitted."""
+    """Yield the rate and the mono samples of a file, block by block, up to the limits."""
     if (plain := _plain_header(raw)) is not None:
         yield from _plain_blocks(raw, *plain, max_s, where)
     elif plain_only:
@@ -175,9 +175,9 @@ def _blocks(raw: bytes, max_s: float, where: str, plain_only: bool) -> Iterator[
 
 
 def _plain_header(start: bytes) -> tuple[int, int] | None:
-    """Return rate and channels of the commonest of all WAV files: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
+    """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
 
-    None for all others, and where the header leaves out the number of samples.
+    None for all others, and if the header lacks the number of samples.
     """
     if len(start) < _PLAIN_WAV.size:
         return None
