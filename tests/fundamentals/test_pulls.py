@@ -9,7 +9,7 @@ from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerStory, WorkerTransfer
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
-from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import REPO, await_until
 
 
@@ -61,7 +61,7 @@ async def test_what_is_made_again_goes_on_where_no_arena_has_room(
                 for loop in dying:
                     fleet.kill(loop)
 
-            assert_same(await heard(client, spec, None, strike), expected)
+            assert_same(await answer_disturbed(client, spec, None, strike), expected)
 
 
 def test_counts_add_up_over_workers_and_survive_the_wire() -> None:

@@ -291,7 +291,7 @@ async def test_a_dead_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         stop(fleet, keeper)
-        fleet.bury(loop_of(fleet, keeper))
+        fleet.fence(loop_of(fleet, keeper))
         other, spared = await served(client, turn(fleet, 1))
     assert (other != keeper, spared) == (True, 0)
 
@@ -314,7 +314,7 @@ async def test_a_keeper_that_is_lost_with_a_turn_put_to_it_delays_it_no_longer(f
         asked = asyncio.create_task(served(client, spec))
         key = keys.task(spec.id, STAGE)
         await await_until(lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "to"), "the turn to be put to the keeper")
-        await asyncio.to_thread(fleet.bury, loop_of(fleet, keeper))
+        await asyncio.to_thread(fleet.fence, loop_of(fleet, keeper))
         assert (await asked)[0] != keeper
 
 
@@ -361,7 +361,7 @@ async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
 async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
     stop(fleet, fleet.loops[1].worker)
-    fleet.bury(fleet.loops[1])
+    fleet.fence(fleet.loops[1])
     async with gateway(fleet) as client:
         for session in ("a", "b", "a", "c"):
             await answer(client, turn(fleet, 0, session=session))
