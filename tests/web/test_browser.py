@@ -30,7 +30,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 @pytest.fixture
 def page(browsers: Browsers, gateway: Gateway) -> Iterator[Page]:
-    with visiting(browsers.hearing("nothing", None), gateway.url) as page:
+    with visiting(browsers.with_microphone("nothing", None), gateway.url) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         yield page
 
@@ -143,7 +143,7 @@ def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     words, more = said("What is the opposite of hot?"), said("Stop that now, and tell me something else.")
     sound = np.concatenate([quiet, words, *[quiet] * 5, more, *[quiet] * 60])
-    with visiting(browsers.hearing("words", sound), gateway.url) as page:
+    with visiting(browsers.with_microphone("words", sound), gateway.url) as page:
         page.locator("#talk-button").click()
         expect(page.locator("#state")).to_have_text("Speaking")
         expect(page.locator(".turn.assistant .latency .what").first).to_have_text("voice to voice")
@@ -193,7 +193,7 @@ def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(browsers: Br
     host = gateway.url.replace("127.0.0.1", "localhost")
     asked = {"key": "secret", "kinds": ["audio/webm;codecs=opus", "audio/mp4;codecs=opus"]}
     complaints = ["CORS policy", "Failed to load resource"]
-    opened = visiting(browsers.hearing("nothing", None), f"{host}/health", complaints, bypass_csp=True)
+    opened = visiting(browsers.with_microphone("nothing", None), f"{host}/health", complaints, bypass_csp=True)
     with serving(allowing(loaded, host), "secret") as api, serving(loaded, "secret") as closed, opened as page:
         page.locator("body").click()
         read = page.evaluate(FROM_ANOTHER_ORIGIN, {"api": api.url, **asked})
@@ -213,7 +213,7 @@ def test_voice_page_has_no_horizontal_overflow(
 ) -> None:
     width, height = size
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-    with visiting(browsers.hearing("nothing", None), gateway.url, **options) as page:
+    with visiting(browsers.with_microphone("nothing", None), gateway.url, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         ask(page, "How do the stages work together, and what does each of them send to the next?")
         expect(page.locator(".turn.assistant .notes")).to_contain_text("tokens")
@@ -234,7 +234,7 @@ def test_voice_page_has_no_horizontal_overflow(
 @pytest.mark.parametrize("ended_by", ["its gateway", "another gateway", "another gateway while the page is away"])
 def test_page_shows_session_ended_by_operator(browsers: Browsers, loaded: Loaded, ended_by: str) -> None:
     with serving(loaded) as here, serving(loaded, client=here.client) as there:
-        with visiting(browsers.hearing("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
+        with visiting(browsers.with_microphone("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
             page.locator("#talk-button").click()
             expect(page.locator("#state")).to_have_text("Listening")
             session = str(js(page, "fleetVoice.conversation.session"))
