@@ -90,9 +90,9 @@ def test_configured_certificate_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (("web.tls_cert=a.pem",), "web.tls_cert.*needs web.tls_key"),
-        (("web.tls_key=a.pem",), "web.tls_key.*needs web.tls_cert"),
-        (("web.tls=self-signed", "web.tls_cert=a.pem", "web.tls_key=b.pem"), "web.tls.*give one of them"),
+        (("web.tls_cert=a.pem",), "web.tls_cert.*web.tls_key is missing"),
+        (("web.tls_key=a.pem",), "web.tls_key.*web.tls_cert is missing"),
+        (("web.tls=self-signed", "web.tls_cert=a.pem", "web.tls_key=b.pem"), "web.tls.*set only one of them"),
         (("web.tls=letsencrypt",), "web.tls.*self-signed"),
     ],
 )
