@@ -87,7 +87,7 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str, pl
     """
     raw = data if isinstance(data, bytes) else _from_base64(data, where)
     if not raw:
-        raise BadInput(f"{where}: holds no audio; send a file in {READABLE}", param=where)
+        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
     clip: _Clip | None = None
     try:
         for source_hz, mono in _blocks(without_tags(raw), max_s, where, plain_only):
@@ -131,7 +131,7 @@ class _Clip:
             message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
-            raise BadInput(f"{self._where}: the audio's samples are too large; scale them to -1..1", param=self._where)
+            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
         self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 
     def finish(self) -> Samples:
