@@ -20,11 +20,11 @@ from web.fleet_api.routes import FleetApi
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
 from web.http.errors import on_fleet_error, on_http_error
-from web.http.guard import Guard, Rules
-from web.http.hosts import Hosts
+from web.http.guard import AccessRules, Guard
+from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
 from web.http.middleware import RequestContext
-from web.http.origins import Cors, Origins
+from web.http.origins import AllowedOrigins, Cors
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
@@ -32,22 +32,25 @@ from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
 from web.ports import FleetPort
-from web.realtime.refusal import RefusalLog, refuse_socket
-from web.realtime.routes import VoiceRoutes
+from web.realtime.clock import Clock
+from web.realtime.transport.refusal import RefusalLog, refuse_socket
+from web.realtime.transport.routes import VoiceRoutes
 
 
-def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
+def create_app(
+    config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None, clock: Clock | None = None
+) -> Starlette:
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
-    origins = Origins(config.web, has_key=has_key)
+    origins = AllowedOrigins(config.web, has_key=has_key)
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
-    rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    views = Templates()
-    login = LoginPages(gateway, api_key, logins, wrong_keys, views)
+    rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
+    templates = Templates()
+    login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys, refusal_log), *console_routes(gateway, login, views)],
+        routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, templates)],
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
@@ -62,7 +65,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -72,5 +75,5 @@ def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) ->
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys, refusal_log).routes(),
+        *VoiceRoutes(gateway, wrong_keys, refusal_log, clock).routes(),
     ]

@@ -70,7 +70,7 @@ def evaluate(
 
         from fleet.pocket.judge.options import options_of
         from fleet.pocket.judge.plot import draw
-        from fleet.pocket.judge.report import write_json
+        from fleet.pocket.judge.report import write_report
         from fleet.pocket.judge.run import run
         from fleet.pocket.judge.show import show
     except ModuleNotFoundError as error:
@@ -79,7 +79,7 @@ def evaluate(
     report = run(url, options)
     show(report, Console())
     if json:
-        write_json(report, json)
+        write_report(report, json)
     if png:
         draw(report, png)
 

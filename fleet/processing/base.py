@@ -17,6 +17,18 @@ from fleet.core.request import RequestSpec, Sampling
 Samples = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Mono audio as a microphone delivers it: PCM16 samples at their own rate."""
+
+    samples: NDArray[np.int16]
+    rate_hz: int
+
+
+AudioSource = str | bytes | Recording
+"""Audio before it is decoded: a file, as base64 or bytes, or a recording."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
     """`where` names the field of the user's input, for error messages."""
@@ -27,12 +39,12 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """An audio file: its bytes, or its base64 as received; or its samples, mono at the frontend's rate, once decoded.
+    """Audio of a message: its source, or its samples once decoded, mono at the frontend's `audio_rate_hz`.
 
     `where` names the field of the user's input, for error messages.
     """
 
-    data: str | bytes | Samples
+    data: AudioSource | Samples
     where: str
 
 

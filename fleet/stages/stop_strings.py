@@ -1,4 +1,4 @@
-"""Meeting a stop string in an answer's tokens. Knows no edge."""
+"""Detection of stop strings in an answer's tokens. Knows no edge."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -10,27 +10,27 @@ from fleet.core.errors import ConfigError
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 
 
-class StopWatch:
-    """Tells at which token an answer met a stop string. Costs nothing where there are none."""
+class StopDetector:
+    """Finds the token that completes a stop string. Without stop strings it does not detokenize."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Callable[[], Tokenizer]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer()) if stops else None
         self._trimmer = StopTrimmer(stops)
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         return self._trimmer.stopped
 
-    def see(self, token: int) -> bool:
-        """Whether this token completes a stop string."""
+    def add(self, token: int) -> bool:
+        """Return True if this token completes a stop string."""
         if self._detokenizer is None:
             return False
         self._trimmer.add(self._detokenizer.add([token]))
-        return self.met
+        return self.is_met
 
 
 def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:
-    """Reads the folder's tokenizer when first asked, and once."""
+    """Return a loader that reads the folder's tokenizer once, when first called."""
 
     @cache
     def load() -> Tokenizer:

@@ -1,4 +1,4 @@
-"""A source frozen in mid-read over TCP: its late bytes land where nobody looks or not at all; the right ones come from elsewhere.
+"""A source frozen during a read over TCP: its late bytes are written to unused memory or not at all.
 
 Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
 """
@@ -13,11 +13,11 @@ from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Span
-from fleet.transfer.link import NixlBlockRead, NixlPull
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlBlockRead, NixlPull
 from fleet.transfer.reach import Reach
-from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -34,7 +34,7 @@ PAINT, SEED, SMALL_BYTES = 0xA5, 7, 4096
 WANTED = pattern(SEED, LENGTH_BYTES)
 
 
-class Reader:
+class TensorReader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
     def __init__(self) -> None:
@@ -48,19 +48,19 @@ class Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where a read of `LENGTH_BYTES` lands."""
+    """Destination of a read of `LENGTH_BYTES`."""
 
     memory: HostMemory
     start: int
 
     def num_landed(self) -> int:
-        """Of places a step apart, how many are not painted any more. The last place is the last byte."""
+        """Count the overwritten places, one per step. The last place is the last byte."""
         end = self.start + LENGTH_BYTES
         paint = bytes([PAINT]) * 8
         return sum(bytes(self.memory.view[at : at + 8]) != paint for at in (*range(self.start, end, STEP_BYTES), end - 8))
 
-    def come_to_rest(self) -> None:
-        """What the sockets hold still lands; then nothing more does."""
+    def wait_until_unchanged(self) -> None:
+        """Wait until the bytes in the sockets have been written."""
         seen: list[int] = []
 
         def same_again() -> bool:
@@ -71,8 +71,8 @@ class Destination:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
+def reader() -> Iterator[TensorReader]:
+    reader = TensorReader()
     yield reader
     reader.transfer.arena.check()
     assert reader.transfer.used_slots() == 0, "a test left slots behind"
@@ -87,7 +87,7 @@ def source() -> Iterator[PeerProcess]:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
-    """Another that has the same bytes, and is never frozen."""
+    """Another source of the same bytes, which is never frozen."""
     with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
@@ -103,7 +103,7 @@ def finish(pull: NixlPull) -> bytes:
     return data
 
 
-def read_tensor(source: PeerProcess, reader: Reader) -> tuple[NixlPull, Destination]:
+def read_tensor(source: PeerProcess, reader: TensorReader) -> tuple[NixlPull, Destination]:
     memory = reader.transfer.memory
     memory.view[:] = bytes([PAINT]) * len(memory.view)
     source.release("large")
@@ -112,7 +112,7 @@ def read_tensor(source: PeerProcess, reader: Reader) -> tuple[NixlPull, Destinat
     return pull, Destination(memory=memory, start=pull.slot.offset + HEADER.size)
 
 
-def read_blocks(source: PeerProcess, reader: Reader) -> tuple[NixlBlockRead, Destination]:
+def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRead, Destination]:
     reader.blocks.view[:] = bytes([PAINT]) * LENGTH_BYTES
     address = source.lend(SEED, LENGTH_BYTES)
     spans = [Span(address + at, reader.blocks.address + at, MIB) for at in range(0, LENGTH_BYTES, MIB)]
@@ -121,9 +121,9 @@ def read_blocks(source: PeerProcess, reader: Reader) -> tuple[NixlBlockRead, Des
 
 
 def freeze_in_mid_read(
-    source: PeerProcess, reader: Reader, *, blocks: bool = False
+    source: PeerProcess, reader: TensorReader, *, blocks: bool = False
 ) -> tuple[NixlPull | NixlBlockRead, Destination]:
-    """Freeze the source when some of its bytes are here and some are not; a read that was too fast for that is done again."""
+    """Freeze the source when a part of its bytes has arrived; a read that was too fast for that is repeated."""
     small = ref_of(source.publish("small", SEED, SMALL_BYTES))
     assert finish(reader.transfer.pull(small, source.metadata, DEADLINE_S)) == pattern(SEED, SMALL_BYTES), "they are connected"
     for _ in range(MOST_TRIES):
@@ -132,18 +132,20 @@ def freeze_in_mid_read(
         while not into.num_landed() and time.monotonic() < until:
             pass
         source.freeze()
-        into.come_to_rest()
+        into.wait_until_unchanged()
         if 0 < into.num_landed() < NUM_PLACES:
             return read, into
         source.thaw()
-        wait_until(lambda: reader.transfer.used_slots() == 0 and not reader.transfer.owing(), "the read to end", DEADLINE_S)
+        wait_until(
+            lambda: reader.transfer.used_slots() == 0 and not reader.transfer.stalled_peers(), "the read to end", DEADLINE_S
+        )
     raise AssertionError(f"none of {MOST_TRIES} reads could be met half-way")
 
 
-def give_up(source: PeerProcess, reader: Reader, read: NixlPull | NixlBlockRead) -> None:
+def give_up(source: PeerProcess, reader: TensorReader, read: NixlPull | NixlBlockRead) -> None:
     with pytest.raises(TransferError, match="deadline"):
         wait_until(read.poll, "the read to end", timeout_s=DEADLINE_S)
-    assert reader.transfer.owing() == [source.worker]
+    assert reader.transfer.stalled_peers() == [source.worker]
     assert not read.settled
 
 
@@ -163,8 +165,8 @@ def overlap(one: range, other: range) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
 
 
-def test_a_late_tensor_lands_where_nobody_looks(
-    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+def test_late_tensor_is_written_to_quarantined_slot_only(
+    source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
     read, into = freeze_in_mid_read(source, reader)
     give_up(source, reader, read)
@@ -180,39 +182,39 @@ def test_a_late_tensor_lands_where_nobody_looks(
     view = reader.transfer.memory.view
     before = [bytes(view[span.start : span.stop]) for span in mine]
     source.thaw()
-    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    wait_until(lambda: not reader.transfer.stalled_peers(), "the late read to be over", DEADLINE_S)
     assert (into.num_landed(), reader.quarantined()) == (NUM_PLACES, 0), "it landed, late"
     assert [bytes(view[span.start : span.stop]) for span in mine] == before
     reader.transfer.release(RequestId("mine"))
     assert finish(reader.transfer.pull(read.ref, source.metadata, DEADLINE_S)) == WANTED
 
 
-def test_late_blocks_land_in_the_place_that_is_kept_for_them(
-    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+def test_late_blocks_are_written_to_their_reserved_destination_only(
+    source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
-    """Pages have no checksum: who reads into them keeps them until the read is settled."""
+    """Pages have no checksum: they stay reserved until the read is settled."""
     read, into = freeze_in_mid_read(source, reader, blocks=True)
     give_up(source, reader, read)
     healthy, ref = elsewhere
     assert finish(reader.transfer.pull(ref, healthy.metadata, DEADLINE_S)) == WANTED
     assert not read.settled and into.num_landed() < NUM_PLACES
     source.thaw()
-    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    wait_until(lambda: not reader.transfer.stalled_peers(), "the late read to be over", DEADLINE_S)
     assert read.settled and bytes(reader.blocks.view) == WANTED
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
-def test_what_was_torn_down_is_written_no_more(source: PeerProcess, reader: Reader, blocks: bool) -> None:
-    """The destination of a forgotten peer's read is used again at once."""
+def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
+    """The destination of a forgotten peer's read is reused immediately."""
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)
     reader.transfer.forget_peer(source.worker)
-    assert read.settled and (reader.transfer.used_slots(), reader.transfer.owing()) == (0, [])
+    assert read.settled and (reader.transfer.used_slots(), reader.transfer.stalled_peers()) == (0, [])
     into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
 
     source.thaw()
-    # What it had still to send meets a closed connection. UCX may take such a peer down, which a forgotten one can bear.
-    source.send(Command(op="used"))
+    # What it had still to send meets a closed connection. UCX may end such a peer, which is harmless once it is forgotten.
+    source.send(PeerCommand(op="used"))
     wait_until(lambda: source.ended() or source.answered(), "the source to run on")
-    into.come_to_rest()
+    into.wait_until_unchanged()
     assert bytes(into.memory.view) == bytes([PAINT]) * len(into.memory.view)

@@ -19,8 +19,8 @@ from tests.contract.transfer_peer import PeerProcess, pattern, peer_process
 from tests.support import REPO, cli_env, wait_until
 
 MIB = 1024 * 1024
-NOBODY = 65534
-STRANGERS = [("tcp", os.getuid())] + ([("shared memory", NOBODY), ("tcp", NOBODY)] if os.getuid() == 0 else [])
+OTHER_USER = 65534
+STRANGERS = [("tcp", os.getuid())] + ([("shared memory", OTHER_USER), ("tcp", OTHER_USER)] if os.getuid() == 0 else [])
 """Only root can become another user. A process of the same user can read any process of that user, with or without UCX."""
 SHARED_BYTES = MIB
 """Shared memory of one agent, of the 64 MiB that a container has."""
@@ -72,14 +72,13 @@ def test_shared_memory_of_worker_is_its_users_alone_and_small(local_peer: PeerPr
 
 
 @pytest.mark.parametrize(("over", "user"), STRANGERS)
-def test_stranger_with_the_metadata_of_a_worker_reads_nothing(local_peer: PeerProcess, over: str, user: int) -> None:
+def test_process_outside_the_fleet_cannot_read_with_a_workers_metadata(local_peer: PeerProcess, over: str, user: int) -> None:
     ref = local_peer.publish("r", 2, 64).ref
     assert ref is not None
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.transfer_stranger", local_peer.metadata.hex(), str(ref.address), str(user), over],
-        cwd=REPO, env=cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {}), capture_output=True, text=True, timeout=60,
-        check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.contract.unauthorized_reader"]
+    options = [local_peer.metadata.hex(), str(ref.address), str(user), over]
+    env = cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {})
+    done = subprocess.run([*command, *options], cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=True)
     local_peer.release("r")
     assert done.stdout.startswith("refused: "), done.stdout
     assert read(local_peer, LOCAL) == pattern(1, 1000), "its own peers still read"

@@ -9,7 +9,7 @@ from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerStory, WorkerTransfer
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
-from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import REPO, await_until
 
 
@@ -33,7 +33,7 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
     assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for edge, counts in decode_pulls(loop.pulls.encoded({})).items():
+        for edge, counts in decode_pulls(loop.pull_tally.encoded({})).items():
             counted[edge] = counted[edge] + counts if edge in counted else counts
     assert counted[remote.name].num_bytes == told.remote_bytes and counted[remote.name].num_failed == 0
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the prefill's blocks"
@@ -61,7 +61,7 @@ async def test_what_is_made_again_goes_on_where_no_arena_has_room(
                 for loop in dying:
                     fleet.kill(loop)
 
-            assert_same(await heard(client, spec, None, strike), expected)
+            assert_same(await answer_disturbed(client, spec, None, strike), expected)
 
 
 def test_counts_add_up_over_workers_and_survive_the_wire() -> None:

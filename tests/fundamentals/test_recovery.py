@@ -13,7 +13,18 @@ from fleet.core.errors import FleetError, GatewayStopping, NotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, heard, held, in_step, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    collected,
+    fake_spec,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
 from tests.support import await_until, wait_until
 
 NUM_TOKENS = 40
@@ -41,7 +52,7 @@ async def test_each_stage_killed_leaves_the_answer_whole(redis_url: str, graph: 
                     if edge == graph.edges[0].name and index in (at, at + 4):
                         replace(fleet, spec, stage)
 
-                assert_same(await heard(client, spec, None, kill), expected)
+                assert_same(await answer_disturbed(client, spec, None, kill), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
@@ -56,7 +67,7 @@ async def test_every_stage_killed_at_once(redis_url: str) -> None:
                     for stage in OMNI.stages:
                         replace(fleet, spec, stage.name)
 
-            assert_same(await heard(client, spec, None, kill), expected)
+            assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
 
 async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str) -> None:
@@ -70,10 +81,10 @@ async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str
                 if (edge, index) == ("text", 5):
                     stale = fleet.owner(spec.id, StageName("talker"))
                     fleet.add_worker(StageName("talker"))
-                    fleet.bury(stale)
+                    fleet.fence(stale)
                     wait_until(lambda: stale.worker in fleet.killed, "the stale worker to find out")
 
-            assert_same(await heard(client, spec, None, bury), expected)
+            assert_same(await answer_disturbed(client, spec, None, bury), expected)
 
 
 async def test_a_request_that_kills_its_worker_alone_becomes_a_dead_letter_and_its_mate_does_not(redis_url: str) -> None:
@@ -114,14 +125,16 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
-            last_poll, slow.draining = slow.next_poll, True
-            await asyncio.to_thread(wait_until, lambda: slow.next_poll != last_poll, "the first stage to take nothing")
+            last_poll, slow.availability.draining = slow.maintenance.next_poll_s, True
+            await asyncio.to_thread(
+                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to take nothing"
+            )
             stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
                 await asyncio.to_thread(replace, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
             assert not reader.hget(keys.task(spec.id, SINK), "deaths")
-            slow.draining = False
+            slow.availability.draining = False
             assert_same(await collected(stream, spec), expected)
 
 

@@ -17,9 +17,9 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker import loop as worker_loop
+from fleet.worker import grants
 from fleet.worker.task import Task
-from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, processes, ready, thread_fleet
+from tests.harness import answer_disturbed, assert_same, collected, fake_spec_of, gateway, in_step, processes, ready, thread_fleet
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
@@ -67,13 +67,13 @@ def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Call
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
     """Every right to a task that a worker was ever given."""
     rights: list[tuple[RequestId, StageName, Epoch]] = []
-    open_task = worker_loop.open_task
+    open_task = grants.open_task
 
     def opened(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
         rights.append((spec.id, stage, epoch))
         return open_task(spec, stage, epoch, *others, **more)
 
-    monkeypatch.setattr(worker_loop, "open_task", opened)
+    monkeypatch.setattr(grants, "open_task", opened)
     return rights
 
 
@@ -95,7 +95,9 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
             strikes = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-            got = await asyncio.gather(*(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes))
+            got = await asyncio.gather(
+                *(answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
+            )
             for one in got:
                 assert_same(one, expected)
         finally:
@@ -114,7 +116,7 @@ async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path:
             expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             strike = restart(server, tmp_path, 20, cut_bytes)
-            assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
+            assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
             again = fake_spec_of(config, num_tokens=40)
             assert_same(await collected(await client.submit(again, None), again), expected)
         finally:
@@ -136,7 +138,7 @@ async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
                 return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
 
             expected = await collected(await client.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again)
-            got = asyncio.create_task(heard(client, spec, None, kill))
+            got = asyncio.create_task(answer_disturbed(client, spec, None, kill))
             await await_until(taken, "all that was said to be heard")
             with connect(redis_url) as other:
                 other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
@@ -163,7 +165,7 @@ async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the
                     first.start()
 
             with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
-                await heard(client, begun, None, empty)
+                await answer_disturbed(client, begun, None, empty)
             await ready(client)
             after = fake_spec_of(config, num_tokens=5)
             assert set(await collected(await client.submit(after, None), after)) == set(after.outputs)

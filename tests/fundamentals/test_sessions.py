@@ -201,7 +201,7 @@ def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
 
 
 def keepers(fleet: ThreadFleet, session: str = TALK) -> set[WorkerId]:
-    return {loop.worker for loop in fleet.loops if loop.engine.kept(session)}
+    return {loop.worker for loop in fleet.loops if loop.engine.num_cached_rows(session)}
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ async def test_a_dead_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         stop(fleet, keeper)
-        fleet.bury(loop_of(fleet, keeper))
+        fleet.fence(loop_of(fleet, keeper))
         other, spared = await served(client, turn(fleet, 1))
     assert (other != keeper, spared) == (True, 0)
 
@@ -301,8 +301,8 @@ async def test_a_keeper_that_drains_is_passed_over_at_once(fleet: ThreadFleet) -
         keeper, _ = await served(client, turn(fleet, 0))
         assert text(run(fleet.clients[0], scripts.drain(keeper))) == "ok"
         loop = loop_of(fleet, keeper)
-        loop.draining, polled = True, loop.next_poll
-        wait_until(lambda: loop.next_poll != polled, "its loop to have turned since")
+        loop.availability.draining, polled = True, loop.maintenance.next_poll_s
+        wait_until(lambda: loop.maintenance.next_poll_s != polled, "its loop to have turned since")
         assert (await served(client, turn(fleet, 1)))[0] != keeper
 
 
@@ -314,7 +314,7 @@ async def test_a_keeper_that_is_lost_with_a_turn_put_to_it_delays_it_no_longer(f
         asked = asyncio.create_task(served(client, spec))
         key = keys.task(spec.id, STAGE)
         await await_until(lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "to"), "the turn to be put to the keeper")
-        await asyncio.to_thread(fleet.bury, loop_of(fleet, keeper))
+        await asyncio.to_thread(fleet.fence, loop_of(fleet, keeper))
         assert (await asked)[0] != keeper
 
 
@@ -361,7 +361,7 @@ async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
 async def test_only_so_many_are_kept_the_last_ones(fleet: ThreadFleet) -> None:
     stop(fleet, fleet.loops[1].worker)
-    fleet.bury(fleet.loops[1])
+    fleet.fence(fleet.loops[1])
     async with gateway(fleet) as client:
         for session in ("a", "b", "a", "c"):
             await answer(client, turn(fleet, 0, session=session))
@@ -395,7 +395,7 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         stop(fleet, keeper)
         asked = await client.submit(spec := turn(fleet, 1), None)
         call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
-        assert loop.engine.kept(TALK)
-        loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]
-        assert not loop.engine.kept(TALK)
+        assert loop.engine.num_cached_rows(TALK)
+        loop.cached_sessions._settle(TALK, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
+        assert not loop.engine.num_cached_rows(TALK)
         await asked.abort("enough")

@@ -1,4 +1,4 @@
-"""A source frozen while its blocks are pulled over TCP: they are computed again, and the answers are the same to the byte."""
+"""A source frozen while its blocks are pulled over TCP: they are recomputed, and the answers stay byte-equal."""
 
 import asyncio
 import logging
@@ -15,17 +15,17 @@ import pytest
 from fleet.core.ids import WorkerId, place_of
 from fleet.core.pages import Span
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
-from fleet.transfer.link import NixlBlockRead
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlBlockRead
 from fleet.worker.loop import WorkerLoop
-from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
+from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.support import start_cli, wait_until
 
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
 ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", f"graph={QWEN3_OMNI.name}")
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")
-"""2 MiB of keys and values a request, however short its prompt."""
+"""2 MiB of keys and values per request, for any prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 OVER_TCP = ("transfer.kind=nixl", "transfer.interface=lo")
 IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_ttl_s=2.0")
@@ -35,14 +35,14 @@ START_S = 150.0
 
 
 @dataclass(slots=True)
-class Freezes:
-    """Stops the process that is read from when the second read of it begins: the first is under way, or has just come."""
+class FreezeOnSecondRead:
+    """Stops the source process when the second read from it begins: the first is in progress, or has just completed."""
 
     pid: int
     reads: int = 0
     frozen: threading.Event = field(default_factory=threading.Event)
 
-    def sit_in(self, loop: WorkerLoop) -> None:
+    def watch(self, loop: WorkerLoop) -> None:
         transfer = loop.transfer
         assert isinstance(transfer, NixlTransfer) and transfer.shares_memory
         read = transfer.read_blocks
@@ -58,20 +58,20 @@ class Freezes:
         transfer.read_blocks = watched
 
 
-def take_its_place(fleet: ThreadFleet, freezes: Freezes) -> None:
-    """Prompts that the source still holds are another worker's once its lease is over."""
+def replace_source(fleet: ThreadFleet, freezes: FreezeOnSecondRead) -> None:
+    """Add a worker that gets the source's tasks once its lease has expired."""
     assert freezes.frozen.wait(timeout=START_S), "no second read began"
     fleet.add_worker(SOURCE)
 
 
-async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[Heard]:
+async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[EdgeArrays]:
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
         return await asyncio.gather(*(answer(client, *spec_of(case, frontend, temperature=0.9, seed=5)) for case in ASKED))
 
 
 @pytest.mark.timeout(600)
-async def test_a_source_frozen_during_the_pull_costs_time_only(
+async def test_source_frozen_during_import_changes_no_answer(
     redis_url: str, tiny_checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ways = (*ONE_FLEET, *LARGE_PAGES, *IMPATIENT)
@@ -84,20 +84,20 @@ async def test_a_source_frozen_during_the_pull_costs_time_only(
         start_cli("worker", SOURCE, *sets, cwd=tmp_path, env=env) as child,
     ):
         child.wait_for("is ready", timeout_s=START_S)
-        freezes = Freezes(child.process.pid)
+        freezes = FreezeOnSecondRead(child.process.pid)
         taker = next(loop for loop in fleet.loops if loop.role == OTHER_HALF)
-        freezes.sit_in(taker)
+        freezes.watch(taker)
         with caplog.at_level(logging.WARNING):
-            told = await asyncio.gather(ask_all(fleet, tiny_checkpoint), asyncio.to_thread(take_its_place, fleet, freezes))
-        for got, want in zip(told[0], expected, strict=True):
+            results = await asyncio.gather(ask_all(fleet, tiny_checkpoint), asyncio.to_thread(replace_source, fleet, freezes))
+        for got, want in zip(results[0], expected, strict=True):
             assert_same(got, want)
         assert "could not be pulled; it is computed here" in caplog.text
 
         # Once the source is fenced; not before, since it might still write.
-        wait_until(lambda: taker.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
+        wait_until(lambda: taker.maintenance.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
         assert psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.process.pid, signal.SIGCONT)
         # What it had still to send meets a closed connection. UCX may take it down for that; else it finds itself fenced.
-        wait_until(lambda: child.process.poll() is not None or child.output().count("is ready") == 2, "its next life", START_S)
+        wait_until(lambda: child.process.poll() is not None or child.output().count("is ready") == 2, "it to join again", START_S)
         for got, want in zip(await ask_all(fleet, tiny_checkpoint), expected, strict=True):
             assert_same(got, want)

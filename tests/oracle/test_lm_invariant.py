@@ -1,4 +1,4 @@
-"""Invariant numerics: a request's bits do not depend on what runs beside it, nor on how its prompt is cut."""
+"""Invariant numerics: a request's bits depend neither on other requests nor on how its prompt is cut."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ import fleet.models.qwen3_omni.talker as talker_module
 from fleet.bench.twin import Answers
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
-from fleet.engine.torch.sampling import Draw, draw
+from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.twins import SPEAKING, Asked, ask, codes_of, speaking_stages, speaking_twin, tokens_of
+from tests.oracle.twins import SPEAKING, TwinRequests, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THOUGHT = EdgeName("thought")
 SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
@@ -26,13 +26,13 @@ SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three tu
 
 @dataclass(slots=True)
 class Bits:
-    """What a run computed: logits by draw (its noise key names request, stage, index), accept-layer rows and answers by case."""
+    """Results of a run: logits by noise key (of request, stage and index), accept-layer rows and answers by case."""
 
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
     answers: dict[str, tuple[list[int], list[list[int]]]] = field(default_factory=dict[str, tuple[list[int], list[list[int]]]])
 
-    def read(self, asked: Asked, answers: Answers) -> None:
+    def read(self, asked: TwinRequests, answers: Answers) -> None:
         for case, spec in zip(asked.cases, asked.specs, strict=True):
             rows = [arrays["rows"] for arrays in answers[spec.id][THOUGHT] if "rows" in arrays]
             self.rows[case.name] = np.concatenate(rows).tobytes() if rows else b""
@@ -41,12 +41,12 @@ class Bits:
 
 @pytest.fixture
 def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bits]:
-    """Run groups of cases one after another, each group at once, and keep the bits."""
+    """Run groups of cases one after another, each group concurrently, and record the bits."""
 
     def once(groups: list[list[Case]], chunk: int, temperature: float, kv_pages: int = 512) -> Bits:
         bits = Bits()
 
-        def recording(logits: Tensor, draws: list[Draw], **more: object) -> Tensor:
+        def recording(logits: Tensor, draws: list[RowSampling], **more: object) -> Tensor:
             for plan, row in zip(draws, logits, strict=True):
                 bits.logits[plan.noise_key] = row.numpy().tobytes()
             return draw(logits, draws, **more)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         everything = ask(tiny_checkpoint, SHORT, temperature=temperature)
         for group in groups:
             wanted = [n for n, case in enumerate(everything.cases) if case in group]
-            asked = Asked(
+            asked = TwinRequests(
                 cases=tuple(everything.cases[n] for n in wanted),
                 specs=tuple(everything.specs[n] for n in wanted),
                 blobs=everything.blobs,
@@ -69,14 +69,14 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
-def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
+def test_invariant_bits_are_equal_for_every_batch_and_prompt_chunk(
     run: Callable[..., Bits], truth: Mapping[str, OracleAnswer], temperature: float
 ) -> None:
     alone = run([[case] for case in SHORT], 256, temperature)
     assert any(alone.rows.values())
-    all_at_once, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
-    # with 12 pages, requests lose theirs and are computed again
-    for groups, chunk, kv_pages in ((all_at_once, 1, 512), (two_groups, 7, 512), (all_at_once, 256, 12)):
+    all_together, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
+    # with 12 pages, requests are evicted and recomputed
+    for groups, chunk, kv_pages in ((all_together, 1, 512), (two_groups, 7, 512), (all_together, 256, 12)):
         together = run(groups, chunk, temperature, kv_pages)
         assert together.rows == alone.rows, f"accept-layer rows, prompt chunks of {chunk}"
         assert together.logits == alone.logits, f"logits, prompt chunks of {chunk}"
@@ -87,11 +87,11 @@ def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
             assert codes == truth[name].codes.tolist() or not truth[name].codes.size
 
 
-def test_seeds_change_what_is_sampled(run: Callable[..., Bits]) -> None:
+def test_seed_changes_sampled_answers(run: Callable[..., Bits]) -> None:
     sampled, greedy = run([list(SHORT[:2])], 256, 0.9), run([list(SHORT[:2])], 256, 0.0)
     assert sampled.answers != greedy.answers
 
 
-def test_it_needs_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
+def test_invariant_numerics_need_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
         build(BuildOptions(stage=SPEAKING[0], checkpoint=tiny_checkpoint, numerics="invariant", dtype="bfloat16"))

@@ -1,4 +1,4 @@
-"""The comparison with the oracle is itself compared: each mistake that a peer has made, or that is easily made, must fail it."""
+"""Mutation tests of the comparison with the oracle: each common mistake must make it fail."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from fleet.engine.torch import attention_fast
 from fleet.engine.torch.layout import Extent, positions_of
 from fleet.graphs import ChunkPolicy, Edge, get_graph
 from fleet.models.qwen3_omni.code_predictor import CodePredictor
-from fleet.models.qwen3_omni.roles import RoleIds, SpokenPrompt, spoken_prompt
+from fleet.models.qwen3_omni.roles import RoleIds, TalkerPrompt, talker_prompt
 from fleet.models.qwen3_omni.talker import TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
 from fleet.stages.base import BuiltStage
@@ -40,14 +40,14 @@ def truth(tiny_checkpoint: Path) -> dict[int, OracleAnswer]:
 
 
 def late_text(edge: Edge) -> ChunkPolicy:
-    """Answer tokens come in bursts, so that a Talker that does not wait for its text is found out."""
+    """Send answer tokens in bursts, to detect a Talker that does not wait for its text."""
     return ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6)) if edge.transitions else edge.policy
 
 
 def matches(
     checkpoint: Path, truth: dict[int, OracleAnswer], case: Case = CASE, *, left_context: int | None = None, penalty: float = 1.05
 ) -> bool:
-    """Whether the stages, driven by hand, give the oracle's tokens, codes and samples."""
+    """Return True if the stages, run without a fleet, give the oracle's tokens, codes and samples."""
     config = load_config(None, ("device=cpu", "dtype=float32"))
     built: dict[StageName, BuiltStage] = {}
     for name, build in (("thinker", thinker.build), ("talker", talker.build), ("code2wav", code2wav.build)):
@@ -68,7 +68,7 @@ def matches(
     return bool(np.abs(pcm - pcm16(want.wave)).max() <= 1)
 
 
-def test_without_a_mutation_it_passes(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_passes_without_mutation(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert matches(tiny_checkpoint, truth)
     assert matches(tiny_checkpoint, truth, LONG)
 
@@ -140,18 +140,18 @@ def two_codebooks_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
-    def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> SpokenPrompt:
-        right = spoken_prompt(prompt_ids, roles)
-        first_user = int(np.argmax(right.kept))
-        kept = right.kept.copy()
+    def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> TalkerPrompt:
+        right = talker_prompt(prompt_ids, roles)
+        first_user = int(np.argmax(right.in_user_turn))
+        kept = right.in_user_turn.copy()
         kept[:first_user] = True
-        return replace(right, kept=kept)
+        return replace(right, in_user_turn=kept)
 
-    patch.setattr(talker, "spoken_prompt", wrong)
+    patch.setattr(talker, "talker_prompt", wrong)
 
 
 def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
-    right = ThinkerTask.computed
+    right = ThinkerTask.on_computed
 
     def wrong(self: ThinkerTask, *args: Any) -> Sequence[EngineOutput]:
         made = right(self, *args)
@@ -160,7 +160,7 @@ def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
                 output.arrays["rows"][:] = 0
         return made
 
-    patch.setattr(ThinkerTask, "computed", wrong)
+    patch.setattr(ThinkerTask, "on_computed", wrong)
 
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -177,16 +177,16 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_mutation_fails_it(
+def test_comparison_fails_with_mutation(
     tiny_checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
 ) -> None:
     MUTATIONS[mutation](monkeypatch)
     assert not matches(tiny_checkpoint, truth)
 
 
-def test_no_repetition_penalty_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_without_repetition_penalty(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert not matches(tiny_checkpoint, truth, penalty=1.0)
 
 
-def test_a_left_context_of_25_frames_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_with_left_context_of_25_frames(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert not matches(tiny_checkpoint, truth, LONG, left_context=25)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fleet.pocket.corpus import ChatTurn, Dialogue
 from fleet.pocket.judge import speech_out
 from fleet.pocket.judge.align import align
-from fleet.pocket.judge.ask import Reply
+from fleet.pocket.judge.ask import ChatReply
 from fleet.pocket.judge.listen import extent
-from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.pitch import carried_errors, errors, within
 from fleet.pocket.judge.recognise import Recogniser
 from fleet.pocket.judge.report import Figure
@@ -24,7 +24,7 @@ from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "good morning to you too")
 OTHERS = ("hello how can i help you", "a triangle has three sides")
 SHORT = "nine"
-OPTIONS = Options(workers=1)
+OPTIONS = JudgeOptions(workers=1)
 Names = dict[str, Figure]
 
 
@@ -40,7 +40,7 @@ def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: 
     asked = [
         Dialogue(turns=(ChatTurn(role="user", text="hello"), ChatTurn(role="assistant", text=text)), family="x") for text in texts
     ]
-    replies = [Reply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
+    replies = [ChatReply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
     voices = [sorted(VOICES)[index % 2] for index in range(len(texts))]
     figures, heard, _ = speech_out.listen_to(asked, voices, replies, OPTIONS)
     assert len(heard) == sum(bool(text) for text in texts)

@@ -177,8 +177,8 @@ TOGETHER = (
         "lease.no_worker_timeout_s: 4 is shorter than lease.claim_timeout_s, which is 5: a request would fail before its "
         "task was offered again; raise it, or lower lease.claim_timeout_s"),
     bad("a request larger than the arena", "transfer: {arena_mib: 16}",
-        "transfer.request_cap_mib: one request may hold 32 MiB, but transfer.arena_mib is 16; lower it, or raise "
-        "transfer.arena_mib"),
+        "transfer.request_cap_mib: one request may hold 32 MiB, but transfer.arena_mib is 16; lower it, or "
+        "raise transfer.arena_mib"),
     bad("a pool too small for a prompt", "stages: {thinker: {kv_pages: 8}}",
         "stages.thinker.kv_pages: 8 pages of 16 (page_size_tokens) hold 128 positions, and a prompt of limits.max_prompt_tokens "
         "(8192) needs 8193; set at least 513, or lower that limit"),

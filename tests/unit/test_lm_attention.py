@@ -1,4 +1,4 @@
-"""Attention over pages: both layouts against the plain formula, and the one that promises equal bits keeps its promise."""
+"""Attention over pages: both layouts against the plain formula, and bit equality of the invariant one."""
 
 import pytest
 import torch
@@ -8,15 +8,15 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.experts import ExpertWeights, grouped_experts, tiled_experts
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
-from fleet.engine.torch.layout import Extent, Layout, Look
+from fleet.engine.torch.layout import AttentionParams, Extent, Layout
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
 
 HEADS, KV_HEADS, DIM, LENGTH = 6, 2, 8, 23
 LOOKS = {
-    "plain": Look(scale=0.4),
-    "window": Look(scale=0.4, window=5),
-    "softcap": Look(scale=0.4, softcap=2.0),
-    "both": Look(scale=0.4, window=5, softcap=2.0),
+    "plain": AttentionParams(scale=0.4),
+    "window": AttentionParams(scale=0.4, window=5),
+    "softcap": AttentionParams(scale=0.4, softcap=2.0),
+    "both": AttentionParams(scale=0.4, window=5, softcap=2.0),
 }
 
 
@@ -32,29 +32,29 @@ def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(length, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))  # type: ignore[return-value]
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     """One request's rows, by the formula."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = torch.einsum("nhd,lhd->hnl", q, k) * look.scale
-    if look.softcap is not None:
-        scores = torch.tanh(scores / look.softcap) * look.softcap
+    scores = torch.einsum("nhd,lhd->hnl", q, k) * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
     row, at = torch.arange(len(q))[:, None], torch.arange(len(k))
-    hidden = (at > row) | (at <= row - (look.window or LENGTH + 1))
+    hidden = (at > row) | (at <= row - (params.window or LENGTH + 1))
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
 
 
-def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: Look) -> list[Tensor]:
+def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params: AttentionParams) -> list[Tensor]:
     """One pass over (table, seed of its states, start, stop)."""
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts])
     rows = [torch.cat([states(seed)[n][start:stop] for _, seed, start, stop in parts]) for n in range(3)]
-    return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), look).split([stop - start for *_, start, stop in parts]))
+    return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), params).split([stop - start for *_, start, stop in parts]))
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_fast_attention_in_any_mixture_is_the_formula(look: Look) -> None:
+def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams) -> None:
     pool = make_pool()
-    tables = [pool.borrow() for _ in range(3)]
+    tables = [pool.open_table() for _ in range(3)]
     for table in tables:
         pool.grow(table, LENGTH)
     cuts = ([0, 5, 6, 7, 20, 23], [0, 1, 2, 3, 4, 23], [0, 22, 23])
@@ -63,18 +63,18 @@ def test_fast_attention_in_any_mixture_is_the_formula(look: Look) -> None:
         there = [n for n in range(3) if step + 1 < len(cuts[n])]
         there.sort(key=lambda n: cuts[n][step + 1] - cuts[n][step] > 1)
         parts = [(tables[n], n, cuts[n][step], cuts[n][step + 1]) for n in there]
-        for n, out in zip(there, run_fast(pool, parts, look), strict=True):
+        for n, out in zip(there, run_fast(pool, parts, params), strict=True):
             got[n].append(out)
     for n in range(3):
-        torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), look), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), params), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: Look) -> None:
+def test_row_attention_matches_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
         pool = make_pool()
-        mine, other = pool.borrow(), pool.borrow()
+        mine, other = pool.open_table(), pool.open_table()
         pool.grow(other, LENGTH)
         pool.grow(mine, LENGTH)
         outs: list[Tensor] = []
@@ -82,18 +82,18 @@ def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: Look) -> None:
             extents = [Extent(table=other, start=0, stop=beside)] if beside else []
             layout = RowLayout(pool, [*extents, Extent(table=mine, start=start, stop=stop)], TILE_ROWS)
             q, k, v = (padded(torch.cat([b[:beside], a[start:stop]])) for a, b in zip(states(1), states(2), strict=True))
-            outs.append(layout.attend(0, q, torch.cat([k, v], 1), look)[beside : beside + stop - start])
+            outs.append(layout.attend(0, q, torch.cat([k, v], 1), params)[beside : beside + stop - start])
         return torch.cat(outs)
 
     alone = rows_of([0, 16, LENGTH], 0)
-    torch.testing.assert_close(alone, plain(*states(1), look), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, plain(*states(1), params), rtol=1e-4, atol=1e-5)
     assert torch.equal(rows_of(list(range(LENGTH + 1)), 0), alone)
     assert torch.equal(rows_of([0, 7, 14, 21, LENGTH], 9), alone)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("width", "out"), [(64, 64), (128, 256), (128, 1152), (256, 128)])
-def test_a_row_of_a_tile_has_the_same_bits_in_every_slot(width: int, out: int, num_threads: int) -> None:
+def test_row_has_the_same_bits_in_every_slot_of_a_tile(width: int, out: int, num_threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -108,7 +108,7 @@ def test_a_row_of_a_tile_has_the_same_bits_in_every_slot(width: int, out: int, n
         torch.set_num_threads(before)
 
 
-def test_both_ways_to_run_experts_agree_and_tiles_do_not_see_their_neighbours() -> None:
+def test_grouped_and_tiled_experts_agree_and_tiles_are_independent() -> None:
     matrices = ExpertWeights(gate_up=torch.randn(6, 20, 12), down=torch.randn(6, 12, 10))
     rows, ids = torch.randn(TILE_ROWS, 12), torch.stack([torch.randperm(6)[:2] for _ in range(TILE_ROWS)])
     weights = torch.rand(TILE_ROWS, 2)

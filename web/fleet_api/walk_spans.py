@@ -1,6 +1,6 @@
-"""Which walk each task of a request was in, from when until when: from its chunks' markers and its story's marks. Pure.
+"""The walks of a request's tasks over time, from the markers of its chunks and the events of its trace. Pure.
 
-The walks are the request's own: a worker that takes a task over replays what went before within the walk that it had reached.
+Walks belong to the request: a worker that claims a task again replays earlier walks within the one that the task had reached.
 Knows no stage by name.
 """
 
@@ -12,13 +12,13 @@ from fleet.core.request_trace import RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
 
 EdgeLogs = Mapping[str, Sequence[Chunk]]
-"""By edge, its chunks as far as they are kept."""
-LEFT = ("lost", "failed", "handed_off", "finished")
+"""The stored chunks of each edge, by its name."""
+RELEASED = ("lost", "failed", "handed_off", "finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkSpan:
-    """Units: microseconds since 1970. A walk that begins with a chunk does so when its producer had made it."""
+    """Units: microseconds since 1970. A walk that begins with a chunk begins when the chunk was produced."""
 
     walk: str
     worker: str
@@ -26,15 +26,15 @@ class WalkSpan:
     to_us: int
 
 
-def find_walk_spans(story: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs) -> tuple[WalkSpan, ...]:
-    """In order, while some worker had the task; nothing of a stage that has one walk only."""
+def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs) -> tuple[WalkSpan, ...]:
+    """Return the walks in order, while a worker owned the task; nothing for a stage with only one walk."""
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:
         return ()
     begins = [(0, str(stage.walks[0])), *_transitions(task, graph, logs)]
-    ends = [at for at, _ in begins[1:]] + [story.ended_us or story.now_us]
+    ends = [at for at, _ in begins[1:]] + [trace.ended_us or trace.now_us]
     spans: list[WalkSpan] = []
-    for worker, from_us, to_us in _held(task, [mark for mark in story.marks if mark.stage == task.stage], ends[-1]):
+    for worker, from_us, to_us in _find_owners(task, [event for event in trace.marks if event.stage == task.stage], ends[-1]):
         for (begin, walk), end in zip(begins, ends, strict=True):
             first, last = max(begin, from_us), min(end, to_us)
             if first < last:
@@ -43,41 +43,41 @@ def find_walk_spans(story: RequestTrace, task: TaskTrace, graph: Graph, logs: Ed
 
 
 def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[int, str]]:
-    """When the task came into a later walk than the one before: by the markers of its inputs; of a task without inputs, when it
-    first made something in that walk.
+    """Return (time, walk) of each later walk: from the markers of the inputs, or for a task without inputs from its first output
+    in that walk.
     """
     inputs = graph.edges_to(task.stage)
     if inputs:
-        told = [
+        times = [
             (chunk.made_us, chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal))
             for edge in inputs
             for chunk in logs.get(edge.name, ())
             if chunk.boundary and chunk.producer_walk is not None
         ]
     else:
-        told = [(c.made_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
-    order = {str(walk): place for place, walk in enumerate(graph.stage(task.stage).walks)}
-    known = 0
+        times = [(c.made_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
+    order = {str(walk): index for index, walk in enumerate(graph.stage(task.stage).walks)}
+    last = 0
     changes: list[tuple[int, str]] = []
-    for at, walk in sorted((at, str(walk)) for at, walk in told if at and walk):
-        if order.get(walk, 0) > known:
+    for at, walk in sorted((at, str(walk)) for at, walk in times if at and walk):
+        if order.get(walk, 0) > last:
             changes.append((at, walk))
-            known = order[walk]
+            last = order[walk]
     return changes
 
 
-def _held(task: TaskTrace, marks: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
-    """Who had the task, from when until when."""
-    held: list[tuple[str, int, int]] = []
+def _find_owners(task: TaskTrace, events: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
+    """Return (worker, begin, end) of each ownership of the task."""
+    owners: list[tuple[str, int, int]] = []
     worker, since = "", 0
-    for mark in marks:
-        if mark.what == "claimed":
-            worker, since = mark.worker, mark.at_us
-        elif mark.what in LEFT and since:
-            held.append((worker, since, mark.at_us))
+    for event in events:
+        if event.what == "claimed":
+            worker, since = event.worker, event.at_us
+        elif event.what in RELEASED and since:
+            owners.append((worker, since, event.at_us))
             since = 0
     if since:
-        held.append((worker, since, end_us))
-    if not marks and task.claimed_us:
-        held.append((task.owner, task.claimed_us, task.finished_us or end_us))
-    return held
+        owners.append((worker, since, end_us))
+    if not events and task.claimed_us:
+        owners.append((task.owner, task.claimed_us, task.finished_us or end_us))
+    return owners

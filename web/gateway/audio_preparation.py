@@ -1,22 +1,24 @@
-"""Audio of requests on its way to samples: admitted before it is decoded, and decoded where no other request waits for it.
+"""Decoding of the audio in requests: after admission, and outside of the event loop.
 
 Knows no HTTP, no container and no codec.
 """
 
 import asyncio
 
+import numpy as np
+
 from fleet.config.schema import Limits
 from fleet.core.errors import Overloaded
-from fleet.processing import ChatRequest, Frontend
+from fleet.processing import ChatRequest, Frontend, Recording
 from fleet.processing.audio import decode_parts, needs_decoder
-from fleet.processing.base import Samples
+from fleet.processing.base import AudioSource, Samples
 from fleet.processing.decoder_pool import DecoderPool
 from fleet.processing.decoding import DecodeJob
 from web.ports import FleetPort
 
 
 class AudioPreparation:
-    """Invariants: at most so many requests are being prepared as the fleet would admit besides those that are live."""
+    """Invariants: requests being decoded are no more than the fleet would admit beside the live ones."""
 
     def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:
         self._client, self._frontend, self._max_audio_s = client, frontend, limits.max_audio_s
@@ -24,16 +26,16 @@ class AudioPreparation:
         self._num_preparing = 0
 
     async def decode(self, chat: ChatRequest) -> ChatRequest:
-        """Return the chat with its audio decoded. A caller that is cancelled ends the decoding.
+        """Return the chat with its audio decoded. Cancelling the caller ends the decoding.
 
         Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
         """
-        parts = [(part.where, part.data) for part in chat.audio_parts if isinstance(part.data, str | bytes)]
+        parts = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
-        places = await self._client.check_admission(chat.id, chat.outputs)
-        if self._num_preparing >= places:
+        num_admissible = await self._client.check_admission(chat.id, chat.outputs)
+        if self._num_preparing >= num_admissible:
             raise Overloaded(f"{self._num_preparing} requests with audio are being prepared already; try again shortly")
         self._num_preparing += 1
         try:
@@ -41,10 +43,12 @@ class AudioPreparation:
         finally:
             self._num_preparing -= 1
 
-    async def _samples(self, parts: list[tuple[str, str | bytes]]) -> list[Samples]:
+    async def _samples(self, parts: list[tuple[str, AudioSource]]) -> list[Samples]:
         rate_hz = self._frontend.audio_rate_hz
-        if needs_decoder(parts):
-            return await self._pool.decode(DecodeJob.of(parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
+        files = [(where, data) for where, data in parts if not isinstance(data, Recording)]
+        if needs_decoder(files):
+            assert len(files) == len(parts), "a chat holds files or recordings, never both"
+            return await self._pool.decode(DecodeJob.of(files, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
         return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True)
 
     def close(self) -> None:

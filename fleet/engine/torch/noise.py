@@ -14,7 +14,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
-    """One 64-bit key a draw."""
+    """Return one 64-bit key per draw."""
     key = 0
     for part in (seed, salt, codebook, index):
         key = _splitmix64(key ^ (part & _MASK64))
@@ -22,7 +22,7 @@ def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
 
 
 def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
-    """Noise of each token for each draw.
+    """Return noise of each token for each draw.
 
     Shapes: float32 [draws, tokens].
     """
@@ -35,7 +35,7 @@ def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right whatever the sign."""
+    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right for either sign."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK32
     x = x ^ (x >> 15)

@@ -1,7 +1,6 @@
 """The reference implementation as a script: `transformers` answers requests one after another, each by one `generate()`.
 
-`generate()` gives the sound only when all of it is made, so the first sample and the last come at the same moment.
-Knows nothing of the fleet but the shape of a request.
+`generate()` returns audio only when it is complete, so the first and the last sample arrive together. Knows only requests.
 """
 
 import argparse
@@ -27,11 +26,11 @@ MODEL_CLASS = "Qwen3OmniMoeForConditionalGeneration"
 PROBE_TOKENS, PROBE_RUNS = 6, 5
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as the benchmark writes it. `warm_up` runs of the first request do not count.
+class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests to run, written by the benchmark. `warm_up` runs of the first request do not count.
 
-    Of several `num_threads` the one that answers a short request fastest is taken: small models lose by synchronising,
-    and a reference slowed by too many threads would flatter whatever is compared with it.
+    Of several `num_threads` the one that answers a short request fastest is used: threads slow small models down, and a slow
+    reference would make the comparison unfair.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -42,7 +41,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     first_audio_s: float
     num_samples: int
@@ -51,8 +50,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     same_prompt: bool
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    answers: tuple[Answered, ...]
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
+    answers: tuple[BaselineAnswer, ...]
     load_s: float
     num_threads: int
     device: str
@@ -70,8 +69,8 @@ class Baseline:
         self._model.to(device)
         self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
-    def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> Answered:
-        """Greedy, with the request's own bounds and voice."""
+    def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> BaselineAnswer:
+        """Answer greedily, with the request's own limits and voice."""
         prompt = torch.tensor([spec.prompt_ids], device=self._device)
         model = self._model
         began_s = time.perf_counter()
@@ -89,21 +88,21 @@ class Baseline:
         )
         samples = wave.reshape(-1).cpu()
         seconds = time.perf_counter() - began_s
-        return Answered(
+        return BaselineAnswer(
             seconds=seconds,
             first_audio_s=seconds,
             num_samples=len(samples),
             sample_rate_hz=ANSWER_RATE_HZ,
             answer_ids=tuple(sequences[0, prompt.shape[1] :].tolist()),
-            same_prompt=self._tokenised(messages) == list(spec.prompt_ids),
+            same_prompt=self._tokenize(messages) == list(spec.prompt_ids),
         )
 
-    def _tokenised(self, messages: list[dict[str, str]]) -> list[int]:
+    def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
-def pick_num_threads(baseline: Baseline, work: Work) -> int:
-    """The fastest of the choices, by the best of a few short answers each, tried in turn so that all meet the same noise."""
+def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
+    """Return the fastest choice by the best of a few short answers, interleaved so that all meet the same noise."""
     if len(work.num_threads) == 1:
         return work.num_threads[0]
     spec = work.requests[0]
@@ -116,7 +115,7 @@ def pick_num_threads(baseline: Baseline, work: Work) -> int:
     return min(best_s, key=lambda count: best_s[count])
 
 
-def run(work: Work, folder: Path) -> Result:
+def run(work: BaselineWork, folder: Path) -> BaselineResult:
     device = work.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,21 +128,21 @@ def run(work: Work, folder: Path) -> Result:
     torch.set_num_threads(pick_num_threads(baseline, work))
     for _ in range(work.warm_up):
         baseline.answer(work.requests[0], work.messages[0])
-    answers: list[Answered] = []
+    answers: list[BaselineAnswer] = []
     for spec, messages in zip(work.requests, work.messages, strict=True):
         answers.append(baseline.answer(spec, messages))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
-    return Result(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
+    return BaselineResult(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answer requests with transformers, one after another, and time each.")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
+    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their limits")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="transformers")
-    work = msgspec.json.decode(options.requests.read_bytes(), type=Work)
+    work = msgspec.json.decode(options.requests.read_bytes(), type=BaselineWork)
     options.out.write_bytes(msgspec.json.encode(run(work, options.checkpoint)))
     return 0
 

@@ -11,7 +11,7 @@ import soundfile
 from fleet.core.errors import BadInput
 from fleet.pocket.corpus import ChatTurn, Dialogue
 from fleet.pocket.judge import ask
-from fleet.pocket.judge.ask import Asker, Question, Reply
+from fleet.pocket.judge.ask import ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.spectrogram import Panel, draw
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
@@ -45,9 +45,9 @@ SCENES: Final = (
 def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key: str | None = None) -> None:
     """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
 
-    Raises: BadInput if `out_dir` is a file; BenchError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
+    Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
     """
-    asker = Asker(url, api_key=api_key)
+    asker = JudgeClient(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():
         raise BadInput(f"{out_dir} is a file; give a folder", param="OUT_DIR")
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key:
     say(f"{out_dir / PICTURE}: the spectrograms")
 
 
-def _question(scene: Scene) -> Question:
+def _question(scene: Scene) -> ChatQuestion:
     turns = (*scene.before, ChatTurn(role="user", text=scene.question), ChatTurn(role="assistant", text=""))
     dialogue = Dialogue(turns=turns, family=scene.name)
     if scene.asked_by is None:
@@ -78,6 +78,6 @@ def _file(speech: SynthesizedSpeech) -> bytes:
     return file.getvalue()
 
 
-def _title(scene: Scene, reply: Reply) -> str:
+def _title(scene: Scene, reply: ChatReply) -> str:
     how = "typed" if scene.asked_by is None else "spoken"
     return f"“{scene.question}” ({how}); {scene.voice}: “{reply.text}”"

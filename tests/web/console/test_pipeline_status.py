@@ -1,4 +1,4 @@
-"""The strip counts workers that take tasks as up, and names those that drain or stand by beside them."""
+"""The pipeline status counts workers that accept tasks as up, and draining and standby workers separately."""
 
 import asyncio
 from dataclasses import replace
@@ -22,23 +22,23 @@ def workers(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
     return listed
 
 
-def stage_words(gateway: Gateway) -> list[str]:
+def read_stage_lines(gateway: Gateway) -> list[str]:
     text = "".join(html_audit.read(gateway.http.get("/").text).text)
     return [line.strip() for line in text.splitlines() if "worker" in line and "running" in line or line == "no worker"]
 
 
 def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[Worker]) -> None:
     workers.append(replace(workers[0], id="second", draining=True, running=2))
-    assert stage_words(gateway)[0] == "1 worker up · 1 leaving · 2/16 running"
+    assert read_stage_lines(gateway)[0] == "1 worker up · 1 draining · 2/16 running"
     assert "No worker for" not in gateway.http.get("/").text
 
 
 def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[Worker]) -> None:
     workers[1] = replace(workers[1], draining=True, running=3)
-    assert stage_words(gateway)[1] == "no worker · 1 leaving · 3 running"
+    assert read_stage_lines(gateway)[1] == "no worker · 1 draining · 3 running"
     assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
 
 
-def test_standby_worker_is_named_beside_those_that_are_up(gateway: Gateway, workers: list[Worker]) -> None:
+def test_standby_worker_is_counted_separately(gateway: Gateway, workers: list[Worker]) -> None:
     workers.append(replace(workers[2], id="second", standby=True))
-    assert stage_words(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"
+    assert read_stage_lines(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"

@@ -1,0 +1,198 @@
+"""Reads from one peer, through an agent of their own: closing that agent is the only way to stop a late write.
+
+A read into the arena has a destination slot, allocated by `pull` and freed when the bytes were copied, when the abandoned read
+has completed, or with the agent. A slot is quarantined while its read is abandoned and may still complete. A read of blocks has a
+destination of the caller's, who must not reuse it before the read is `settled`. Knows no requests.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from fleet.core.chunk import TensorRef
+from fleet.core.errors import TransferError
+from fleet.core.ids import WorkerId
+from fleet.core.pages import Memory, Span
+from fleet.transfer.agent import Agent, check_metadata
+from fleet.transfer.arena import Arena, ArenaSlot
+from fleet.transfer.memory import HostMemory, stored_bytes
+from fleet.transfer.reach import LOCAL, Reach
+
+
+class RemoteRead:
+    """One read: in progress, completed or failed.
+
+    Invariants: `settled` once NIXL no longer writes for it; until then its destination is reserved. `failure`, once set, is
+    final, and the bytes are not used. Units: `deadline_s` is a time of `time.monotonic`.
+    """
+
+    def __init__(self, link: "PeerLink", what: str, handle: int, deadline_s: float) -> None:
+        self.what, self.handle, self.deadline_s = what, handle, deadline_s
+        self.failure: str | None = None
+        self.settled = False
+        self._link = link
+
+    def advance(self) -> None:
+        """Check for completion. Raises: TransferError once the read has failed."""
+        if self.is_wanted():
+            self._link.advance(self)
+        if self.failure is not None:
+            raise TransferError(self.failure)
+
+    def cancel(self) -> None:
+        if self.is_wanted():
+            self._link.give_up(self, f"the read of {self.what} was cancelled")
+
+    def is_wanted(self) -> bool:
+        return not self.settled and self.failure is None
+
+    def on_landed(self) -> None:
+        """Handle the arrival of all bytes in the destination."""
+
+    def settle(self) -> None:
+        """Record that nothing can write to the destination any more."""
+        self.settled = True
+
+    def on_abandoned(self) -> None:
+        """Handle the abandonment of a read that may still complete."""
+
+
+class NixlPull(RemoteRead):
+    """A read of one tensor through a slot of the arena.
+
+    Invariants: at most one of `data`, `failure` is set.
+    """
+
+    def __init__(self, link: "PeerLink", ref: TensorRef, slot: ArenaSlot, handle: int, deadline_s: float) -> None:
+        super().__init__(link, f"slot {ref.slot} of {ref.agent}", handle, deadline_s)
+        self.ref, self.slot = ref, slot
+        self.data: bytes | None = None
+
+    def poll(self) -> bytes | None:
+        self.advance()
+        return self.data
+
+    def on_landed(self) -> None:
+        try:
+            self.data = self._link.memory.open(self.slot, self.ref)
+        except TransferError as error:
+            self.failure = error.message
+
+    def settle(self) -> None:
+        super().settle()
+        self._link.arena.free(self.slot)
+
+    def on_abandoned(self) -> None:
+        self._link.arena.quarantine(self.slot)
+
+
+class NixlBlockRead(RemoteRead):
+    """A read of blocks from a peer's registered memory."""
+
+    def poll(self) -> bool:
+        self.advance()
+        return self.settled
+
+
+ReadT = TypeVar("ReadT", bound=RemoteRead)
+
+
+class PeerLink:
+    """Reads from one peer, until `close`.
+
+    Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
+    """
+
+    def __init__(
+        self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = (),
+        reach: Reach = LOCAL,
+    ) -> None:  # fmt: skip
+        """`more`: memory beside the arena that blocks are read into.
+
+        Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
+        """
+        self.peer = peer
+        self.closed = False
+        self.reads: set[RemoteRead] = set()
+        self.memory, self.arena = memory, arena
+        check_metadata(peer, peer_metadata)
+        self._agent = Agent(name, [memory.region, *more], reach)
+        named = self._agent.add_peer(peer_metadata)
+        if named != peer:
+            self._agent.close()
+            raise TransferError(f"the metadata registered for {peer} is that of {named}")
+
+    def connect(self) -> None:
+        """Connect ahead of the first read. Raises: TransferError."""
+        self._agent.connect(self.peer)
+
+    def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
+        """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read, which closes the link."""
+        num_bytes = stored_bytes(ref.length_bytes)
+        slot = self.arena.allocate(num_bytes)
+        try:
+            handle = self._start([Span(ref.address, self.memory.address + slot.offset, num_bytes)])
+        except TransferError:
+            self.arena.free(slot)
+            raise
+        return self._track(NixlPull(self, ref, slot, handle, deadline_s))
+
+    def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
+        """Begin a read into memory that the caller reserves; otherwise as `pull`."""
+        return self._track(NixlBlockRead(self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s))
+
+    def _start(self, spans: Sequence[Span]) -> int:
+        try:
+            return self._agent.start_read(self.peer, spans)
+        except TransferError as error:
+            self.close(error.message)
+            raise
+
+    def _track(self, read: ReadT) -> ReadT:
+        self.reads.add(read)
+        return read
+
+    def advance(self, read: RemoteRead) -> None:
+        """End a wanted read if it has completed or reached its deadline."""
+        if self._has_landed(read):
+            read.on_landed()
+            self._end(read)
+        elif read.is_wanted() and time.monotonic() > read.deadline_s:
+            self.give_up(read, f"{read.what} did not arrive before the deadline")
+
+    def give_up(self, read: RemoteRead, reason: str) -> None:
+        """Abandon a read that may still complete: its destination stays reserved until then."""
+        read.failure = reason
+        read.on_abandoned()
+
+    def reap(self) -> None:
+        """Settle abandoned reads that have completed; abandon those that were not polled before the deadline."""
+        now_s = time.monotonic()
+        for read in list(self.reads):
+            if read.is_wanted() and now_s > read.deadline_s:
+                self.give_up(read, f"{read.what} was not polled before the deadline")
+            if not read.is_wanted() and not self.closed and self._has_landed(read):
+                self._end(read)
+
+    def close(self, reason: str) -> None:
+        """Close the agent, then settle every read; wanted ones fail. Idempotent."""
+        self.closed = True
+        self._agent.close()
+        for read in self.reads:
+            if read.is_wanted():
+                read.failure = reason
+            read.settle()
+        self.reads.clear()
+
+    def _has_landed(self, read: RemoteRead) -> bool:
+        """Return True if NIXL has completed a read. A failed one closes the link, since its connection is gone."""
+        try:
+            return self._agent.is_done(read.handle)
+        except TransferError as error:
+            self.close(f"the connection to {self.peer} broke: {error.message}")
+            return False
+
+    def _end(self, read: RemoteRead) -> None:
+        self.reads.discard(read)
+        read.settle()
+        self._agent.release(read.handle)

@@ -1,0 +1,209 @@
+"""From arrived chunks to arrays for the adapter: inline tensors directly, remote ones after a pull. Knows no engine."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleet.core.chunk import Location, TensorRef, WireTensor
+from fleet.core.errors import TransferError
+from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
+from fleet.core.pulls import PullTally
+from fleet.engine.base import Arrays
+from fleet.transfer.base import Pull, Transfer
+from fleet.worker.inbound import InboundEdge
+from fleet.worker.redis_link import RedisLink
+from fleet.worker.task import Task
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+REPORT_AGAIN_S = 1.0
+Received = tuple[EdgeName, Walk, Arrays, bool]
+_Key = tuple[RequestId, EdgeName]
+
+
+@dataclass(slots=True)
+class _Pulling:
+    """The remote tensors of the next chunk of an edge: reads in progress, and bytes that have arrived."""
+
+    pulls: dict[str, Pull]
+    done: dict[str, bytes]
+    began_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Failing:
+    """Reads from a peer that is still listed: the time since which they fail, and that of the next attempt."""
+
+    since_s: float
+    retry_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Tensors whose holder is gone, and the time of the next report."""
+
+    location: Location
+    report_s: float
+
+
+class _PeerGone(TransferError):
+    """The worker that holds the tensors is no longer listed: they must be recomputed."""
+
+
+class Receiver:
+    """Pulls are polled, never waited for; chunks are delivered whole, in index order.
+
+    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a conductor or a producer that dies;
+    their chunk waits for a new location. A read from a peer that may only be slow, or whose death is not noticed yet, is retried
+    for two deadlines.
+    """
+
+    def __init__(self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally) -> None:
+        self._transfer, self._link, self._deadline_s, self._tally = transfer, link, deadline_s, tally
+        self._pulling: dict[_Key, _Pulling] = {}
+        self._failing: dict[_Key, _Failing] = {}
+        self._lost: dict[_Key, _Lost] = {}
+        self._to_report: list[tuple[Task, EdgeName]] = []
+        self._metadata: dict[WorkerId, bytes] = {}
+
+    def take_lost(self) -> list[tuple[Task, EdgeName]]:
+        """Return the edges whose next chunk has lost its tensors and is due for a report."""
+        lost, self._to_report = self._to_report, []
+        return lost
+
+    def advance(self, task: Task) -> Iterator[Received]:
+        """Yield every chunk that is complete, in order per edge. Raises: TransferError once a read has failed for too long."""
+        for name, edge in task.inbound.items():
+            while (arrived := edge.peek()) is not None:
+                remote = self._pull_remote(task, name, arrived[1])
+                if remote is None:
+                    break
+                chunk, _, walk = edge.take()
+                arrays = {key: _array(tensor, remote.get(key)) for key, tensor in chunk.tensors.items()}
+                yield name, walk, arrays, chunk.final
+
+    def _pull_remote(self, task: Task, edge: EdgeName, location: Location) -> dict[str, bytes] | None:
+        """Return the pulled bytes by tensor name; None while a read is in progress or must wait."""
+        if not location:
+            return {}
+        key = (task.request, edge)
+        if self._must_wait(key, location):
+            return None
+        try:
+            return self._poll(task, key, location)
+        except _PeerGone as error:
+            self._note_failure(task, edge)
+            if key not in self._lost:
+                log.warning("request %s, edge %s: %s; they must be recomputed", task.request, edge, error.message)
+            self._lost[key] = _Lost(location, time.monotonic() + REPORT_AGAIN_S)
+            self._failing.pop(key, None)
+            self._to_report.append((task, edge))
+        except TransferError:
+            self._note_failure(task, edge)
+            if not self._schedule_retry(key, location):
+                raise
+        return None
+
+    def _must_wait(self, key: _Key, location: Location) -> bool:
+        """Return True before the next attempt of a failing read, or the next report of these very tensors as lost."""
+        failing, lost = self._failing.get(key), self._lost.get(key)
+        if failing is not None and time.monotonic() < failing.retry_s:
+            return True
+        return lost is not None and lost.location == location and time.monotonic() < lost.report_s
+
+    def _note_failure(self, task: Task, edge: EdgeName) -> None:
+        self._tally.failed(edge)
+        task.receipts.failed(edge)
+
+    def _poll(self, task: Task, key: _Key, location: Location) -> dict[str, bytes] | None:
+        state = self._pulling.get(key)
+        if state is None:
+            began_s = time.monotonic()
+            here = {name: place for name, place in location.items() if isinstance(place, bytes)}
+            state = self._pulling[key] = _Pulling(self._begin(location), here, began_s)
+        for name, pull in list(state.pulls.items()):
+            data = pull.poll()
+            if data is not None:
+                state.done[name] = data
+                del state.pulls[name]
+        if state.pulls:
+            return None
+        self._forget_key(key)
+        num_bytes, took_us = sum(map(len, state.done.values())), round((time.monotonic() - state.began_s) * 1e6)
+        self._tally.ended(key[1], num_bytes, took_us)
+        task.receipts.pulled(key[1], num_bytes, took_us)
+        return state.done
+
+    def _schedule_retry(self, key: _Key, location: Location) -> bool:
+        """Schedule another attempt; return False if the reads have failed for two deadlines."""
+        now = time.monotonic()
+        since = self._failing[key].since_s if key in self._failing else now
+        if now - since > 2 * self._deadline_s:
+            return False
+        if key in self._pulling:
+            self._cancel(self._pulling.pop(key))
+        for ref in _refs(location).values():
+            self._metadata.pop(ref.agent, None)
+        self._failing[key] = _Failing(since, now + RETRY_S)
+        return True
+
+    def _begin(self, location: Location) -> dict[str, Pull]:
+        refs = _refs(location)
+        return {name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in refs.items()}
+
+    def peer(self, worker: WorkerId) -> bytes:
+        """Return the metadata needed to read from a worker. Raises: TransferError if it is gone."""
+        if worker not in self._metadata:
+            metadata = self._link.read_peer_metadata(worker)
+            if metadata is None:
+                self._transfer.forget_peer(worker)
+                raise _PeerGone(f"worker {worker}, which holds the tensors, is gone")
+            self._metadata[worker] = metadata
+        return self._metadata[worker]
+
+    def can_advance(self, tasks: Iterable[Task]) -> bool:
+        """Return True if some chunk can be delivered without waiting for a read."""
+        return any(_is_ready(edge) for task in tasks for edge in task.inbound.values())
+
+    def pulling(self) -> bool:
+        return bool(self._pulling)
+
+    def in_flight(self) -> dict[str, int]:
+        """Count the chunks whose tensors are being read, by edge."""
+        return dict(Counter(edge for _, edge in self._pulling))
+
+    def forget(self, request: RequestId) -> None:
+        for key in {key for known in (self._pulling, self._failing, self._lost) for key in known if key[0] == request}:
+            self._forget_key(key)
+        self._to_report = [(task, edge) for task, edge in self._to_report if task.request != request]
+
+    def _forget_key(self, key: _Key) -> None:
+        if key in self._pulling:
+            self._cancel(self._pulling.pop(key))
+        self._failing.pop(key, None)
+        self._lost.pop(key, None)
+
+    def _cancel(self, pulling: _Pulling) -> None:
+        for pull in pulling.pulls.values():
+            pull.cancel()
+
+
+def _refs(location: Location) -> dict[str, TensorRef]:
+    return {name: place for name, place in location.items() if isinstance(place, TensorRef)}
+
+
+def _is_ready(edge: InboundEdge) -> bool:
+    arrived = edge.peek()
+    return arrived is not None and not arrived[1]
+
+
+def _array(tensor: WireTensor, pulled: bytes | None) -> np.ndarray:
+    data = tensor.data if tensor.data is not None else pulled
+    assert data is not None, "a tensor with neither bytes nor a location"
+    # A writable copy: engines wrap it without copying again.
+    return np.frombuffer(bytearray(data), dtype=tensor.dtype).reshape(tensor.shape)

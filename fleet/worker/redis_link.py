@@ -1,0 +1,164 @@
+"""A worker's link to Redis: one pipelined round trip per iteration sends every write and returns every notice and grant.
+
+One blocking read returns grants and notices, since the inbox and the role's stream share a group name.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+
+from fleet.control import keys
+from fleet.control.connect import Reply, exchange, pairs, text
+from fleet.control.notices import ChunkNotice, GrantNotice, Notice, parse_notice
+from fleet.control.scripts import Arg, Call
+from fleet.core.clock import now_us
+from fleet.core.errors import TransferError
+from fleet.core.fleet_secret import FleetSecret
+from fleet.core.hops import HopCounts
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+
+log = logging.getLogger(__name__)
+
+MAX_NOTICES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A grant read from the role's stream, or from this worker's inbox: then `entry` is "". `alone`: no other task may run beside
+    this one.
+    """
+
+    entry: str
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live."""
+
+    replies: list[Reply]
+    notices: list[Notice]
+    grants: list[Grant]
+    still_live: list[bool]
+
+
+class RedisLink:
+    """Not thread-safe. Raises redis's connection errors. `hops`: ages of chunks on arrival.
+
+    `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
+    """
+
+    def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName, secret: FleetSecret | None = None) -> None:
+        self._secret = secret
+        self._refused: set[WorkerId] = set()
+        self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
+        self._worker = worker
+        self._read_up_to: str | None = None
+        self.hops = HopCounts()
+
+    def exchange(
+        self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
+    ) -> TurnResult:
+        """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are read only with free slots."""
+        commands: list[Sequence[Arg]] = []
+        if self._read_up_to:
+            commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
+            self._read_up_to = None
+        if ask_live:
+            commands.append(("SMISMEMBER", keys.LIVE, *ask_live))
+        commands.append(self._read_command(free_slots, block_ms))
+        replies = exchange(self._client, calls, *commands)
+        notices, grants = self._parse(replies[-1])
+        if 0 < free_slots <= len(notices):
+            # The bound on grants cut the read short; the rest of the inbox must not wait for one more iteration each.
+            more_notices, more_grants = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
+            notices += more_notices
+            grants += more_grants
+        live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
+        return TurnResult(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
+
+    def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
+        streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
+        count = min(free_slots, MAX_NOTICES) if free_slots > 0 else MAX_NOTICES
+        block: list[Arg] = ["BLOCK", block_ms] if block_ms > 0 else []
+        head: list[Arg] = ["XREADGROUP", "GROUP", keys.GROUP, self._worker, "COUNT", count, *block, "NOACK"]
+        return (*head, "STREAMS", *streams, *[">"] * len(streams))
+
+    def _parse(self, reply: Reply) -> tuple[list[Notice], list[Grant]]:
+        notices: list[Notice] = []
+        grants: list[Grant] = []
+        for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
+            if text(name) == self._inbox:
+                self._parse_inbox(entries, notices, grants)
+            else:
+                grants += [_grant(text(entry), pairs(raw)) for entry, raw in entries]
+        return notices, grants
+
+    def _parse_inbox(self, entries: list[tuple[bytes, object]], notices: list[Notice], grants: list[Grant]) -> None:
+        arrived_us = now_us()
+        if entries:
+            self._read_up_to = text(entries[-1][0])
+        for _, raw in entries:
+            notice = parse_notice(pairs(raw))
+            if isinstance(notice, GrantNotice):
+                grants.append(Grant(entry="", request=notice.request, stage=notice.stage, epoch=notice.epoch))
+            elif notice:
+                notices.append(notice)
+            if isinstance(notice, ChunkNotice):
+                self.hops.add(arrived_us - notice.chunk.made_us)
+
+    def find_workers(self, role: RoleName) -> list[WorkerId]:
+        """Return every listed worker of a role."""
+        listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
+        return [worker for worker in listed if role_of(worker) == role]
+
+    def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
+        """Return the owner of each of these tasks; "" if it has none."""
+        if not tasks:
+            return []
+        pipe = self._client.pipeline(transaction=False)
+        for request, stage in tasks:
+            pipe.hget(keys.task(request, stage), "owner")
+        return [text(owner) for owner in cast("list[bytes | None]", pipe.execute())]
+
+    def is_registered(self, worker: WorkerId) -> bool:
+        return bool(self._client.exists(keys.worker(worker)))
+
+    def read_peer_metadata(self, worker: WorkerId) -> bytes | None:
+        """Return the metadata needed to read from a peer; None if the peer is gone.
+
+        Raises: TransferError if the peer's record is not signed with the fleet's secret.
+        """
+        record = pairs(self._client.hgetall(keys.worker(worker)))
+        if record and self._secret is not None and not self._secret.verifies(worker, record):
+            why = (
+                f"worker {worker} is not read from: its record in Redis is not signed with security.fleet_secret; "
+                "either another process changed the record, or the worker has another secret"
+            )
+            if worker not in self._refused:
+                self._refused.add(worker)
+                log.warning("%s", why)
+            raise TransferError(why)
+        return record.get("transfer")
+
+
+def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
+    return Grant(
+        entry=entry,
+        request=RequestId(text(fields["r"])),
+        stage=StageName(text(fields["s"])),
+        epoch=Epoch(int(fields["e"])),
+        alone=b"1" == fields.get("a"),
+    )
+
+
+def _after(entry: str) -> str:
+    """Return the smallest stream id above `entry`."""
+    milliseconds, _, sequence = entry.partition("-")
+    return f"{milliseconds}-{int(sequence) + 1}"

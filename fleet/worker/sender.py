@@ -1,0 +1,142 @@
+"""From released drafts to chunks on the wire: tensors inline when small, published for pulling when remote. Knows no engine."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from fleet.control.scripts import Append, Relocation
+from fleet.core.chunk import Chunk, Location, WireTensor
+from fleet.core.clock import now_us
+from fleet.core.errors import TransferError
+from fleet.core.events import ChunkAppended
+from fleet.core.ids import RequestId, WorkerId
+from fleet.transfer.base import Transfer
+from fleet.worker.outbound import Draft, OutboundEdge
+from fleet.worker.task import Task
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 1024
+"""A remote tensor no larger than this is sent inline: a pull costs more than the bytes."""
+
+
+class Sender:
+    """Turns drafts into appends, in order per task.
+
+    Arena slots are freed when requests end, so requests that each hold part of a full arena could block each other indefinitely:
+    a tensor without room is sent inline instead, which is slower.
+    """
+
+    def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
+        self._transfer, self._worker = transfer, worker
+        self._published: set[RequestId] = set()
+
+    def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
+        """Add a task's unsent chunks, and the new locations of logged chunks whose tensors were recomputed; all, or none if an
+        error is raised.
+        """
+        new_locations = [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged]
+        appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.is_logged])
+        relocations += new_locations
+        task.unsent = []
+
+    def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
+        location: Location = {}
+        for name, array in draft.arrays.items():
+            wire, data = _inline(edge, name, array)
+            if len(data) > INLINE_BYTES:  # else it is in the logged header
+                location[name] = self._publish(task.request, wire, data).ref or data
+        return Relocation(
+            request=task.request,
+            stage=task.stage,
+            epoch=task.epoch,
+            edge=edge.edge.name,
+            consumer=edge.edge.target,
+            index=draft.index,
+            location=location,
+        )
+
+    def _appends(self, task: Task, unsent: Sequence[tuple[OutboundEdge, Draft]]) -> list[Append]:
+        appends: list[Append] = []
+        for position, (edge, draft) in enumerate(unsent):
+            tensors, location = self._tensors(task, edge, draft)
+            last = position == len(unsent) - 1 and task.all_ended()
+            appends.append(_append(task, edge, draft, tensors, location, finish=last))
+        return appends
+
+    def _tensors(self, task: Task, edge: OutboundEdge, draft: Draft) -> tuple[dict[str, WireTensor], Location]:
+        tensors: dict[str, WireTensor] = {}
+        location: Location = {}
+        for name, array in draft.arrays.items():
+            wire, data = _inline(edge, name, array)
+            if name in edge.edge.remote and len(data) > INLINE_BYTES:
+                wire = self._publish(task.request, wire, data)
+            if wire.ref is not None:
+                location[name] = wire.ref
+                wire = WireTensor(dtype=wire.dtype, shape=array.shape, data=wire.data)
+            tensors[name] = wire
+        return tensors, location
+
+    def _publish(self, request: RequestId, inline: WireTensor, data: bytes) -> WireTensor:
+        try:
+            wire = self._transfer.publish(request, inline.dtype, inline.shape, data)
+        except TransferError as error:
+            log.warning("%d bytes of %s are sent through Redis: %s", len(data), request, error)
+            return inline
+        self._published.add(request)
+        return wire
+
+    def published(self, request: RequestId) -> bool:
+        return request in self._published
+
+    def release(self, request: RequestId) -> None:
+        if request in self._published:
+            self._transfer.release(request)
+            self._published.discard(request)
+
+
+def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTensor, bytes]:
+    dtype = edge.edge.tensors.get(name, str(array.dtype))
+    data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+    return WireTensor(dtype=dtype, shape=array.shape, data=data), data
+
+
+def _append(
+    task: Task, edge: OutboundEdge, draft: Draft, tensors: dict[str, WireTensor], location: Location, *, finish: bool
+) -> Append:
+    chunk = Chunk(
+        request=task.request,
+        edge=edge.edge.name,
+        index=draft.index,
+        epoch=task.epoch,
+        tensors=tensors,
+        walk=draft.walk,
+        producer_walk=draft.producer_walk,
+        boundary=draft.boundary,
+        ordinal=draft.ordinal,
+        final=draft.final,
+        made_us=now_us(),
+        first_row=draft.first_row,
+    )
+    return Append(
+        stage=task.stage,
+        consumer=edge.edge.target,
+        chunk=chunk,
+        location=location,
+        event=_event(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
+        finish=finish,
+        num_items=draft.num_items,
+    )
+
+
+def _event(chunk: Chunk) -> ChunkAppended:
+    return ChunkAppended(
+        request=chunk.request,
+        edge=chunk.edge,
+        index=chunk.index,
+        boundary=chunk.boundary,
+        producer_walk=chunk.producer_walk or None,
+        ordinal=chunk.ordinal,
+        final=chunk.final,
+    )

@@ -1,0 +1,62 @@
+"""Check of events against OpenAI's own types, strictly and without unknown fields."""
+
+from copy import deepcopy
+from typing import Any, get_args
+
+from openai import BaseModel
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import ValidationError
+
+EXTENSION_PREFIX = "fleet."
+"""Prefix of the extensions, which are sent only on request."""
+UNTYPED_FIELDS = frozenset({
+    # what went wrong, in words: the type has only a code
+    "response.status_details.error.message",
+    # sent by OpenAI's service too; the types are those of what a client sends
+    "session.id", "session.object", "session.expires_at",
+    # fields that were given and have no effect
+    "session.fleet_ignored", "response.fleet_ignored",
+})  # fmt: skip
+
+
+def _types() -> dict[str, type[BaseModel]]:
+    union, *_ = get_args(RealtimeServerEvent)
+    return {get_args(event.model_fields["type"].annotation)[0]: event for event in get_args(union)}
+
+
+TYPES = _types()
+
+
+def check_event(event: dict[str, Any]) -> None:
+    """Raises: AssertionError naming the field that OpenAI's type rejects or does not have."""
+    kind = str(event["type"])
+    if kind.startswith(EXTENSION_PREFIX):
+        return
+    assert kind in TYPES, f"{kind}: OpenAI has no such event"
+    try:
+        read = TYPES[kind].model_validate(_at_openais_rate(event))
+    except ValidationError as error:
+        raise AssertionError(f"{kind}: {error}") from error
+    extras = set(_extras(read)) - UNTYPED_FIELDS
+    assert not extras, f"{kind}: OpenAI's type has no {sorted(extras)}"
+
+
+def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
+    """Set the input rate to 24 kHz, the only one of OpenAI's type; other rates are an extension."""
+    if "session" not in event:
+        return event
+    changed = deepcopy(event)
+    if changed["session"]["audio"]["input"]["format"] is not None:
+        changed["session"]["audio"]["input"]["format"]["rate"] = 24_000
+    return changed
+
+
+def _extras(value: object, at: str = "") -> list[str]:
+    if isinstance(value, list):
+        return [found for inner in value for found in _extras(inner, at)]  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, BaseModel):
+        return []
+    found = [f"{at}{name}" for name in value.model_extra or {}]
+    for name in type(value).model_fields:
+        found += _extras(getattr(value, name), f"{at}{name}.")
+    return found

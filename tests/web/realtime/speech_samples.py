@@ -1,0 +1,26 @@
+"""Speech and silence for tests: PCM16 at 24 kHz, speech by espeak-ng."""
+
+from functools import cache
+
+import numpy as np
+
+from fleet.pocket.judge.teach import speak_all
+from fleet.pocket.teacher import Voice
+
+RATE_HZ = 24_000
+
+
+@cache
+def speech(text: str) -> bytes:
+    (spoken,) = speak_all([(text, Voice())])
+    samples = np.asarray(spoken.samples, np.float32)
+    return (np.clip(samples / max(1e-6, float(np.abs(samples).max())), -1, 1) * 20_000).astype("<i2").tobytes()
+
+
+def silence(ms: int) -> bytes:
+    return bytes(2 * RATE_HZ * ms // 1000)
+
+
+def blocks(pcm: bytes, ms: int = 20) -> list[bytes]:
+    size = 2 * RATE_HZ * ms // 1000
+    return [pcm[start : start + size] for start in range(0, len(pcm), size)]
