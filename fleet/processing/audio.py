@@ -128,7 +128,7 @@ class _Clip:
             message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
-            raise BadInput(f"{self._where}: the audio's samples are too large; scale them to -1..1", param=self._where)
+            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
         self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
 
     def finish(self) -> Samples:

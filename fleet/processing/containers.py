@@ -209,7 +209,7 @@ def _frames(container: InputContainer, max_s: float, where: str) -> Iterator[Aud
 def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext:
     name = context.codec.name if context is not None else "unknown"
     if context is None or name not in CODECS:
-        raise BadInput(f"{where}: audio of codec {name} is not supported; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
+        raise BadInput(f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
     # 0 if only frames have the value; each frame is checked too
     check_format(context.sample_rate or MIN_RATE_HZ, context.layout.nb_channels or 1, where)
     if name not in _DECODERS_WITH_DTX:

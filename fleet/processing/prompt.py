@@ -42,7 +42,7 @@ class PromptBuilder:
         Raises: BadInput, ContextLengthExceeded naming the field.
         """
         if not chat.messages:
-            raise BadInput("messages: send at least one message", param="messages")
+            raise BadInput("messages: give at least one message", param="messages")
         text = self._template.render([self._for_template(message) for message in chat.messages])
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
