@@ -92,7 +92,7 @@ class Storm:
                 self.draw(spec.id, most_turns)
                 try:
                     async with asyncio.timeout(STORM_TIMEOUT_S):
-                        async for _ in await client.submit(spec, blob):
+                        async for _ in await client.requests.submit(spec, blob):
                             pass
                 except Aborted:
                     return True

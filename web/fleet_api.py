@@ -1,4 +1,4 @@
-"""GET, POST and DELETE /v1/fleet/...: what people look at and order, over `TelemetryPort`. The console's buttons call these.
+"""GET, POST and DELETE /v1/fleet/...: reads and orders of operators. The console's buttons call these.
 
 Knows no stage and no page.
 """
@@ -22,15 +22,15 @@ from fleet.core.telemetry import (
     Job,
     LogLine,
     LogQuery,
-    Queue,
+    RoleQueue,
     SeriesPoint,
     WorkerOrder,
-    WorkerStory,
+    WorkerView,
 )
 from web.connection import read_body
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE
-from web.ports import TelemetryPort
+from web.ports import FleetPort
 from web.request_detail import no_request, quiet_logs, read_told, wav_of
 from web.trace import trace_of
 
@@ -53,14 +53,14 @@ class WorkerStories(msgspec.Struct, frozen=True, kw_only=True):
     """`gone`: those of the last minutes that are no more, the latest first."""
 
     object: str = "list"
-    data: Sequence[WorkerStory]
-    gone: Sequence[WorkerStory]
+    data: Sequence[WorkerView]
+    gone: Sequence[WorkerView]
     missing_roles: Sequence[str]
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
-    data: Sequence[Queue]
+    data: Sequence[RoleQueue]
 
 
 class Letters(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class FleetApi:
             text=asked.get("q", ""),
         )
         limit = whole(request, "limit", 50, MAX_PAGE, least=1)
-        page = await self._telemetry.requests(wanted, before=asked.get("before", ""), limit=limit)
+        page = await self._client.telemetry.list_requests(wanted, before=asked.get("before", ""), limit=limit)
         return _json(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
 
     async def story(self, request: Request) -> Response:
@@ -184,7 +184,7 @@ class FleetApi:
     async def trace(self, request: Request) -> Response:
         """The story as Chrome's trace format; Perfetto opens it."""
         request_id = _request_id(request)
-        told = await self._gateway.client.telemetry.story(request_id)
+        told = await self._client.telemetry.trace(request_id)
         if told is None:
             raise no_request(request_id)
         trace = trace_of(told, self._gateway.graph, await quiet_logs(self._gateway, told))
@@ -193,19 +193,22 @@ class FleetApi:
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
-        again = await self._telemetry.retry(request_id)
+        again = await self._client.operations.retry(request_id)
         return _json(Retried(id=again, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
         """Take one stage's task back from whoever has it. `epoch`: only if it is still that at which the caller saw it."""
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(whole(request, "epoch", 0, MAX_EPOCH))
-        await self._telemetry.redeliver(request_id, stage, epoch)
+        await self._client.operations.redeliver(request_id, stage, epoch)
         return _json(Redelivered(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
-        workers = [msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE) for view in await self._telemetry.workers()]
-        missing = await self._gateway.client.missing_roles()
+        workers = [
+            msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE)
+            for view in await self._client.telemetry.workers(with_gone=True)
+        ]
+        missing = await self._client.telemetry.missing_roles()
         there, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
         return _json(WorkerStories(data=there, gone=gone, missing_roles=missing))
 
@@ -214,30 +217,30 @@ class FleetApi:
         `dump`: logs where its threads are.
         """
         worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
-        await self._telemetry.order_worker(worker, order)
+        await self._client.operations.order_worker(worker, order)
         return _json(Ordered(id=worker, order=order))
 
     async def queues(self, _request: Request) -> Response:
-        return _json(Queues(data=await self._telemetry.queues()))
+        return _json(Queues(data=await self._client.telemetry.queues()))
 
     async def letters(self, _request: Request) -> Response:
-        return _json(Letters(data=await self._telemetry.dead_letters()))
+        return _json(Letters(data=await self._client.telemetry.dead_letters()))
 
     async def retry_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        again = await self._telemetry.retry_dead_letter(request_id)
+        again = await self._client.operations.retry_dead_letter(request_id)
         return _json(Retried(id=again, retry_of=request_id), 201)
 
     async def drop_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        await self._telemetry.drop_dead_letter(request_id)
+        await self._client.operations.drop_dead_letter(request_id)
         return _json(Deleted(id=request_id, object="fleet.dead_letter"))
 
     async def transfers(self, _request: Request) -> Response:
-        return _json(await self._telemetry.transfers())
+        return _json(await self._client.telemetry.transfers())
 
     async def series(self, _request: Request) -> Response:
-        return _json(Series(data=await self._telemetry.series()))
+        return _json(Series(data=await self._client.telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
         """Newest first; `q` (a part of the message), `level` (and above), `worker`, `request`, `process` narrow it."""
@@ -250,15 +253,15 @@ class FleetApi:
             process=asked.get("process", ""),
         )
         limit = whole(request, "limit", 200, MAX_LINES, least=1)
-        page = await self._telemetry.logs(wanted, before=asked.get("before", ""), limit=limit)
+        page = await self._client.telemetry.logs(wanted, before=asked.get("before", ""), limit=limit)
         return _json(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
 
     async def jobs(self, _request: Request) -> Response:
-        return _json(Jobs(data=await self._telemetry.jobs()))
+        return _json(Jobs(data=await self._client.jobs.list_jobs()))
 
     async def job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        job = await self._telemetry.job(job_id)
+        job = await self._client.jobs.find(job_id)
         if job is None:
             raise NotFound(f"no job {quoted(job_id)}; GET /v1/fleet/jobs lists those there are", param="job_id")
         return _json(job)
@@ -266,33 +269,33 @@ class FleetApi:
     async def job_file(self, request: Request) -> Response:
         """A file of the job's report: `report.json` or `report.png`."""
         job_id, name = str(request.path_params["job_id"]), str(request.path_params["name"])
-        content = await self._telemetry.job_file(job_id, name)
+        content = await self._client.jobs.read_file(job_id, name)
         shown = {"content-disposition": f'inline; filename="{name}"', "cache-control": "no-store"}
         return Response(content, media_type=REPORT_FILES[name], headers=shown)
 
     async def submit_job(self, request: Request) -> Response:
         kind, arguments = _job_body(await read_body(request, MAX_JOB_BODY_BYTES))
-        return _json(await self._telemetry.submit_job(kind, arguments), 201)
+        return _json(await self._client.jobs.submit(kind, arguments), 201)
 
     async def retry_job(self, request: Request) -> Response:
-        return _json(await self._telemetry.retry_job(str(request.path_params["job_id"])), 201)
+        return _json(await self._client.jobs.retry(str(request.path_params["job_id"])), 201)
 
     async def stop_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        await self._telemetry.stop_job(job_id)
-        job = await self._telemetry.job(job_id)
+        await self._client.jobs.stop(job_id)
+        job = await self._client.jobs.find(job_id)
         if job is None:
             raise NotFound(f"job {quoted(job_id)} was deleted meanwhile", param="job_id")
         return _json(job)
 
     async def delete_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
-        await self._telemetry.delete_job(job_id)
+        await self._client.jobs.delete(job_id)
         return _json(Deleted(id=job_id, object="fleet.job"))
 
     @property
-    def _telemetry(self) -> TelemetryPort:
-        return self._gateway.client.telemetry
+    def _client(self) -> FleetPort:
+        return self._gateway.client
 
 
 def one_of(request: Request, name: str, known: Sequence[str]) -> str:

@@ -1,5 +1,7 @@
 """GET /v1/models, /v1/fleet/..., /health, /ready and /metrics: what the fleet has and does. Knows no stage."""
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -65,8 +67,8 @@ class FleetRoutes:
     async def abort(self, request: Request) -> Response:
         """`aborted` false: the request had ended already."""
         request_id = RequestId(str(request.path_params["request_id"]))
-        aborted = await self._gateway.client.abort_request(request_id)
-        if not aborted and await self._gateway.client.request_view(request_id) is None:
+        aborted = await self._gateway.client.requests.abort(request_id)
+        if not aborted and await self._gateway.client.telemetry.trace(request_id) is None:
             raise no_request(request_id)
         return json_response(Aborted(id=request_id, aborted=aborted))
 
@@ -77,7 +79,7 @@ class FleetRoutes:
     async def ready(self, request: Request) -> Response:
         """Probes need the status alone; what is missing is for clients with the key."""
         try:
-            missing = list(await self._gateway.client.missing_roles())
+            missing = await self._gateway.client.telemetry.missing_roles()
         except FleetError as error:
             return _not_ready(request, [], error)
         if not missing:
@@ -89,10 +91,10 @@ class FleetRoutes:
         """Fleet-wide gauges are read now; if Redis is away, the rest is still told."""
         metrics = self._gateway.metrics
         try:
-            workers = await self._gateway.client.workers()
-            roles = await self._gateway.client.roles()
+            workers = await self._gateway.client.telemetry.workers()
+            roles = await self._gateway.client.telemetry.roles()
             transfers = await self._gateway.client.telemetry.transfers()
-            metrics.live.set(await self._gateway.client.live_count())
+            metrics.live.set(await self._gateway.client.telemetry.num_live())
         except FleetError:
             workers, roles, transfers = [], [], None
         metrics.set_roles(roles)
@@ -104,7 +106,7 @@ class FleetRoutes:
         return Model(id=self._gateway.model, created=self._gateway.started_s)
 
 
-def _not_ready(request: Request, missing: list[str], error: FleetError) -> Response:
+def _not_ready(request: Request, missing: Sequence[str], error: FleetError) -> Response:
     if not is_trusted(request.scope):
         missing, error = [], NoWorker("requests cannot be served now; send the API key to read what is missing")
-    return json_response(Readiness(ready=False, missing=missing, error=envelope_of(error).error), 503, {"retry-after": "1"})
+    return json_response(Readiness(ready=False, missing=list(missing), error=envelope_of(error).error), 503, {"retry-after": "1"})

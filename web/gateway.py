@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
+from fleet.control.stream import ClientStream
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
 from fleet.core.ids import EdgeName, RequestId, StageName
@@ -21,7 +22,7 @@ from web.answer import Answer, ClientEdges
 from web.heard import HeardNotes
 from web.kept import kept_body
 from web.metrics import Metrics
-from web.ports import ClientStream, FleetPort
+from web.ports import FleetPort
 from web.preparing import AudioPreparation
 from web.sampling import request_seed, resolve_sampling, stage_defaults
 from web.schema import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
@@ -85,8 +86,8 @@ class Gateway:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
     def detach_all(self) -> None:
-        """End whatever still runs here; see `FleetPort.part`."""
-        self.client.detach_all()
+        """End whatever still runs here; see `GatewayRequests.detach_all`."""
+        self.client.requests.detach_all()
 
     def close(self) -> None:
         """End what the gateway started, after its last request."""
@@ -151,7 +152,7 @@ class Gateway:
 
         Raises: RedisUnreachable.
         """
-        found = await self.client.resume(request_id)
+        found = await self.client.requests.resume(request_id)
         return self._answer(*found) if found is not None else None
 
     def _answer(self, spec: RequestSpec, stream: ClientStream) -> Answer:
@@ -173,7 +174,7 @@ class Gateway:
         if not spec.session:
             return 0
         try:
-            view = await self.client.request_view(spec.id)
+            view = await self.client.telemetry.trace(spec.id)
         except FleetError as error:
             log.warning("request %s: what was spared of it is not known: %s", spec.id, error.message)
             return 0
@@ -181,7 +182,7 @@ class Gateway:
         return min(sum(spared), len(spec.prompt_ids))
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        submitting = asyncio.ensure_future(self.client.submit(spec, blob))
+        submitting = asyncio.ensure_future(self.client.requests.submit(spec, blob))
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
@@ -200,7 +201,7 @@ class Gateway:
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
         """Remember a spoken answer's words; until when, in seconds since 1970."""
-        await self.client.keep_transcript(audio_id, transcript, self.config.retention_s)
+        await self.client.voice.save_transcript(audio_id, transcript, self.config.retention_s)
         return int(time.time()) + self.config.retention_s
 
     async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
@@ -216,7 +217,7 @@ class Gateway:
         role = "system" if message.role == "developer" else message.role
         content = message.content
         if message.audio is not None and content is None:
-            content = await self.client.transcript(message.audio.id)
+            content = await self.client.voice.transcript(message.audio.id)
             if content is None:
                 where_audio = f"{where}.audio.id"
                 raise BadInput(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import Transfers
-from web.ports import FleetPort, RoleView, WorkerView
+from fleet.core.telemetry import RoleView, Transfers, WorkerView
+from web.ports import FleetPort
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
 DURATIONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 60.0, 120.0)
@@ -153,7 +153,7 @@ class Metrics:
     def underrun(self, count: int) -> None:
         """A listener's player ran dry so often."""
         self.underruns.inc(count)
-        self._client.telemetry.note_underruns(count)
+        self._client.telemetry.record_underruns(count)
 
     def request_ended(self, outcome: str, seconds: float, audio_s: float, *, num_frames: int, continuous: bool) -> None:
         self.requests.labels(outcome=outcome).inc()
@@ -166,7 +166,7 @@ class Metrics:
             self.audio.labels(self._model).observe(audio_s)
             self.frames.labels(self._model).inc(num_frames)
             self.rtf.labels(self._model).observe(seconds / audio_s)
-            self._client.telemetry.note_rtf(seconds / audio_s)
+            self._client.telemetry.record_rtf(seconds / audio_s)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

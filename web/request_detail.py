@@ -25,10 +25,10 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
 
 async def read_told(gateway: Gateway, request: RequestId) -> RequestDetail:
     """Raises: NotFound, RedisUnreachable."""
-    story = await gateway.client.telemetry.story(request)
+    story = await gateway.client.telemetry.trace(request)
     if story is None:
         raise no_request(request)
-    ids = _joined(await gateway.client.telemetry.log_of(request, gateway.edges.text), "ids", "<i4")
+    ids = _joined(await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4")
     sound = next((edge for edge in story.edges if edge.name == gateway.edges.audio), None)
     fields = {name: getattr(story, name) for name in RequestTrace.__struct_fields__}
     return RequestDetail(
@@ -43,9 +43,9 @@ async def read_told(gateway: Gateway, request: RequestId) -> RequestDetail:
 async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     """The answer's sound as far as it is made. Raises: NotFound where there is none, or it is not kept any more."""
     edge = gateway.edges.audio
-    samples = _joined(await gateway.client.telemetry.log_of(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
+    samples = _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
     if not len(samples):
-        if await gateway.client.telemetry.story(request) is None:
+        if await gateway.client.telemetry.trace(request) is None:
             raise no_request(request)
         raise NotFound(
             f"request {request} has no sound, or it is no longer kept: that is so a minute after its end", param="request_id"
@@ -56,7 +56,7 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
 async def quiet_logs(gateway: Gateway, story: RequestTrace) -> dict[str, Sequence[Chunk]]:
     """Every edge's chunks but sound's, since those come with all of the sound."""
     quiet = [edge.name for edge in story.edges if edge.name != gateway.edges.audio]
-    return {name: await gateway.client.telemetry.log_of(story.id, name) for name in quiet}
+    return {name: await gateway.client.telemetry.edge_log(story.id, name) for name in quiet}
 
 
 def no_request(request: str) -> NotFound:

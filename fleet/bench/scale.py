@@ -145,7 +145,7 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     deadline = time.monotonic() + READY_S
-    while missing := await client.missing_roles():
+    while missing := await client.telemetry.missing_roles():
         fleet.check()
         if time.monotonic() > deadline:
             raise BenchError(f"scale: after {READY_S:g} s nobody serves {', '.join(missing)}")

@@ -161,7 +161,7 @@ async def _answer(deployment: Deployment, spec: "RequestSpec", letter: "DeadLett
 
 async def _listen(client: "FleetClient", media: dict[EdgeName, str], spec: "RequestSpec", blob: bytes | None) -> dict[str, int]:
     made: Counter[str] = Counter({_unit(media[edge]): 0 for edge in spec.outputs})
-    async for chunk in await client.submit(spec, blob):
+    async for chunk in await client.requests.submit(spec, blob):
         made[_unit(media[chunk.edge])] += _num_items(chunk)
     return dict(made)
 

@@ -1,12 +1,12 @@
 """The commands that look, or make a file: status, config, checkpoint. They start no process of the fleet."""
 
 import asyncio
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 import yaml
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from fleet.control.client import FleetClient, WorkerView
-    from fleet.control.views import RoleView
+    from fleet.control.client import FleetClient
+    from fleet.core.telemetry import RoleView, WorkerView
 
 REFRESH_S = 1.0
 CONNECT_PATIENCE_S = 2.0
@@ -89,11 +89,11 @@ class Seen:
 
 async def _look(client: "FleetClient") -> Seen:
     return Seen(
-        roles=tuple(await client.roles()),
-        workers=tuple(sorted(await client.workers(), key=lambda worker: (worker.role, worker.id))),
-        missing_roles=tuple(await client.missing_roles()),
-        num_live=await client.live_count(),
-        refused=await client.refused(),
+        roles=tuple(await client.telemetry.roles()),
+        workers=tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id))),
+        missing_roles=tuple(await client.telemetry.missing_roles()),
+        num_live=await client.telemetry.num_live(),
+        refused=await client.telemetry.refused_workers(),
     )
 
 
@@ -105,7 +105,7 @@ def _as_json(seen: Seen) -> dict[str, object]:
             "host": worker.host,
             "pid": worker.pid,
             "started_us": worker.started_us,
-            "lease_left_s": round(worker.lease_left_s, 3),
+            "lease_left_s": worker.lease_left_s,
             "running": worker.running,
             "capacity": worker.capacity,
             "draining": worker.draining,
@@ -113,7 +113,7 @@ def _as_json(seen: Seen) -> dict[str, object]:
         }
         for worker in seen.workers
     ]
-    roles = [{**dataclasses.asdict(role), "oldest_s": round(role.oldest_s, 3)} for role in seen.roles]
+    roles = [msgspec.to_builtins(role) for role in seen.roles]
     rest = {"missing_roles": list(seen.missing_roles), "live_requests": seen.num_live, "refused": seen.refused}
     return {"roles": roles, "workers": workers, **rest}
 

@@ -49,7 +49,7 @@ async def test_blocks_that_nobody_takes_go_with_their_request(redis_url: str) ->
         source = next(loop for loop in fleet.loops if loop.role == "thinker.prefill")
         close_to_grants(fleet, "thinker.decode")
         async with gateway(fleet) as client:
-            stream = await client.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
+            stream = await client.requests.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
             offer = keys.kv(stream.request_id, StageName("thinker"))
             wait_until(lambda: text(fleet.clients[0].hget(offer, "state")) == "offered", "an offer")
             wait_until(lambda: source.vitals["slots_used"] == 1, "the source to hold the blocks")

@@ -48,7 +48,7 @@ class Busy:
 async def begun(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tuple[RequestSpec, ClientStream]:
     """An answer under way at that worker, which waits for its listener."""
     spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-    stream = await client.submit(spec, None)
+    stream = await client.requests.submit(spec, None)
     await asyncio.to_thread(wait_until, lambda: spec.id in at.tasks, "it to run there")
     return spec, stream
 

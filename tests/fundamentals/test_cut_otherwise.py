@@ -113,7 +113,7 @@ async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, C
     """The answer; once so many chunks of its sound were heard as the log then had, and one more, that strike is dealt."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        async for chunk in await client.submit(spec, None):
+        async for chunk in await client.requests.submit(spec, None):
             parts[chunk.edge] += [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
             if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in strikes:
                 await asyncio.to_thread(strikes[chunk.index])
@@ -133,7 +133,7 @@ async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.submit(whole, None), whole)
+            expected = await collected(await client.requests.submit(whole, None), whole)
             before = sizes_of(own_redis.url, whole.id)
 
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
@@ -186,7 +186,7 @@ async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew
         async with gateway_at(own_redis.url, config) as client:
             await ready(client)
             whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
-            expected = await collected(await client.submit(whole, None), whole)
+            expected = await collected(await client.requests.submit(whole, None), whole)
             spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
             held.num_frames = 50
             striking = asyncio.create_task(asyncio.to_thread(strike))

@@ -41,7 +41,7 @@ def test_whatever_the_cuts_each_fact_comes_once_and_in_order(redis_url: str, cut
         for told, cut in enumerate(cuts):
             for number in range(cut):
                 await asyncio.to_thread(tell, client, told * 100 + number)
-            feed = board.telemetry.follow(after=last)
+            feed = board.telemetry.follow_events(after=last)
             entries = await taken(feed, cut)
             seen += numbers(entries)
             last = entries[-1].id if entries else last
@@ -61,7 +61,7 @@ async def _newest(board: FleetClient) -> str:
 async def test_many_follow_over_one_connection_and_all_are_told(redis_url: str) -> None:
     board = await opened(redis_url)
     with redis.Redis.from_url(redis_url) as client:
-        feeds = [board.telemetry.follow() for _ in range(40)]
+        feeds = [board.telemetry.follow_events() for _ in range(40)]
         coming = [asyncio.ensure_future(taken(feed, 2)) for feed in feeds]
         await asyncio.sleep(0)
         while not all(task.done() for task in coming):
@@ -82,7 +82,7 @@ async def test_who_comes_back_too_late_is_told_to_read_all_anew(redis_url: str) 
             tell(client, number)
         first = stream_entries(client, keys.EVENTS)[0][0].decode()
         client.xtrim(keys.EVENTS, maxlen=2, approximate=False)
-        feed = board.telemetry.follow(after=first)
+        feed = board.telemetry.follow_events(after=first)
         (missed,) = await taken(feed, 1)
         assert missed.missed and missed.event is None
         tell(client, 7)

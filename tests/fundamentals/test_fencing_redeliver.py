@@ -67,13 +67,13 @@ def test_only_what_was_seen_is_taken_back(control: Control) -> None:
 
 async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
     """The second time, with what was seen before the first, is refused."""
-    story = await client.telemetry.story(request)
+    story = await client.telemetry.trace(request)
     assert story is not None
     seen = next(task for task in story.tasks if task.stage == stage)
     if seen.state == "running":
-        await client.telemetry.redeliver(request, stage, seen.epoch)
+        await client.operations.redeliver(request, stage, seen.epoch)
         with pytest.raises(Conflict, match=r"granted again|no worker has it"):
-            await client.telemetry.redeliver(request, stage, seen.epoch)
+            await client.operations.redeliver(request, stage, seen.epoch)
 
 
 async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: str) -> None:
@@ -83,7 +83,7 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             plain = fake_spec(fleet, num_tokens=60)
             expected = await answer(client, plain)
             spec = fake_spec(fleet, num_tokens=60)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             begun = await anext(aiter(stream))
             for stage in fleet.config.graph_declaration().stages:
                 await take_back_twice(client, spec.id, stage.name)
@@ -93,7 +93,7 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             first = np.frombuffer(tensor.data, tensor.dtype)
             heard = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
             assert all(np.array_equal(heard[edge], expected[edge]) for edge in spec.outputs)
-            story = await client.telemetry.story(spec.id)
+            story = await client.telemetry.trace(spec.id)
             assert story is not None and "taken back" in {mark.detail for mark in story.marks}
             assert all(task.deaths == 0 for task in story.tasks)
 
@@ -104,9 +104,9 @@ async def test_what_cannot_be_taken_back_says_why(redis_url: str) -> None:
             spec = fake_spec(fleet)
             stage = fleet.config.graph_declaration().stages[0].name
             with pytest.raises(NotFound, match="no request"):
-                await client.telemetry.redeliver(spec.id, stage, Epoch(0))
+                await client.operations.redeliver(spec.id, stage, Epoch(0))
             await answer(client, spec)
             with pytest.raises(NotFound, match="no task"):
-                await client.telemetry.redeliver(spec.id, StageName(CLIENT), Epoch(0))
+                await client.operations.redeliver(spec.id, StageName(CLIENT), Epoch(0))
             with pytest.raises(Conflict, match="ended|finished"):
-                await client.telemetry.redeliver(spec.id, stage, Epoch(0))
+                await client.operations.redeliver(spec.id, stage, Epoch(0))

@@ -139,15 +139,15 @@ async def test_refusal_for_want_of_a_worker_is_one_warning_of_the_gateway_and_hi
             first, *others = [fake_spec(fleet, seed=seed) for seed in range(3)]
             for spec in (first, *others):
                 with pytest.raises(NoWorker):
-                    await client.submit(spec, None)
+                    await client.requests.submit(spec, None)
             (warning,) = [record for record in caplog.records if "is refused" in record.getMessage()]
             fields = fields_of(warning, Labels("web", client.id))
             assert (fields["l"], fields["w"], fields["r"]) == ("warning", client.id, first.id)
             assert str(fields["m"]).startswith(f"request {first.id} is refused: no worker serves the role talker; start one")
             written = [msgspec.structs.replace(spec, outputs=(TEXT,)) for spec in others]
-            await client.submit(written[0], None)
+            await client.requests.submit(written[0], None)
             with pytest.raises(Overloaded):
-                await client.submit(written[1], None)
+                await client.requests.submit(written[1], None)
             (line,) = lines(fleet.clients[0])
             assert line.request == others[1].id and "limits.max_requests allows 1" in line.message
 
@@ -169,7 +169,7 @@ async def test_deaths_are_found_by_each_request_that_the_worker_held(redis_url: 
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2") as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]
-            streams = [await client.submit(spec, None) for spec in specs]
+            streams = [await client.requests.submit(spec, None) for spec in specs]
             first = [await asyncio.to_thread(fleet.owner, spec.id, STAGE) for spec in specs][0]
             other = await asyncio.to_thread(fleet.add_worker, ROLE)
             await asyncio.to_thread(fleet.kill, first)
@@ -180,5 +180,5 @@ async def test_deaths_are_found_by_each_request_that_the_worker_held(redis_url: 
                 assert line.worker == first.worker and f"{spec.id} ({STAGE})" in line.message
             assert not (await client.telemetry.logs(LogQuery(level="warning", worker=other.worker))).lines
             assert not (await client.telemetry.logs(LogQuery(level="warning", request="req-0"))).lines
-            (gone,) = [view for view in await client.telemetry.workers() if view.id == first.worker]
+            (gone,) = [view for view in await client.telemetry.workers(with_gone=True) if view.id == first.worker]
             assert gone.state == "died"

@@ -25,14 +25,14 @@ async def test_every_client_edge_arrives_whole_and_the_request_ends(redis_url: s
             assert len(got[AUDIO]) == 30 * 1920
 
             async def ended() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and view.state == "finished"
 
             await await_until(ended, "the request to be finished")
-            view = await client.request_view(spec.id)
+            view = await client.telemetry.trace(spec.id)
             assert view is not None
             assert all(edge.produced == edge.consumed for edge in view.edges)
-            assert await client.live_count() == 0
+            assert await client.telemetry.num_live() == 0
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
@@ -55,11 +55,11 @@ async def test_a_new_leader_turns_the_walks_its_predecessor_did_not(redis_url: s
             usual = await answer(client, fake_spec(fleet, seed=9))
             deaf = fleet.driver
             deaf.state = replace(deaf.state, conductor_driven=frozenset())
-            stream = await client.submit(fake_spec(fleet, seed=9), None)
+            stream = await client.requests.submit(fake_spec(fleet, seed=9), None)
             stages = {edge.name: edge for edge in fleet.config.graph_declaration().edges}
 
             async def text_is_out() -> bool:
-                view = await client.request_view(stream.request_id)
+                view = await client.telemetry.trace(stream.request_id)
                 return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
 
             await await_until(text_is_out, "the whole text, while speech waits for its walk")
@@ -99,7 +99,7 @@ async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str
             leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
             last_poll, leaver.draining = leaver.next_poll, True
             wait_until(lambda: leaver.next_poll != last_poll, "the worker to take nothing new")
-            stream = await client.submit(fake_spec(fleet), None)
+            stream = await client.requests.submit(fake_spec(fleet), None)
             fleet.driver.client.zrem(keys.WORKERS, leaver.worker)
             with pytest.raises(FleetError, match="no worker serves the role talker"):
                 async for _ in stream:
@@ -110,10 +110,10 @@ async def test_a_slow_listener_stops_its_producers_and_nobody_else(redis_url: st
     """Credits: a stream nobody reads stalls at its credit; another request runs to its end meanwhile."""
     with thread_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
-            slow = await client.submit(fake_spec(fleet, num_tokens=200), None)
+            slow = await client.requests.submit(fake_spec(fleet, num_tokens=200), None)
             got = await answer(client, fake_spec(fleet, num_tokens=60))
             assert len(got[TEXT]) == 60
-            view = await client.request_view(slow.request_id)
+            view = await client.telemetry.trace(slow.request_id)
             assert view is not None
             produced = {edge.name: edge.produced for edge in view.edges}
             assert produced[TEXT] <= 8 + 1

@@ -169,11 +169,11 @@ def test_what_a_process_logs_is_shipped_until_it_ends(redis_url: str) -> None:
 async def test_redis_away_is_said_by_name(own_redis: RedisProcess) -> None:
     board = await FleetClient.connect(own_redis.url, load_config(None, ("engine=fake",)))
     own_redis.kill()
-    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.telemetry.jobs(), board.telemetry.series()):
+    for call in (board.telemetry.logs(LogQuery()), board.telemetry.workers(), board.jobs.list_jobs(), board.telemetry.series()):
         with pytest.raises(RedisUnreachable):
             await call
     with pytest.raises(RedisUnreachable):
-        await anext(board.telemetry.follow())
+        await anext(board.telemetry.follow_events())
     await board.stop()
 
 

@@ -111,10 +111,10 @@ async def test_an_answer_that_ends_while_its_gateway_looks_over_what_it_holds_is
         async with gateway(fleet) as client:
             await answer(client, fake_spec(fleet))
             spec = fake_spec(fleet)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
 
             async def ready() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and all(edge.produced for edge in view.edges)
 
             await await_until(ready, "every edge to begin")
@@ -128,9 +128,9 @@ async def test_an_answer_that_ends_while_its_gateway_looks_over_what_it_holds_is
                 return members
 
             client._redis.smembers = held_then_delivered  # pyright: ignore
-            await client._disown_unknown()  # pyright: ignore[reportPrivateUsage]
-            await client._end_strays()  # pyright: ignore[reportPrivateUsage]
-            view = await client.request_view(spec.id)
+            await client.requests._find_strays()  # pyright: ignore[reportPrivateUsage]
+            await client.requests._abort_strays()  # pyright: ignore[reportPrivateUsage]
+            view = await client.telemetry.trace(spec.id)
             assert view is not None
             assert view.state == "running"
 

@@ -102,7 +102,7 @@ async def test_who_took_no_part_is_no_suspect(redis_url: str) -> None:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            waits = await client.submit(spec, None)
+            waits = await client.requests.submit(spec, None)
             task = await asyncio.to_thread(lambda: fleet.owner(spec.id, fleet.loops[0].stage).tasks[spec.id])
             await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "it to wait for its client"))
 

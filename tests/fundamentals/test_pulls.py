@@ -6,7 +6,7 @@ from fleet.control.telemetry.workers import transfers_of
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.pulls import KV, PullCounts, PullTally, decode_pulls
 from fleet.core.receipts import Receipts, decode_receipts
-from fleet.core.telemetry import WorkerStory, WorkerTransfer
+from fleet.core.telemetry import WorkerTransfer, WorkerView
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
 from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
@@ -20,11 +20,11 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
             await answer(client, spec)
 
             async def ended() -> bool:
-                story = await client.telemetry.story(spec.id)
+                story = await client.telemetry.trace(spec.id)
                 return story is not None and story.ended_us > 0
 
             await await_until(ended, "the request to end")
-            story = await client.telemetry.story(spec.id)
+            story = await client.telemetry.trace(spec.id)
     assert story is not None
     remote = fleet.config.graph_declaration().edge(pulled)
     told = next(edge for edge in story.edges if edge.name == remote.name)
@@ -76,7 +76,7 @@ def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
         worker=WorkerId("w"), role="lm", backend="nixl", registered_bytes=1, used_bytes=0, slots_used=0, in_flight=2, num_pulls=2,
         num_failed=1,
     )  # fmt: skip
-    there = WorkerStory(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
+    there = WorkerView(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
     view = transfers_of([there], total, ["rows", "none"], {"rows": 12.34})
     rows, none, kv = view.edges
     assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == ("rows", 2, 150, 1, 2)

@@ -82,8 +82,8 @@ async def test_a_request_that_kills_its_worker_alone_becomes_a_dead_letter_and_i
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             # Nobody reads either answer at first, so both stand still: no death is excused by progress.
-            poison = await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
-            mate = await client.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            poison = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            mate = await client.requests.submit(fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for death in range(3):
                 both = {poison.request_id, mate.request_id}
                 together = both if death < 2 else {poison.request_id}
@@ -116,7 +116,7 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
             slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
             last_poll, slow.draining = slow.next_poll, True
             await asyncio.to_thread(wait_until, lambda: slow.next_poll != last_poll, "the first stage to take nothing")
-            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
                 await asyncio.to_thread(replace, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
@@ -131,7 +131,7 @@ async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str)
     with thread_fleet(redis_url, paced) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
-            stream = await client.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
+            stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             hearing = asyncio.create_task(collected(stream, spec))
             (into_sink,) = OMNI.edges_to(SINK)
 
@@ -165,18 +165,18 @@ async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_noth
         async with gateway(fleet) as first, gateway(fleet) as second:
             expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            held_by_first = await first.submit(spec, None)
+            held_by_first = await first.requests.submit(spec, None)
             async for chunk in held_by_first:
                 if chunk.index == 3:
                     break
-            taken = await second.resume(spec.id)
+            taken = await second.requests.resume(spec.id)
             assert taken is not None and taken[0] == spec
             await held_by_first.abort("the client left")
             assert_same(await collected(taken[1], spec), expected)
-            again = await first.resume(spec.id)
+            again = await first.requests.resume(spec.id)
             assert again is not None
             assert_same(await collected(again[1], spec), expected)
-            assert await first.resume(RequestId("req-none")) is None
+            assert await first.requests.resume(RequestId("req-none")) is None
 
 
 async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str) -> None:
@@ -187,18 +187,18 @@ async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str)
             expected = await answer(client, spec)
 
             async def has_ended() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and view.state == "finished"
 
             await await_until(has_ended, "the request to be finished")
             left_s = [reader.ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
             assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             assert_same(await collected(taken[1], spec), expected)
             reader.delete(keys.edge(spec.id, EdgeName("audio")))
             with pytest.raises(NotFound, match="kept for a minute"):
-                await client.resume(spec.id)
+                await client.requests.resume(spec.id)
 
 
 async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redis_url: str) -> None:
@@ -207,12 +207,12 @@ async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redi
         async with gateway(fleet) as other:
             expected = await answer(other, fake_spec(fleet, num_tokens=NUM_TOKENS))
             async with gateway(fleet) as leaving:
-                stream = await leaving.submit(spec, None)
+                stream = await leaving.requests.submit(spec, None)
                 await anext(stream)
-                leaving.detach_all()
+                leaving.requests.detach_all()
                 with pytest.raises(GatewayStopping):
                     await collected(stream, spec)
-            taken = await other.resume(spec.id)
+            taken = await other.requests.resume(spec.id)
             assert taken is not None
             assert_same(await collected(taken[1], spec), expected)
 
@@ -222,17 +222,17 @@ async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redi
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             async for chunk in stream:
                 if chunk.index == 3:
                     break
             stream.run_on()
 
             async def is_free() -> bool:
-                return await client.live_count() == 0
+                return await client.telemetry.num_live() == 0
 
             await await_until(is_free, "the request's place to be free")
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             stream.run_on()  # found to be without a listener after its client came back
             assert_same(await collected(taken[1], spec), expected)
@@ -243,12 +243,12 @@ async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_com
     with thread_fleet(redis_url, *settings) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=10_000)
-            stream = await client.submit(spec, None)
+            stream = await client.requests.submit(spec, None)
             await anext(stream)
             stream.run_on()
 
             async def is_free() -> bool:
-                return await client.live_count() == 0
+                return await client.telemetry.num_live() == 0
 
             await await_until(is_free, "the request's place to be free")
             assert reader.hget(keys.request(spec.id), "state") == b"aborted"
@@ -260,11 +260,11 @@ async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_i
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-            older = await client.submit(spec, None)
+            older = await client.requests.submit(spec, None)
             async for chunk in older:
                 if chunk.index == 3:
                     break
-            taken = await client.resume(spec.id)
+            taken = await client.requests.resume(spec.id)
             assert taken is not None
             await older.abort("the client left")
             deadlines = [reader.zscore(keys.WORKERS, client.id)]
@@ -282,10 +282,10 @@ async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -
         async with gateway(fleet) as watching:
             async with gateway(fleet) as client:
                 spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
-                await client.submit(spec, None)
+                await client.requests.submit(spec, None)
 
             async def aborted() -> bool:
-                view = await watching.request_view(spec.id)
+                view = await watching.telemetry.trace(spec.id)
                 return view is not None and view.state == "aborted"
 
             await await_until(aborted, "the request to be abandoned")

@@ -90,7 +90,7 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
         await client.start()
         try:
             await ready(client)
-            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
@@ -111,12 +111,12 @@ async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path:
         await client.start()
         try:
             await ready(client)
-            expected = await collected(await client.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
+            expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             strike = restart(server, tmp_path, 20, cut_bytes)
             assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
             again = fake_spec_of(config, num_tokens=40)
-            assert_same(await collected(await client.submit(again, None), again), expected)
+            assert_same(await collected(await client.requests.submit(again, None), again), expected)
         finally:
             await client.stop()
 
@@ -132,10 +132,12 @@ async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
                     fleet.kill(fleet.owner(spec.id, StageName("thinker")))
 
             async def taken() -> bool:
-                view = await client.request_view(spec.id)
+                view = await client.telemetry.trace(spec.id)
                 return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
 
-            expected = await collected(await client.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again)
+            expected = await collected(
+                await client.requests.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again
+            )
             got = asyncio.create_task(heard(client, spec, None, kill))
             await await_until(taken, "all that was said to be heard")
             with connect(redis_url) as other:
@@ -166,7 +168,7 @@ async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the
                 await heard(client, begun, None, empty)
             await ready(client)
             after = fake_spec_of(config, num_tokens=5)
-            assert set(await collected(await client.submit(after, None), after)) == set(after.outputs)
+            assert set(await collected(await client.requests.submit(after, None), after)) == set(after.outputs)
         finally:
             await client.stop()
     first.stop()

@@ -191,7 +191,7 @@ def two_workers(url: str, *overrides: str) -> Iterator[ThreadFleet]:
 async def served(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
     """Ask; who answered, and how many rows were spared."""
     await answer(client, spec)
-    view = await client.request_view(spec.id)
+    view = await client.telemetry.trace(spec.id)
     assert view is not None
     return WorkerId(view.tasks[0].owner), view.tasks[0].cached_rows
 
@@ -253,7 +253,7 @@ FULL = ("stages.lm.max_batch=1", *in_step(GRAPH))
 async def test_a_full_keeper_is_passed_over_at_once(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
-        blocks = await client.submit(turn(fleet, 1), None)
+        blocks = await client.requests.submit(turn(fleet, 1), None)
         wait_until(lambda: blocks.request_id in loop_of(fleet, keeper).tasks, "the keeper to be busy with the second turn")
         other, spared = await served(client, turn(fleet, 2))
         assert (other != keeper, spared) == (True, 0)
@@ -268,7 +268,7 @@ async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: Thr
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         for _ in range(3):
-            aborted = await client.submit(turn(fleet, 1), None)
+            aborted = await client.requests.submit(turn(fleet, 1), None)
             wait_until(lambda: aborted.request_id in loop_of(fleet, keeper).tasks, "the turn to be taken")  # noqa: B023
             await aborted.abort("the user goes on")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
@@ -280,7 +280,7 @@ async def test_an_aborted_turn_spares_the_next_one_what_it_began_with(fleet: Thr
 async def test_an_aborted_first_turn_leaves_nothing(fleet: ThreadFleet) -> None:
     """Nobody listens, so it is at work until it is aborted."""
     async with gateway(fleet) as client:
-        first = await client.submit(turn(fleet, 0, num_tokens=2000), None)
+        first = await client.requests.submit(turn(fleet, 0, num_tokens=2000), None)
         wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be taken")
         await first.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
@@ -331,7 +331,7 @@ async def test_a_keeper_that_only_stands_still_loses_the_turn_when_it_is_overdue
 async def test_a_keeper_that_runs_a_suspect_alone_takes_nothing_beside_it(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
-        suspect = await client.submit(turn(fleet, 1), None)
+        suspect = await client.requests.submit(turn(fleet, 1), None)
         loop = loop_of(fleet, keeper)
         wait_until(lambda: suspect.request_id in loop.tasks, "the keeper to be busy with the second turn")
         loop.tasks[suspect.request_id].alone = True
@@ -393,7 +393,7 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         keeper, _ = await served(client, turn(fleet, 0))
         loop = loop_of(fleet, keeper)
         stop(fleet, keeper)
-        asked = await client.submit(spec := turn(fleet, 1), None)
+        asked = await client.requests.submit(spec := turn(fleet, 1), None)
         call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
         assert loop.engine.kept(TALK)
         loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]

@@ -24,7 +24,7 @@ async def test_a_death_that_puts_the_second_request_before_the_first_stops_neith
             first, second = (spec.id for spec in specs)
 
             async def first_speaks_and_second_waits() -> bool:
-                views = [await client.request_view(request) for request in (first, second)]
+                views = [await client.telemetry.trace(request) for request in (first, second)]
                 if None in views:
                     return False
                 edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
@@ -64,7 +64,7 @@ async def test_a_short_prompt_that_overtakes_a_long_one_stops_neither(redis_url:
             await asyncio.to_thread(fleet.owner, specs[0].id, StageName("talker"))
 
             async def second_is_being_answered() -> bool:
-                view = await client.request_view(specs[1].id)
+                view = await client.telemetry.trace(specs[1].id)
                 return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
 
             await await_until(second_is_being_answered, "the second to come to the end of its credit")

@@ -28,7 +28,7 @@ async def ended(client: FleetClient, request: RequestId) -> RequestTrace:
     """Its story once it has one to the end."""
 
     async def told() -> RequestTrace | None:
-        story = await client.telemetry.story(request)
+        story = await client.telemetry.trace(request)
         return story if story is not None and story.ended_us else None
 
     story = await await_until(told, f"{request} to end")
@@ -85,14 +85,14 @@ async def test_a_lost_worker_is_in_the_story_and_its_keys_and_values_change_hand
         fleet.add_worker("talker")
         async with gateway(fleet) as client:
             spec = fake_spec(fleet, num_tokens=60)
-            stream, lost = await client.submit(spec, None), ""
+            stream, lost = await client.requests.submit(spec, None), ""
             async for chunk in stream:
                 if chunk.edge == "audio" and chunk.index == 1 and not lost:
                     owner = await asyncio.to_thread(fleet.owner, spec.id, fleet.config.graph_declaration().stages[1].name)
                     lost = owner.worker
                     await asyncio.to_thread(fleet.kill, owner)
             story = await ended(client, spec.id)
-            gone = [view for view in await client.telemetry.workers() if view.gone]
+            gone = [view for view in await client.telemetry.workers(with_gone=True) if view.gone]
     did = order_of(story, "talker")
     assert did.count("claimed") == 2 and did.index("lost") > did.index("claimed")
     (mark,) = [mark for mark in story.marks if mark.what == "lost"]
@@ -122,25 +122,25 @@ async def test_the_index_pages_filters_and_counts(redis_url: str) -> None:
                 await answer(client, spec)
                 await ended(client, spec.id)
             stuck = fake_spec(fleet, num_tokens=4)
-            await (await client.submit(stuck, None)).abort("no more")
+            await (await client.requests.submit(stuck, None)).abort("no more")
             board, newest_first = client.telemetry, sorted([*(s.id for s in specs), stuck.id], reverse=True)
             seen: list[str] = []
             before = ""
             while True:
-                page = await board.requests(RequestFilter(), before=before, limit=3)
+                page = await board.list_requests(RequestFilter(), before=before, limit=3)
                 seen += [row.id for row in page.rows]
                 if not (before := page.next):
                     break
             assert seen == newest_first and page.counts == {**dict.fromkeys(page.counts, 0), "finished": 7, "aborted": 1}
-            whole = await board.requests(RequestFilter(state="finished"), limit=7)
+            whole = await board.list_requests(RequestFilter(state="finished"), limit=7)
             assert len(whole.rows) == 7 and whole.next == "" and all(row.tasks and row.first_us for row in whole.rows)
             owner = whole.rows[0].tasks[0].worker
-            assert len((await board.requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
-            assert not (await board.requests(RequestFilter(kind="text"))).rows
-            assert not (await board.requests(RequestFilter(min_ms=3_600_000))).rows
-            assert [r.id for r in (await board.requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
+            assert len((await board.list_requests(RequestFilter(worker=owner, kind="speech", stage="talker"))).rows) >= 7
+            assert not (await board.list_requests(RequestFilter(kind="text"))).rows
+            assert not (await board.list_requests(RequestFilter(min_ms=3_600_000))).rows
+            assert [r.id for r in (await board.list_requests(RequestFilter(text=stuck.id[8:]))).rows] == [stuck.id]
             with pytest.raises(BadInput, match="no state 'asleep'"):
-                await board.requests(RequestFilter(state="asleep"))
+                await board.list_requests(RequestFilter(state="asleep"))
 
 
 def test_the_index_forgets_what_has_expired(control: Control) -> None:
@@ -163,16 +163,16 @@ async def test_a_request_is_sent_again_and_its_sound_is_kept(redis_url: str) -> 
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             told = await answer(client, spec)
-            again = await client.telemetry.retry(spec.id)
+            again = await client.operations.retry(spec.id)
             story = await ended(client, again)
             assert story.state == "finished" and story.retry_of == spec.id != again
-            sound = await client.telemetry.log_of(again, next(e.name for e in story.edges if e.medium == "audio"))
+            sound = await client.telemetry.edge_log(again, next(e.name for e in story.edges if e.medium == "audio"))
             data = b"".join(t.data or b"" for chunk in sound for t in chunk.tensors.values())
             assert len(data) == told[sound[0].edge].nbytes
-            found = await client.resume(again)
+            found = await client.requests.resume(again)
             assert found is not None and len([chunk async for chunk in found[1]]) >= len(sound)
             with pytest.raises(NotFound):
-                await client.telemetry.retry(RequestId("req-none"))
+                await client.operations.retry(RequestId("req-none"))
 
 
 async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) -> None:
@@ -183,11 +183,11 @@ async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) ->
             await answer(client, spec, b"\0" * 16)
             await ended(client, spec.id)
             assert 0 < raw.ttl(keys.blob(spec.id)) <= 60
-            again = await client.telemetry.retry(spec.id)
+            again = await client.operations.retry(spec.id)
             assert (await ended(client, again)).state == "finished"
             raw.delete(keys.blob(spec.id))
             with pytest.raises(Conflict, match="gone"):
-                await client.telemetry.retry(spec.id)
+                await client.operations.retry(spec.id)
 
 
 async def test_the_listeners_word_is_in_the_story(redis_url: str) -> None:
@@ -195,9 +195,9 @@ async def test_the_listeners_word_is_in_the_story(redis_url: str) -> None:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            await client.telemetry.note_heard(spec.id, played_samples=123, underruns=2)
-            await client.telemetry.note_heard(RequestId("req-none"), played_samples=1, underruns=0)
-            story = await client.telemetry.story(spec.id)
+            await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
+            await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
+            story = await client.telemetry.trace(spec.id)
             assert story is not None and story.heard is not None
             assert (story.heard.played_samples, story.heard.underruns) == (123, 2)
 
@@ -209,9 +209,9 @@ async def test_the_series_counts_what_happened_for_all_gateways(redis_url: str) 
                 spec = fake_spec(fleet)
                 await answer(client, spec)
                 await ended(client, spec.id)
-                client.telemetry.note_underruns(3)
-                client.telemetry.note_rtf(0.5)
-                await client.telemetry.tell()
+                client.telemetry.record_underruns(3)
+                client.telemetry.record_rtf(0.5)
+                await client.telemetry.write_series()
             points = await one.telemetry.series()
         async with gateway(fleet) as third:
             assert sum(point.underruns for point in await third.telemetry.series()) == 6, "a new gateway knows it all"
@@ -238,7 +238,7 @@ async def test_grants_that_wait_are_listed_with_their_age(redis_url: str) -> Non
             fields: dict[str, str | bytes] = {"kind": "worker", "capacity": "1"}
             run(client, scripts.register(WorkerId("talker@frozen:1:a"), "talker", 10**12, fields))
             spec = fake_spec(fleet)
-            stream = await port.submit(spec, None)
+            stream = await port.requests.submit(spec, None)
 
             async def waits() -> bool:
                 return any(queue.pending for queue in await port.telemetry.queues() if queue.role == "talker")
@@ -266,7 +266,7 @@ async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            reads = (client.telemetry.story, client.telemetry.retry, client.resume, client.request_view)
+            reads = (client.telemetry.trace, client.operations.retry, client.requests.resume)
             others = [RequestId(f"{spec.id}:{rest}") for rest in ("edge:audio", "task:thinker", "story")]
             for read, other in product(reads, others):
                 with pytest.raises(NotFound):

@@ -80,7 +80,7 @@ async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, 
         async with gateway(fleet) as client:
             spec, blob = spec_of(case, frontend)
             await answer(client, spec, blob)
-            view = await client.request_view(spec.id)
+            view = await client.telemetry.trace(spec.id)
     assert view is not None
     told = {task.stage: task.hand_off for task in view.tasks}
     assert [stage for stage, hand_off in told.items() if hand_off is not None] == [THINKER]

@@ -68,14 +68,14 @@ def main(folder: Path, only: str) -> None:
 def _console(camera: Camera, loaded: Loaded) -> None:
     with serving(loaded) as gateway:
         fill(gateway)
-        running = next(story for story in gateway.client.telemetry.stories.values() if story.state == "running")
+        running = next(story for story in gateway.client.telemetry.traces.values() if story.state == "running")
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
         crowd(gateway)
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-crowd", f"/{name}", ("light",))
     with serving(loaded) as gateway:
-        gateway.client.tell(FakeTelemetry())
+        gateway.client.show(FakeTelemetry())
         gateway.client.missing = [gateway.config.graph_declaration().stages[1].name]
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-empty", f"/{name}", ("light",))

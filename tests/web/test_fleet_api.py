@@ -18,7 +18,7 @@ from tests.web.plausible import HOSTILE, busy
 def fleet(gateway: Gateway) -> FakeTelemetry:
     """The gateway's read models, all of them filled."""
     told = busy(gateway.client.graph)
-    gateway.client.tell(told)
+    gateway.client.show(told)
     return told
 
 
@@ -91,7 +91,7 @@ def test_a_worker_is_asked_where_its_threads_are(gateway: Gateway, fleet: FakeTe
 
 
 def test_a_task_is_taken_back_only_as_it_was_seen(gateway: Gateway, fleet: FakeTelemetry) -> None:
-    story = next(story for story in fleet.stories.values() if story.state == "running")
+    story = next(story for story in fleet.traces.values() if story.state == "running")
     task = story.tasks[0]
     path = f"/v1/fleet/requests/{story.id}/tasks/{task.stage}/redeliver"
     answer = gateway.http.post(path, params={"epoch": task.epoch})

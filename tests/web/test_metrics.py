@@ -48,7 +48,7 @@ async def test_only_the_latest_word_of_a_player_is_written(loaded: Loaded, monke
 
 
 def test_transfers_and_running_tasks_are_told_by_edge_and_replica(gateway: Gateway) -> None:
-    gateway.client.tell(busy(gateway.client.graph))
+    gateway.client.show(busy(gateway.client.graph))
     lines = gateway.http.get("/metrics").text.splitlines()
     for line in (
         'fleet_transfer_pulls{edge="thought"} 930.0',

@@ -13,8 +13,10 @@ from websockets.typing import Origin
 
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.core.ids import RoleName
+from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
-from tests.web.fake_client import Role, Script
+from tests.web.fake_client import Script
 from tests.web.realtime.refusals import refusal_of
 from web.sampling import stage_defaults
 
@@ -172,7 +174,9 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
 
 
 def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
-    gateway.client.waiting = [Role(role="thinker", queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1, standby=2)]
+    gateway.client.telemetry.role_list = [
+        RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1, standby=2)
+    ]
     lines = get(gateway, "/metrics").text.splitlines()
     expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
     for name, value in {**expected, "standby": 2}.items():

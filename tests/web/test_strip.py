@@ -1,25 +1,22 @@
 """The strip counts workers that take tasks as up, and names those that drain or stand by beside them."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
+from fleet.core.telemetry import WorkerView
 from tests.web.conftest import Gateway
-from tests.web.fake_client import FakeClient, Worker
+from tests.web.fake_client import worker_view
 from tests.web.pages import html
 
 
 @pytest.fixture
-def workers(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
+def workers(gateway: Gateway) -> list[WorkerView]:
     """One worker of each stage, to be changed by the test."""
-    listed = asyncio.run(gateway.client.workers())
-
-    async def read(_client: FakeClient) -> list[Worker]:
-        return listed
-
-    monkeypatch.setattr(FakeClient, "workers", read)
-    return listed
+    telemetry = gateway.client.telemetry
+    telemetry.worker_list = asyncio.run(telemetry.workers())
+    return telemetry.worker_list
 
 
 def stage_words(gateway: Gateway) -> list[str]:
@@ -27,18 +24,18 @@ def stage_words(gateway: Gateway) -> list[str]:
     return [line.strip() for line in text.splitlines() if "worker" in line and "running" in line or line == "no worker"]
 
 
-def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[Worker]) -> None:
-    workers.append(replace(workers[0], id="second", draining=True, running=2))
+def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers.append(worker_view("second", workers[0].role, state="draining", running=2))
     assert stage_words(gateway)[0] == "1 worker up · 1 leaving · 2/16 running"
     assert "No worker for" not in gateway.http.get("/").text
 
 
-def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[Worker]) -> None:
-    workers[1] = replace(workers[1], draining=True, running=3)
+def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers[1] = replace(workers[1], state="draining", running=3)
     assert stage_words(gateway)[1] == "no worker · 1 leaving · 3 running"
     assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
 
 
-def test_standby_worker_is_named_beside_those_that_are_up(gateway: Gateway, workers: list[Worker]) -> None:
-    workers.append(replace(workers[2], id="second", standby=True))
+def test_standby_worker_is_named_beside_those_that_are_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers.append(worker_view("second", workers[2].role, state="standby"))
     assert stage_words(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"

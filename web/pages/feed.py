@@ -52,7 +52,7 @@ class Feed:
         after = ""
         while True:
             try:
-                async for entry in self._gateway.client.telemetry.follow(after=after):
+                async for entry in self._gateway.client.telemetry.follow_events(after=after):
                     self.mark = after = entry.id
                     self._wake()
             except FleetError as error:

@@ -36,7 +36,7 @@ class JobsPage:
         return Jobs(title="Jobs", stream=stream_path(self.key, {}))
 
     async def read(self, query: Query) -> Jobs:
-        jobs = await self._gateway.client.telemetry.jobs()
+        jobs = await self._gateway.client.jobs.list_jobs()
         shown = tuple(jobs[:MAX_ROWS])
         return Jobs(
             title="Jobs",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fleet.core.ids import StageName, stage_of
 from fleet.core.request_trace import RequestFilter, RequestRow
-from fleet.core.telemetry import SERIES_STEP_S, Queue, SeriesPoint, WorkerStory
+from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.gateway import Gateway
 from web.pages import units
 from web.pages.charts import Chart, Line, last_of, path_of, top_of
@@ -70,19 +70,19 @@ class OverviewPage:
 
     async def read(self, query: Query) -> Overview:
         telemetry = self._gateway.client.telemetry
-        failed = await telemetry.requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
+        failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
         return self._built(
-            await telemetry.workers(),
+            await telemetry.workers(with_gone=True),
             await telemetry.queues(),
             await telemetry.series(),
-            await self._gateway.client.live_count(),
+            await self._gateway.client.telemetry.num_live(),
             failed.rows,
         )
 
     def _built(
         self,
-        workers: Sequence[WorkerStory],
-        queues: Sequence[Queue],
+        workers: Sequence[WorkerView],
+        queues: Sequence[RoleQueue],
         series: Sequence[SeriesPoint],
         live: int,
         failures: Sequence[RequestRow],
@@ -105,7 +105,7 @@ class OverviewPage:
         )
 
     def _stages(
-        self, workers: Sequence[WorkerStory], queues: Sequence[Queue], series: Sequence[SeriesPoint]
+        self, workers: Sequence[WorkerView], queues: Sequence[RoleQueue], series: Sequence[SeriesPoint]
     ) -> tuple[StageBox, ...]:
         boxes: list[StageBox] = []
         for name, colour in colours(self._gateway.graph).items():
@@ -136,7 +136,7 @@ class OverviewPage:
         return tuple(boxes)
 
 
-def burden_of(workers: Sequence[WorkerStory]) -> str:
+def burden_of(workers: Sequence[WorkerView]) -> str:
     """Of a stage's workers together; "" where none has told anything yet."""
     on_gpu = [view for view in workers if view.gpu]
     if on_gpu:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fleet.core.telemetry import DeadLetterView, PendingGrant, Queue
+from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
 from web.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 
@@ -11,7 +11,7 @@ MAX_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    view: Queue
+    view: RoleQueue
     colour: int
 
 

@@ -114,7 +114,7 @@ class RequestStoryPage:
             made_s=told.audio_samples / told.audio_rate_hz,
             heard_s=heard.played_samples / told.audio_rate_hz if heard is not None else None,
             underruns=heard.underruns if heard is not None else 0,
-            kept=await self._gateway.client.telemetry.has_log(told.id, edge),
+            kept=await self._gateway.client.telemetry.has_edge_log(told.id, edge),
         )
 
 

@@ -85,7 +85,9 @@ class RequestsPage:
 
     async def read(self, query: Query) -> Requests:
         """Raises: BadInput where a filter means nothing."""
-        found = await self._gateway.client.telemetry.requests(filter_of(query), before=query.get("before", ""), limit=PAGE_SIZE)
+        found = await self._gateway.client.telemetry.list_requests(
+            filter_of(query), before=query.get("before", ""), limit=PAGE_SIZE
+        )
         return self._built(query, found)
 
     def _built(self, query: Query, found: RequestPage) -> Requests:
@@ -127,12 +129,12 @@ class RequestsPage:
     async def older(self, request: Request) -> Response:
         """The request before this one; the list where there is none."""
         here = str(request.path_params["id"])
-        found = await self._gateway.client.telemetry.requests(RequestFilter(), before=here, limit=1)
+        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), before=here, limit=1)
         return _to(found.rows[0].id if found.rows else "")
 
     async def newer(self, request: Request) -> Response:
         here = str(request.path_params["id"])
-        found = await self._gateway.client.telemetry.requests(RequestFilter(), limit=NEIGHBOURS)
+        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), limit=NEIGHBOURS)
         ids = [str(row.id) for row in found.rows]
         return _to(ids[ids.index(here) - 1] if here in ids[1:] else "")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
-from fleet.core.telemetry import LogLine, LogQuery, WorkerStory
+from fleet.core.telemetry import LogLine, LogQuery, WorkerView
 from web.gateway import Gateway
 from web.metrics import GATEWAY_ROLE
 from web.pages.frame import Frame, Query, address, colours, stream_path
@@ -22,7 +22,7 @@ MAX_ROWS, MAX_GONE = 100, 20
 class WorkerRow:
     """`orders`: the commands that it accepts now. `last`: no other worker of its role takes tasks, or would in its place."""
 
-    view: WorkerStory
+    view: WorkerView
     colour: int
     orders: tuple[str, ...]
     last: bool
@@ -71,13 +71,13 @@ class _Reader:
         self._gateway = gateway
         self._colours = colours(gateway.graph)
 
-    def _row(self, view: WorkerStory, workers: Sequence[WorkerStory]) -> WorkerRow:
+    def _row(self, view: WorkerView, workers: Sequence[WorkerView]) -> WorkerRow:
         others = [other for other in workers if other.role == view.role and other.id != view.id]
         last = not any(other.state in ("ready", "standby") for other in others)
         return WorkerRow(view=view, colour=self._colours.get(stage_of(view.role), -1), orders=orders_of(view), last=last)
 
 
-def orders_of(view: WorkerStory) -> tuple[str, ...]:
+def orders_of(view: WorkerView) -> tuple[str, ...]:
     """What makes sense to tell it: nothing to a gateway, nor to one that has gone or is going; but where its threads are, any
     worker that is there can be asked.
     """
@@ -96,9 +96,9 @@ class WorkersPage(_Reader):
 
     async def read(self, query: Query) -> Workers:
         client = self._gateway.client
-        return self._built(query, await client.telemetry.workers(), await client.missing_roles())
+        return self._built(query, await client.telemetry.workers(with_gone=True), await client.telemetry.missing_roles())
 
-    def _built(self, query: Query, workers: Sequence[WorkerStory], missing: Sequence[str]) -> Workers:
+    def _built(self, query: Query, workers: Sequence[WorkerView], missing: Sequence[str]) -> Workers:
         role, after = query.get("role", ""), query.get("after", "")
         here = [view for view in workers if not view.gone]
         fits = [view for view in here if role in ("", view.role or GATEWAY_ROLE)]
@@ -118,7 +118,7 @@ class WorkersPage(_Reader):
             missing=tuple(missing),
         )
 
-    def _chips(self, here: Sequence[WorkerStory], chosen: str) -> tuple[RoleChip, ...]:
+    def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[RoleChip, ...]:
         counts = Counter(view.role or GATEWAY_ROLE for view in here)
         every = RoleChip(role="", colour=-1, count=len(here), path=PATH, chosen=not chosen)
         return (
@@ -148,11 +148,11 @@ class OneWorkerPage(_Reader):
     async def read(self, query: Query) -> OneWorker:
         """Raises: NotFound, RedisUnreachable."""
         telemetry, worker = self._gateway.client.telemetry, query["id"]
-        workers = await telemetry.workers()
+        workers = await telemetry.workers(with_gone=True)
         view = next((view for view in workers if view.id == worker), None)
         if view is None:
             raise NotFound(f"no worker {quoted(worker)}; those that are gone are forgotten after some minutes", param="id")
-        held = await telemetry.requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
+        held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         return OneWorker(
             title=worker,

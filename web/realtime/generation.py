@@ -115,7 +115,7 @@ class Generation:
                 self.body = shorter
 
     async def _send_again(self, of: RequestId, had: Position) -> None:
-        self.request_id = await self._gateway.client.telemetry.retry(of)
+        self.request_id = await self._gateway.client.operations.retry(of)
         await self._read_again(had)
 
     async def _read_again(self, had: Position) -> None:
@@ -164,7 +164,7 @@ class Generation:
         """Who listens must be told where it failed."""
         assert self.error is not None
         try:
-            view = await self._gateway.client.request_view(self.request_id)
+            view = await self._gateway.client.telemetry.trace(self.request_id)
         except FleetError:
             return
         failed = next((task.stage for task in view.tasks if task.state == "failed"), None) if view is not None else None

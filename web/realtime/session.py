@@ -271,7 +271,7 @@ class Session:
             self.story.note(spoken_ms)
             self._gateway.metrics.answered_aloud(spoken_ms / 1000)
         try:
-            made = await self._gateway.client.first_outputs(RequestId(run.making.request_id))
+            made = await self._gateway.client.telemetry.first_outputs(RequestId(run.making.request_id))
         except FleetError as error:
             log.warning("request %s: its timing is not known: %s", run.making.request_id, error.message)
             return

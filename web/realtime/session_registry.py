@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.config.schema import LeaseConfig
+from fleet.control.voice import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.errors import SessionEnded, SessionExpired, SessionIdle
 from web.gateway import Gateway
-from web.ports import HeldVoice
 from web.realtime import vad
 from web.realtime.admission import Admission
 from web.realtime.client_connection import Port
@@ -149,7 +149,7 @@ class SessionRegistry:
 
     async def _hold(self, name: str, keep_s: float, owner: str, undo: Undo, *, new: bool = False) -> HeldVoice | None:
         """Take a session; where the caller is cancelled meanwhile, `undo` it. Raises: SecretInUse, RedisUnreachable."""
-        holding = asyncio.ensure_future(self._gateway.client.hold_voice(name, keep_s, owner, new=new))
+        holding = asyncio.ensure_future(self._gateway.client.voice.hold(name, keep_s, owner, new=new))
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:
@@ -164,7 +164,7 @@ class SessionRegistry:
 
     async def _mark_away(self, name: str, epoch: int) -> None:
         """A client that left while its session was taken over may come back, or begin another one."""
-        await self._gateway.client.keep_voice(name, epoch, self._keep_s, {"away_us": str(now_us()).encode()})
+        await self._gateway.client.voice.save(name, epoch, self._keep_s, {"away_us": str(now_us()).encode()})
 
     async def _wait_for_place(self, name: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]) -> HeldVoice:
         """Take a place in the gateway; after a wait in line the session is held once more, since its time begins then.
@@ -193,7 +193,7 @@ class SessionRegistry:
         """A client in line counts among the sessions of its secret."""
         while True:
             try:
-                await self._gateway.client.keep_voice(name, epoch, self._keep_s, {})
+                await self._gateway.client.voice.save(name, epoch, self._keep_s, {})
             except FleetError as error:
                 log.warning("session %s: its place in line could not be written: %s", shown_id(name), error.message)
             await asyncio.sleep(RENEW_S)
@@ -232,7 +232,7 @@ class SessionRegistry:
         if place.owner == API_KEY or place.away_us is None:
             return True
         try:
-            held = await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, {}, ["away_us"])
+            held = await self._gateway.client.voice.save(place.session.id, place.epoch, self._keep_s, {}, ["away_us"])
         except FleetError as error:
             log.warning("session %s: continued although Redis does not answer: %s", shown_id(place.session.id), error.message)
             return True
@@ -243,7 +243,7 @@ class SessionRegistry:
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
         held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
-        if held is None and await self._gateway.client.voice_ended(session_id, owner):
+        if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
             raise SessionEnded(ENDED, param="session")
         if held is None:
             raise _unknown(session_id)
@@ -322,7 +322,7 @@ class SessionRegistry:
 
     async def _forget(self, name: str, epoch: int | None) -> None:
         try:
-            await self._gateway.client.end_voice(name, epoch)
+            await self._gateway.client.voice.end(name, epoch)
         except FleetError as error:
             log.warning("session %s: its end could not be written: %s", shown_id(name), error.message)
 
@@ -378,7 +378,7 @@ class SessionRegistry:
             place.changed.clear()
             try:
                 if not await self._write(place):
-                    self._give_up(place, ended=await self._gateway.client.voice_ended(place.session.id, place.owner))
+                    self._give_up(place, ended=await self._gateway.client.voice.was_ended(place.session.id, place.owner))
                     return
             except FleetError as error:
                 place.snapshot.forget()
@@ -392,7 +392,7 @@ class SessionRegistry:
             gone.append("away_us")
         else:
             fields["away_us"] = str(place.away_us).encode()
-        return await self._gateway.client.keep_voice(place.session.id, place.epoch, self._keep_s, fields, gone)
+        return await self._gateway.client.voice.save(place.session.id, place.epoch, self._keep_s, fields, gone)
 
     def _give_up(self, place: SessionEntry, *, ended: bool) -> None:
         """Another gateway has it, or, `ended`, an operator ended it: then its requests were ended with it."""

@@ -8,19 +8,30 @@ import redis.asyncio
 
 from fleet.control import keys
 from fleet.control.connect import pairs, text
+from fleet.core.chunk import decode_chunk
 from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.receipts import TOLD as RECEIVED
 from fleet.core.receipts import decode_receipts
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.request_trace import AudioIn, EdgeTrace, KVSpan, PlaybackReport, Receipt, RequestTrace, TaskTrace, TraceEvent
+from fleet.core.request_trace import (
+    AudioIn,
+    EdgeTrace,
+    FirstOutputs,
+    KVSpan,
+    PlaybackReport,
+    Receipt,
+    RequestTrace,
+    TaskTrace,
+    TraceEvent,
+)
 from fleet.graphs import Graph, get_graph
 
 Fields = Mapping[str, bytes]
 OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
-async def read_story(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
+async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
     """None once its retention is over. Two round trips."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
@@ -37,6 +48,23 @@ async def read_story(client: redis.asyncio.Redis, request: RequestId) -> Request
     hashes = dict(zip(stages, map(pairs, cast("list[object]", await pipe.execute())), strict=True))
     marks = tuple(mark for line in lines if (mark := _mark(text(line))) is not None)
     return _story(spec, head, hashes, marks, seconds * 1_000_000 + micros)
+
+
+async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
+    """Of each stage the first chunk on its edge to the client, or on its first edge where it has none."""
+    main = next(stage.name for stage in graph.stages if stage.main)
+    told = {stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.stages}
+    stages: list[StageName] = [stage for stage, edges in told.items() if edges]
+    pipe = client.pipeline(transaction=False)
+    pipe.hget(keys.task(request, main), "claimed_us")
+    for stage in stages:
+        pipe.xrange(keys.edge(request, told[stage][0].name), count=1)
+    claimed, *firsts = cast("list[object]", await pipe.execute())
+    first_us: dict[str, int] = {}
+    for stage, entries in zip(stages, cast("list[list[tuple[bytes, object]]]", firsts), strict=True):
+        if entries:
+            first_us[stage] = decode_chunk(pairs(entries[0][1])["h"]).made_us
+    return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
 def _story(

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import msgspec
 
+from fleet.control.voice import HeldVoice
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
 from tests.web.conftest import Gateway, Loaded
-from tests.web.fake_client import FakeHeldVoice
 from tests.web.plausible import busy
 from web.realtime.story import SessionView
 
@@ -20,14 +20,14 @@ NUM_TICKS, NUM_PREFILL = 40, 6
 def fill(gateway: Gateway) -> None:
     """Give the gateway's fake a busy fleet, with two people talking."""
     telemetry = busy(gateway.config.graph_declaration())
-    for story in telemetry.stories.values():
+    for story in telemetry.traces.values():
         for told in story.edges:
             if not told.medium and told.first_us:
                 telemetry.edge_logs[story.id, told.name] = chunks(story, told, gateway.config.graph_declaration())
-    gateway.client.tell(telemetry)
+    gateway.client.show(telemetry)
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.held[view.id] = FakeHeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
 
 
 def chunks(story: RequestTrace, told: EdgeTrace, graph: Graph) -> list[Chunk]:
@@ -71,7 +71,7 @@ def session(number: int, state: str, request: str) -> SessionView:
 def paths(gateway: Gateway) -> dict[str, str]:
     """Each page's address, by its name."""
     telemetry = gateway.client.telemetry
-    failed = next(story for story in telemetry.stories.values() if story.state == "failed")
+    failed = next(story for story in telemetry.traces.values() if story.state == "failed")
     worker = telemetry.worker_list[0]
     return {
         **{name: f"/{name}" for name in LIVE_PAGES},

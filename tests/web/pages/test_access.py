@@ -133,7 +133,7 @@ def test_every_button_calls_the_public_api(open_page: Callable[[str], Page], gat
         for method in methods
     ]
     orders: set[str] = set()
-    running = next(story for story in gateway.client.telemetry.stories.values() if story.state == "running")
+    running = next(story for story in gateway.client.telemetry.traces.values() if story.state == "running")
     for path in (*paths(gateway).values(), f"/requests/{running.id}"):
         page = open_page(path)
         found = page.evaluate(

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
+from fleet.control.voice import HeldVoice
 from fleet.core.errors import RedisUnreachable
 from tests.web.conftest import Gateway, Loaded, serving
-from tests.web.fake_client import FakeHeldVoice
 from tests.web.pages import html
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -40,7 +40,7 @@ def test_page_that_needs_redis_says_so_and_can_be_tried_again(gateway: Gateway) 
 
 
 def test_failure_of_the_server_names_its_request(gateway: Gateway) -> None:
-    gateway.client.held["broken"] = FakeHeldVoice(epoch=1, fields={"view": b"no view"})
+    gateway.client.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
     answer = gateway.http.get("/sessions", headers=BROWSER)
     json = gateway.http.get("/sessions").json()
     del gateway.client.held["broken"]

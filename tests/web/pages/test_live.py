@@ -136,7 +136,7 @@ def read_ids(following: Callable[[], Message], count: int) -> tuple[list[str], s
 
 
 def test_the_tail_of_the_log_loses_and_repeats_no_line(gateway: Gateway) -> None:
-    gateway.client.tell(FakeTelemetry(lines=[line(0)]))
+    gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}") as following:
         told(gateway, *(line(n) for n in range(1, 4)))
         found, last = read_ids(following, 3)
@@ -148,7 +148,7 @@ def test_the_tail_of_the_log_loses_and_repeats_no_line(gateway: Gateway) -> None
 
 
 def test_the_tail_says_when_it_cannot_go_on_and_goes_on(gateway: Gateway) -> None:
-    gateway.client.tell(FakeTelemetry(lines=[line(0)]))
+    gateway.client.show(FakeTelemetry(lines=[line(0)]))
     with stream(gateway, f"/console/live/logs?after={line(0).id}&q=wanted") as following:
         following()
         gateway.client.unreachable = RedisUnreachable("no Redis answers")

@@ -101,7 +101,7 @@ def story_of(told: tuple[TraceEvent, ...], created_us: int, now_us: int) -> Requ
 
 def test_a_story_with_a_lost_worker_shows_both_owners() -> None:
     graph = get_graph("qwen3_omni")
-    story = next(story for story in busy(graph).stories.values() if story.state == "finished")
+    story = next(story for story in busy(graph).traces.values() if story.state == "finished")
     lanes = {lane.key: lane for lane in waterfall_of(story, graph, {}, colours(graph)).lanes}
     stage = lanes[f"stage-{graph.stages[0].name}"]
     assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]

@@ -70,7 +70,7 @@ def test_requests_keep_what_is_selected_and_where_it_is_read(open_page: Callable
 
 def test_one_request_keeps_what_is_open_chosen_and_selected(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
-    story = next(story for story in telemetry.stories.values() if story.state == "running")
+    story = next(story for story in telemetry.traces.values() if story.state == "running")
     page = open_page(f"/requests/{story.id}")
     page.locator("#history summary").click()
     span = page.locator("#lane-stage-talker .span-output")
@@ -83,7 +83,7 @@ def test_one_request_keeps_what_is_open_chosen_and_selected(open_page: Callable[
     selected = page.evaluate(SELECT, "e-codes")
     mark = TraceEvent(at_us=now_us(), what="finished", stage="talker", detail="came while it was read")
     ended = now_us()
-    telemetry.stories[story.id] = msgspec.structs.replace(story, state="finished", ended_us=ended, marks=(*story.marks, mark))
+    telemetry.traces[story.id] = msgspec.structs.replace(story, state="finished", ended_us=ended, marks=(*story.marks, mark))
     stir(telemetry)
     expect(page.locator("#summary .state").first).to_have_text("finished")
     expect(page.locator("#history")).to_contain_text("came while it was read")
@@ -97,12 +97,12 @@ def test_one_request_keeps_what_is_open_chosen_and_selected(open_page: Callable[
 
 def test_audio_player_stays_while_it_plays_and_goes_with_its_audio(open_page: Callable[[str], Page], gateway: Gateway) -> None:
     telemetry = gateway.client.telemetry
-    story = next(story for story in telemetry.stories.values() if story.state == "running")
+    story = next(story for story in telemetry.traces.values() if story.state == "running")
     page = open_page(f"/requests/{story.id}")
     player = page.locator("#player")
     player.evaluate("player => { player.muted = player.loop = true; return player.play() }")
     telemetry.edge_logs = {edge: log for edge, log in telemetry.edge_logs.items() if edge != (story.id, "audio")}
-    telemetry.stories[story.id] = msgspec.structs.replace(story, state="finished", ended_us=now_us())
+    telemetry.traces[story.id] = msgspec.structs.replace(story, state="finished", ended_us=now_us())
     stir(telemetry)
     expect(page.locator("#summary .state").first).to_have_text("finished")
     assert player.evaluate("player => !player.paused")

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import Job, WorkerStory
+from fleet.core.telemetry import Job, WorkerView
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.pages import html
@@ -131,7 +131,7 @@ def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) ->
 
 def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
-        gateway.client.tell(FakeTelemetry())
+        gateway.client.show(FakeTelemetry())
         assert 'id="node-lm"' in page_of(gateway, "/overview")
 
 
@@ -161,7 +161,7 @@ def test_command_names_the_address_by_which_the_page_was_asked(gateway: Gateway,
 
 def test_audio_player_is_shown_only_while_there_is_audio(busy_gateway: Gateway) -> None:
     telemetry = busy_gateway.client.telemetry
-    story = next(story for story in telemetry.stories.values() if (story.id, "audio") in telemetry.edge_logs)
+    story = next(story for story in telemetry.traces.values() if (story.id, "audio") in telemetry.edge_logs)
     assert "<audio" in page_of(busy_gateway, f"/requests/{story.id}")
     log = telemetry.edge_logs.pop((story.id, "audio"))
     page = page_of(busy_gateway, f"/requests/{story.id}")
@@ -175,7 +175,7 @@ def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gate
     only = next(view for view in telemetry.worker_list if view.role == "talker")
     other = msgspec.structs.replace(only, id=WorkerId("other@host:9:z"))
 
-    def confirmed(*workers: WorkerStory) -> list[str]:
+    def confirmed(*workers: WorkerView) -> list[str]:
         telemetry.worker_list = list(workers)
         shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
         words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need it are refused with 503'

@@ -21,7 +21,7 @@ ALL_WALKS = ["prefill", "last_prefill", "decode"]
 
 
 def told() -> tuple[RequestTrace, Logs]:
-    story = next(story for story in busy(GRAPH).stories.values() if story.state == "finished")
+    story = next(story for story in busy(GRAPH).traces.values() if story.state == "finished")
     return story, {edge.name: chunks(story, edge, GRAPH) for edge in story.edges if not edge.medium}
 
 
@@ -66,9 +66,9 @@ async def test_a_real_request_has_its_walks(redis_url: str, source: str) -> None
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             await answer(client, spec)
-            story = await client.telemetry.story(spec.id)
+            story = await client.telemetry.trace(spec.id)
             assert story is not None
-            logs = {str(edge.name): await client.telemetry.log_of(spec.id, edge.name) for edge in story.edges}
+            logs = {str(edge.name): await client.telemetry.edge_log(spec.id, edge.name) for edge in story.edges}
     found = {task.stage: [span.walk for span in walks_of(story, task, GRAPH, logs)] for task in story.tasks}
     assert found[THINKER] == ["prefill", "decode"] and found[TALKER][-1] == "decode"
     assert found[TALKER] == [walk for walk in ALL_WALKS if walk in found[TALKER]], "in their order, each once"

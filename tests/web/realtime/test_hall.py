@@ -82,7 +82,7 @@ async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gatew
         await page.ask("hello")
         await page.until("response.output_audio_transcript.delta")
         await page.drop()
-    (fake,) = [stream for stream in small.client.streams.values() if not stream.ended]
+    (fake,) = [stream for stream in small.client.streams.values() if not stream.finished]
     wait_until(lambda: fake.aborted, "the abort of what nobody will hear")
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 

@@ -11,9 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from fleet.config.schema import VoiceConfig
+from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
-from tests.web.fake_client import FakeClient, FakeHeldVoice, Script
+from tests.web.fake_client import FakeClient, Script
 from web.gateway import Gateway
 from web.realtime import session_registry
 from web.realtime.pace import BURST, PER_S, Pace
@@ -66,11 +67,11 @@ class Talk:
     async def passes(self, seconds: float) -> None:
         """Let the time pass, and let the gateway see it more than once."""
         self.now[0] += seconds
-        looked = self.fake.num_kept
+        looked = self.fake.num_saved
         await await_until(lambda: self._seen(looked + 3), "the gateway to look at the session")
 
     async def _seen(self, number: int) -> bool:
-        return self.fake.num_kept >= number or not self.session_registry.sessions
+        return self.fake.num_saved >= number or not self.session_registry.sessions
 
 
 @pytest.fixture
@@ -203,9 +204,9 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
     """At the first hold, and at the one after the wait in line: what Redis answers late is undone."""
-    hold, asked, gate = talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+    hold, asked, gate = talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)
         if new == (num_before == 0):
             asked.set()
@@ -230,9 +231,9 @@ async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: 
     """It may come back, and a client secret may begin another session in its place."""
     session = await talk.begin()
     await talk.passes(0)
-    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.hold_voice, asyncio.Event(), asyncio.Event()
+    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> FakeHeldVoice | None:
+    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)
         asked.set()
         await gate.wait()
