@@ -52,5 +52,7 @@ async def test_while_its_input_is_read(redis_url: str, pulled: EdgeName, broken:
 
 
 async def test_while_it_is_taken_over(redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: list[WorkerId]) -> None:
-    monkeypatch.setattr("fleet.worker.hand_off_coordinator.Passing.meet", lambda *_: None)  # it would be the first to look
+    monkeypatch.setattr(
+        "fleet.worker.hand_off_coordinator.HandOffCoordinator.meet", lambda *_: None
+    )  # it would be the first to look
     await goes_on_in_another_incarnation(redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken)

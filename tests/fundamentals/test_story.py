@@ -186,7 +186,7 @@ async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) ->
             again = await client.operations.retry(spec.id)
             assert (await ended(client, again)).state == "finished"
             raw.delete(keys.blob(spec.id))
-            with pytest.raises(Conflict, match="gone"):
+            with pytest.raises(Conflict, match="deleted"):
                 await client.operations.retry(spec.id)
 
 

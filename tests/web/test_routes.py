@@ -96,7 +96,7 @@ def test_the_frameworks_own_errors_have_openais_shape(gateway: Gateway, method: 
 
 
 def test_a_bug_of_ours_is_a_plain_500(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(gateway.client), "missing_roles", lambda _self: 1 / 0)
+    monkeypatch.setattr(type(gateway.client.telemetry), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
     assert "division" not in answer.text and answer.headers["x-request-id"].startswith("req-")

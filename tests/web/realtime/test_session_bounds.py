@@ -14,7 +14,7 @@ from fleet.config.schema import VoiceConfig
 from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
-from tests.web.fake_client import FakeClient, Script
+from tests.web.fake_client import FakeClient, FakeVoice, Script
 from web.gateway import Gateway
 from web.realtime import session_registry
 from web.realtime.pace import BURST, PER_S, Pace
@@ -214,7 +214,7 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
         return held
 
     others = [await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)]
-    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
     entering = asyncio.create_task(talk.begin())
     if others:
         await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
@@ -239,7 +239,7 @@ async def test_client_that_leaves_while_its_session_is_taken_over_is_away(talk: 
         await gate.wait()
         return held
 
-    monkeypatch.setattr(FakeClient, "hold_voice", staticmethod(slow))
+    monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
     resuming = asyncio.create_task(other.resume(session.id, Client(), NOTHING, API_KEY))
     await asked.wait()
     resuming.cancel()
