@@ -1,6 +1,7 @@
 """Fixtures that every folder of tests shares: one real Redis server a session, empty at the start of each test."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import redis
 
 from fleet.control.keys import PREFIX, row_of
+from tests.run_cache import compute_once
 from tests.support import RedisProcess
 
 # No timing decides a test: an example may meet a machine that does something else.
@@ -20,6 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
     parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
     parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
+
+
+SLOWEST_FIRST = ("oracle", "e2e", "fundamentals", "pocket", "web/realtime", "web/voice", "web/pages", "contract", "web", "unit")
+"""Folders by the time that their slowest module takes. A run in several processes ends evenly when short modules come last."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the folders; the random order within each of them stays."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(root).as_posix()
+        return next(number for number, folder in enumerate(SLOWEST_FIRST) if path.startswith(f"{folder}/"))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,6 +63,22 @@ def num_events(pytestconfig: pytest.Config) -> int:
 def attack_s(pytestconfig: pytest.Config) -> float | None:
     """The value of `--attack-s`."""
     return pytestconfig.getoption("--attack-s")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test run share; see `tests/run_cache.py`."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(run_folder: Path) -> Path:
+    """The tiny random Qwen3-Omni checkpoint of seed 0; read-only, since every test of the run reads the same one."""
+    # Imported here, since it loads torch and most tests do without.
+    from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
+
+    return compute_once(run_folder / "tiny-omni", write_tiny_checkpoint)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """The gateway's ASGI app: routes and middleware as one visible list."""
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -8,29 +10,30 @@ from starlette.routing import BaseRoute, Route
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
-from web.body_memory import BodyMemory
-from web.chat import ChatEndpoint
-from web.errors import on_fleet_error, on_http_error
-from web.fleet_api import FleetApi
-from web.fleet_routes import FleetRoutes
-from web.gateway import Gateway
-from web.guard import Guard, Rules
-from web.hosts import Hosts
-from web.logins import Logins
-from web.middleware import RequestContext
+from web.fleet_api.health import HealthRoutes
+from web.fleet_api.resume import ResumeEndpoint
+from web.fleet_api.routes import FleetApi
+from web.gateway.gateway import Gateway
+from web.http.body import BodyMemory
+from web.http.errors import on_fleet_error, on_http_error
+from web.http.guard import Guard, Rules
+from web.http.hosts import Hosts
+from web.http.logins import Logins
+from web.http.middleware import RequestContext
+from web.http.origins import Cors, Origins
+from web.http.wrong_keys import WrongKeys
+from web.openai.chat import ChatEndpoint
+from web.openai.models import ModelRoutes
+from web.openai.speech import SpeechEndpoint
+from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
-from web.origins import Cors, Origins
 from web.pages.failed import ErrorPages
 from web.pages.login import Login
 from web.pages.site import console_routes
 from web.pages.views import Views
 from web.ports import FleetPort
-from web.realtime.refusal import RefusalLog
+from web.realtime.refusal import RefusalLog, refuse_socket
 from web.realtime.routes import VoiceRoutes
-from web.resume import ResumeEndpoint
-from web.speech import SpeechEndpoint
-from web.transcription import TranscriptionEndpoint
-from web.wrong_keys import WrongKeys
 
 
 def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
@@ -48,8 +51,8 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
-            Middleware(RequestContext, metrics=gateway.metrics, bodies=BodyMemory(config.web.body_memory_mib)),
-            Middleware(Guard, rules=rules, refusal_log=refusal_log),
+            Middleware(RequestContext, responses=gateway.metrics.http, bodies=BodyMemory(config.web.body_memory_mib)),
+            Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, refusal_log=refusal_log)),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
@@ -60,22 +63,14 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
 
 
 def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> list[BaseRoute]:
-    fleet = FleetRoutes(gateway)
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
-        Route("/v1/audio/translations", fleet.translations, methods=["POST"]),
-        Route("/v1/audio/voices", fleet.voices),
-        Route("/v1/audio/models", fleet.speech_models),
-        Route("/v1/models", fleet.models),
-        Route("/v1/models/{model:path}", fleet.model),
+        *ModelRoutes(gateway).routes(),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),
-        Route("/v1/fleet/requests/{request_id}", fleet.abort, methods=["DELETE"]),
         *FleetApi(gateway).routes(),
-        Route("/health", fleet.health),
-        Route("/ready", fleet.ready),
-        Route("/metrics", fleet.metrics),
+        *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
         *VoiceRoutes(gateway, wrong_keys, refusal_log).routes(),
     ]

@@ -11,9 +11,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.ids import RequestId
-from web.connection import send_stream, until_disconnect
-from web.gateway import Gateway
-from web.guard import csrf_of
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.guard import csrf_of
+from web.http.sse import send_stream
 from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views
 from web.strip import Strip, read_strip

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.core.telemetry import Job, Transfers
-from web.audio_schema import SpeechBody, TranscriptionForm
-from web.encoder import MEDIA_TYPES
-from web.errors import ErrorEnvelope
-from web.fleet_api import (
+from web.fleet_api.health import Health, Readiness
+from web.fleet_api.request_detail import RequestDetail
+from web.fleet_api.routes import (
+    AbortResult,
     Deleted,
     JobBody,
     Jobs,
@@ -33,14 +33,15 @@ from web.fleet_api import (
     Series,
     WorkerStories,
 )
-from web.fleet_routes import Aborted, Health, Readiness
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import ErrorEnvelope
+from web.openai.audio_encoder import MEDIA_TYPES
+from web.openai.transcription import Transcription, VerboseTranscription
 from web.realtime.routes import SessionEnded, SessionList
 from web.realtime.secrets import Secret, SecretBody
-from web.request_detail import RequestDetail
-from web.schema import ChatBody
-from web.transcription import Transcription, VerboseTranscription
-from web.wire import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
+from web.schema.audio import SpeechBody, TranscriptionForm
+from web.schema.chat import ChatBody
+from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
 REF = "#/components/schemas/{name}"
@@ -101,7 +102,7 @@ OPERATIONS: tuple[Operation, ...] = (
         },
     ),
     Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=RequestDetail),
-    Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=Aborted),
+    Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=AbortResult),
     Operation(
         method="GET", path="/v1/fleet/requests/{request_id}/stream",
         summary="Go on with a streamed answer; refused where web.read_only is set",

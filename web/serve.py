@@ -22,15 +22,15 @@ from fleet.core.errors import FleetError
 from fleet.core.gc_freeze import freeze_gc
 from fleet.processing import load_frontend
 from web.app import create_app
-from web.protocol.bounds import Bounds
-from web.protocol.config import BoundedConfig
-from web.protocol.descriptors import connection_bound
-from web.protocol.http import BoundedHttp
-from web.protocol.table import ConnectionTable
-from web.protocol.websocket import BoundedWebSocket
-from web.reachable import how_to_reach
+from web.http.protocol.bounds import Bounds
+from web.http.protocol.config import BoundedConfig
+from web.http.protocol.descriptors import connection_bound
+from web.http.protocol.http import BoundedHttp
+from web.http.protocol.table import ConnectionTable
+from web.http.protocol.websocket import BoundedWebSocket
+from web.http.tls import TlsFiles, tls_files
 from web.realtime.client_events import MAX_EVENT_BYTES
-from web.tls import TlsFiles, tls_files
+from web.startup_message import how_to_reach
 
 log = logging.getLogger("fleet.web")
 

@@ -8,7 +8,7 @@ from fleet.core.ids import CLIENT, RequestId, stage_of
 from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.core.telemetry import WorkerView
 from fleet.graphs import Edge, Graph
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 ENDED = frozenset({"finished", "failed", "aborted"})
 

@@ -134,8 +134,8 @@ class Limits(Strict):
 class WebConfig(Strict):
     """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder.
 
-    `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/hosts.py`.
-    `allowed_origins`: origins whose pages may call the API from a browser; see `web/origins.py`.
+    `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/http/hosts.py`.
+    `allowed_origins`: origins whose pages may call the API from a browser; see `web/http/origins.py`.
     `model_aliases`: other names under which the model answers; it is listed under its own alone.
     `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
     `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a

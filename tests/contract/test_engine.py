@@ -20,7 +20,6 @@ from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineR
 from fleet.engine.fake import FakeEngine
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint as write_tiny_omni
 from fleet.stages import text
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni import code2wav
@@ -51,11 +50,8 @@ def codes(length: int) -> Arrays:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
-        "text": write_tiny_lm(tmp_path_factory.mktemp("lm")),
-        "omni": write_tiny_omni(tmp_path_factory.mktemp("omni")),
-    }
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> dict[str, Path]:
+    return {"text": write_tiny_lm(tmp_path_factory.mktemp("lm")), "omni": tiny_checkpoint}
 
 
 @pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec"])

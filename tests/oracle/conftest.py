@@ -1,22 +1,30 @@
-"""What every comparison with `transformers` starts from, computed once a session: it takes longer than what is compared."""
+"""What every comparison with `transformers` starts from, computed once a run: it takes longer than what is compared."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from tests.oracle.cases import CASES, expected, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, OracleAnswer
+from tests.run_cache import compute_once
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+def truth(tiny_checkpoint: Path, run_folder: Path) -> Mapping[str, OracleAnswer]:
+    """The answers of single `generate()` calls, by name of the case."""
+
+    def compute(folder: Path) -> None:
+        oracle, frontend = Oracle(tiny_checkpoint), make_frontend(tiny_checkpoint)
+        for number, case in enumerate(CASES):
+            answer = expected(oracle, *spec_of(case, frontend), case)
+            np.savez(folder / f"{number}.npz", token_ids=answer.token_ids, codes=answer.codes, wave=answer.wave)
+
+    folder = compute_once(run_folder / "truth", compute)
+    return {case.name: _read(folder / f"{number}.npz") for number, case in enumerate(CASES)}
 
 
-@pytest.fixture(scope="session")
-def truth(tiny_checkpoint: Path) -> Mapping[str, OracleAnswer]:
-    """What single `generate()` calls answer to each case, by its name."""
-    oracle, frontend = Oracle(tiny_checkpoint), make_frontend(tiny_checkpoint)
-    return {case.name: expected(oracle, *spec_of(case, frontend), case) for case in CASES}
+def _read(path: Path) -> OracleAnswer:
+    with np.load(path, allow_pickle=False) as stored:
+        return OracleAnswer(token_ids=stored["token_ids"].tolist(), codes=stored["codes"], wave=stored["wave"])

@@ -19,7 +19,6 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
-from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made, TaskAdapter
 from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
@@ -39,8 +38,8 @@ Wave = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+def folder(tiny_checkpoint: Path) -> Path:
+    return tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.harness import thread_fleet
 from tests.oracle.cases import RATE_HZ, TALKER, THINKER, Case, Samplings, expected, make_frontend, said, spec_of, user, wav_part
 from tests.oracle.oracle import Oracle
 from tests.oracle.spoken import TORCH, Spoken, ask, assert_matches
-from web.sampling import stage_defaults
+from web.gateway.sampling import stage_defaults
 
 TOKENS, FRAMES = 64, 100
 """Twice what the longest of these answers has: one that reaches a bound does not end of itself."""

@@ -16,7 +16,8 @@ from fleet.processing import containers
 from fleet.processing.audio import READABLE, decode_clip
 from tests.recordings import RECORDERS, Recorder, Wave
 from tests.web.sounds import likeness
-from web.encoder import FileFormat, encode_whole, open_encoder
+from web.openai.audio_encoder import encode_whole, open_encoder
+from web.schema.audio import FileFormat
 
 RATE_HZ = 16_000
 DELAY_S = 0.1

@@ -14,8 +14,8 @@ from fleet.chaos.errors import Unanswered
 from fleet.chaos.listen import Gateways
 from fleet.core.errors import GatewayStopping
 from tests.support import wait_until
-from web.errors import envelope_of
-from web.wire import event
+from web.http.errors import envelope_of
+from web.http.sse import event
 
 FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"data: [DONE]\n\n"
 

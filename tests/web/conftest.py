@@ -23,8 +23,8 @@ from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient, Script
 from tests.web.fake_telemetry import FakeTelemetry
 from web.app import create_app
+from web.http.tls import TlsFiles
 from web.serve import Server, uvicorn_config
-from web.tls import TlsFiles
 
 LIMITS = Limits(max_body_bytes=2_000_000, max_prompt_tokens=2_000, max_audio_s=5, max_answer_tokens=500, max_messages=8)
 

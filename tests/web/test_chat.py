@@ -20,9 +20,9 @@ from fleet.core.request import Sampling
 from tests.web.conftest import HELLO, Gateway, request_id_of, usage_of
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded
-from web import connection
-from web.kept import kept_body
-from web.schema import ChatBody
+from web.gateway.stored_body import kept_body
+from web.http import sse
+from web.schema.chat import ChatBody
 
 CHAT = "/v1/chat/completions"
 
@@ -121,10 +121,10 @@ def test_accumulated_speech_is_sample_exact_and_its_id_serves_the_next_turn(gate
 
 
 def test_a_silence_within_an_answer_ends_no_event(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PING_S", 0.002)
+    monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(gap_s=0.02)
     body = {"model": "omni", "messages": HELLO, "stream": True}
-    assert gateway.http.post("/v1/chat/completions", json=body).text.count(connection.PING.decode()) > 3
+    assert gateway.http.post("/v1/chat/completions", json=body).text.count(sse.PING.decode()) > 3
     choices = [choice for chunk in gateway.stream() for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == Script().text
 

@@ -22,9 +22,9 @@ from tests.web.attacks import HEAD, Target, read_to_end, read_up_to
 from tests.web.conftest import HELLO, Gateway, Loaded, bounded, serving, serving_app
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight
-from web.protocol import http
-from web.protocol.http import BoundedHttp
-from web.tls import tls_files
+from web.http.protocol import http
+from web.http.protocol.http import BoundedHttp
+from web.http.tls import tls_files
 
 GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 QUICK = {"header_timeout_s": 0.3, "body_timeout_s": 0.3, "send_timeout_s": 0.3}

@@ -28,12 +28,12 @@ from tests.web.conftest import HELLO, Loaded, bounded, serving
 from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
 from tests.web.test_serve import answers, start_with
 from web import serve
-from web.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
-from web.protocol.config import BoundedConfig
-from web.protocol.connection import Connection, SendProgress, address_of
-from web.protocol.http import BoundedHttp, PipelineFlow
-from web.protocol.message import BodyPace
-from web.protocol.websocket import BoundedWebSocket
+from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
+from web.http.protocol.config import BoundedConfig
+from web.http.protocol.connection import Connection, SendProgress, address_of
+from web.http.protocol.http import BoundedHttp, PipelineFlow
+from web.http.protocol.message import BodyPace
+from web.http.protocol.websocket import BoundedWebSocket
 
 MIB = 1024 * 1024
 OWN = {
@@ -197,7 +197,7 @@ import logging, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (150, 400))
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 from fleet.config.schema import WebConfig
-from web.protocol.descriptors import connection_bound
+from web.http.protocol.descriptors import connection_bound
 print(connection_bound(WebConfig()), connection_bound(WebConfig(max_connections=10)), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

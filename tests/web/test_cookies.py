@@ -2,7 +2,7 @@
 
 import pytest
 
-from web.cookies import cookie_of
+from web.http.cookies import cookie_of
 
 
 @pytest.mark.parametrize(

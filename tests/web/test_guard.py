@@ -16,8 +16,8 @@ from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.pages.catalogue import fill, read_only
 from tests.web.realtime.refusals import refusal_of
-from web.guard import COOKIE, CSRF_HEADER
-from web.hosts import Hosts
+from web.http.guard import COOKIE, CSRF_HEADER
+from web.http.hosts import Hosts
 from web.pages.login import local_path
 
 KEY = "secret"

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleet.core.errors import InputTooLarge
-from web import json_bounds
-from web.json_bounds import MAX_OUTSIDE_BYTES, MAX_WIDE_BYTES, check_json
+from web.http import json_bounds
+from web.http.json_bounds import MAX_OUTSIDE_BYTES, MAX_WIDE_BYTES, check_json
 
 SPECIAL = st.text(st.sampled_from('\\"[]{},:/u0a\N{GRINNING FACE}'), max_size=8)
 VALUES = st.recursive(

@@ -17,7 +17,7 @@ import pytest
 from fleet.core.errors import EngineError
 from tests.web.conftest import HELLO, Gateway
 from tests.web.fake_client import RATE_HZ, Script, sine
-from web import connection
+from web.http import sse
 
 CHAT = "/v1/chat/completions"
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"format": "wav"}}
@@ -153,10 +153,10 @@ def test_vllm_omni_reads_text_and_audio(gateway: Gateway) -> None:
 def test_load_tool_reads_a_stream_with_pauses(
     gateway: Gateway, tool: Callable[[list[bytes]], Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PING_S", 0.002)
+    monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(text="Hello there.", gap_s=0.02)
     pieces = pieces_of(gateway)
-    assert b"".join(pieces).count(b"\n" + connection.PING) > 3
+    assert b"".join(pieces).count(b"\n" + sse.PING) > 3
     assert tool(pieces).text == "Hello there."
 
 

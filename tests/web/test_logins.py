@@ -17,8 +17,8 @@ from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FakeLogins
 from tests.web.pages.catalogue import fill
 from tests.web.realtime.refusals import refusal_of
-from web.guard import COOKIE, CSRF_HEADER, SECURE_COOKIE
-from web.logins import CACHE_S, KEEP_S, MAX_CACHED, RENEW_S, Logins
+from web.http.guard import COOKIE, CSRF_HEADER, SECURE_COOKIE
+from web.http.logins import CACHE_S, KEEP_S, MAX_CACHED, RENEW_S, Logins
 
 KEY = "a-right-key"
 BROWSER = {"accept": "text/html"}
@@ -74,7 +74,7 @@ def test_cookie_is_another_at_each_login_and_ends_with_its_logout(gateway: Gatew
 
 @pytest.mark.parametrize("path", ["/console/live/overview", "/console/events", "/console/live/logs"])
 def test_stream_of_a_page_ends_with_its_login(gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("web.connection.PING_S", 0.05)
+    monkeypatch.setattr("web.http.sse.PING_S", 0.05)
     login, other = log_in(gateway), log_in(gateway)
     with httpx.stream("GET", gateway.url + path, headers={"cookie": f"{COOKIE}={login}"}) as stream:
         pieces = stream.iter_raw()

@@ -8,9 +8,9 @@ from tests.support import await_until
 from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeClient
 from tests.web.plausible import busy
-from web import heard
-from web.heard import HeardNotes
-from web.metrics import Continuity
+from web.gateway import playback_reports
+from web.gateway.metrics import Continuity
+from web.gateway.playback_reports import HeardNotes
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_an_answer_is_continuous_if_no_listener_waits_for_a_tenth_of_a_second(ca
 
 
 async def test_only_the_latest_word_of_a_player_is_written(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heard, "EVERY_S", 0.01)
+    monkeypatch.setattr(playback_reports, "EVERY_S", 0.01)
     client = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
     notes, one, other = HeardNotes(client), RequestId("req-1"), RequestId("req-2")
     for samples in (10, 20, 30):

@@ -15,9 +15,9 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import HELLO, Gateway
 from tests.web.test_bad_input import post
-from web.kept import kept_body
-from web.offload import INLINE_BYTES, read_in_thread
-from web.schema import parse_chat
+from web.gateway.stored_body import kept_body
+from web.http.offload import INLINE_BYTES, read_in_thread
+from web.schema.chat import parse_chat
 
 LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_BYTES}}
 

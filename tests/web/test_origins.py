@@ -15,8 +15,8 @@ from tests.web.fake_client import FakeClient
 from tests.web.pages.catalogue import fill
 from tests.web.realtime.refusals import refusal_of
 from web.app import create_app
-from web.guard import COOKIE, CSRF_HEADER
-from web.origins import not_listed
+from web.http.guard import COOKIE, CSRF_HEADER
+from web.http.origins import not_listed
 
 APP, OTHER = "https://app.example.com", "https://other.example.com"
 KEY = "secret"

@@ -11,7 +11,7 @@ from tests.recordings import RECORDERS, Wave
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.test_bad_input import error_of
-from web.encoder import encode_whole
+from web.openai.audio_encoder import encode_whole
 
 FORMATS = {"webm": "webm of Chromium", "mp4": "fragmented mp4 of Safari", "m4a": "m4a of a phone", "aac": "aac", "amr": "amr"}
 

@@ -18,7 +18,7 @@ from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.refusals import refusal_of
-from web.sampling import stage_defaults
+from web.gateway.sampling import stage_defaults
 
 
 def get(gateway: Gateway, path: str, **options: object) -> httpx.Response:

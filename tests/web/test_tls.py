@@ -17,8 +17,8 @@ from fleet.core.errors import ConfigError
 from tests.support import free_port, wait_until
 from tests.web.conftest import Loaded
 from tests.web.test_serve import start_with
-from web.reachable import how_to_reach
-from web.tls import tls_files
+from web.http.tls import tls_files
+from web.startup_message import how_to_reach
 
 SSH = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 22"}
 

@@ -21,8 +21,8 @@ from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import in_flight
-from web import gateway as web_gateway
-from web.transcription import transcribe
+from web.gateway import gateway as web_gateway
+from web.openai.transcription import transcribe
 
 PATH = "/v1/audio/transcriptions"
 QUICK = settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])

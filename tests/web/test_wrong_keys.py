@@ -12,8 +12,8 @@ from websockets.typing import Subprotocol
 
 from tests.web.conftest import Gateway
 from tests.web.realtime.refusals import refusal_of
-from web.guard import CSRF_HEADER, IN_SUBPROTOCOL
-from web.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys, address_of
+from web.http.guard import CSRF_HEADER, IN_SUBPROTOCOL
+from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys, address_of
 
 KEY = "the-right-key"
 MODELS = "/v1/models"
@@ -22,7 +22,7 @@ MODELS = "/v1/models"
 @pytest.fixture
 def locked(serve_with: Callable[[str | None], Gateway], monkeypatch: pytest.MonkeyPatch) -> Gateway:
     """A gateway whose first back-off outlasts a test on any machine."""
-    monkeypatch.setattr("web.wrong_keys.FIRST_S", LONGEST_S)
+    monkeypatch.setattr("web.http.wrong_keys.FIRST_S", LONGEST_S)
     return serve_with(KEY)
 
 

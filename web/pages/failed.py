@@ -7,8 +7,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from web.errors import ErrorEnvelope, ForeignHost
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import ErrorEnvelope, ForeignHost
 from web.pages.login import NO_STORE
 from web.pages.shell import origin_of, shell_of
 from web.pages.views import Views

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 from fleet.core.errors import FleetError
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 log = logging.getLogger("fleet.web")
 

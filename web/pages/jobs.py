@@ -5,7 +5,7 @@ from typing import cast
 
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments
 from fleet.core.telemetry import Job
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 
 MAX_ROWS = 100

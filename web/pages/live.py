@@ -13,9 +13,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError, NotFound
-from web.connection import send_stream, until_disconnect
-from web.gateway import Gateway
-from web.guard import csrf_of
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.guard import csrf_of
+from web.http.sse import send_stream
 from web.pages.feed import Feed
 from web.pages.frame import Frame, Query
 from web.pages.login import NO_STORE

@@ -5,13 +5,13 @@ from urllib.parse import parse_qs
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from web.connection import read_body
-from web.errors import Unauthorized
-from web.gateway import Gateway
-from web.guard import LOGIN, SECURE_COOKIE, cookie_name, login_token, same_key
-from web.logins import Logins
+from web.gateway.gateway import Gateway
+from web.http.body import read_body
+from web.http.errors import Unauthorized
+from web.http.guard import LOGIN, SECURE_COOKIE, cookie_name, login_token, same_key
+from web.http.logins import Logins
+from web.http.wrong_keys import WrongKeys
 from web.pages.views import Views
-from web.wrong_keys import WrongKeys
 
 NO_STORE = {"cache-control": "no-store"}
 MAX_FORM_BYTES = 8192

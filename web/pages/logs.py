@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.core.telemetry import LEVELS, LogLine, LogQuery
-from web.connection import send_stream, until_disconnect
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.sse import send_stream
 from web.pages.feed import first_of
 from web.pages.frame import LIVE, Frame, Query, address, stream_path
 from web.pages.live import message

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fleet.core.ids import StageName, stage_of
 from fleet.core.request_trace import RequestFilter, RequestRow
 from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages import units
 from web.pages.charts import Chart, Line, last_of, path_of, top_of
 from web.pages.frame import Frame, Query, colours, stream_path

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 
 MAX_ROWS = 100

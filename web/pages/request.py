@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fleet.core.ids import CLIENT, RequestId
 from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEvent
 from fleet.core.telemetry import LogLine, LogQuery
-from web.gateway import Gateway
+from web.fleet_api.request_detail import RequestDetail, quiet_logs, read_told
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 from web.pages.waterfall import Waterfall, waterfall_of
-from web.request_detail import RequestDetail, quiet_logs, read_told
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'

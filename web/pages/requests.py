@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 
 from fleet.core.errors import BadInput
 from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, address, colours, stream_path
 
 PATH = "/requests"

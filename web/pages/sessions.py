@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, stream_path
 from web.realtime.story import SessionView
 from web.realtime.views import read_views

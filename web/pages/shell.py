@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from fleet.core.clock import now_us
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

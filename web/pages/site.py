@@ -3,7 +3,7 @@
 from starlette.routing import BaseRoute, Mount, Route
 
 from web.console import Console
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import LIVE
 from web.pages.jobs import JobsPage
 from web.pages.live import LivePages

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fleet.core.ids import stage_of
 from fleet.core.telemetry import EdgeTransfer, Transfers, WorkerTransfer
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.pages.frame import Frame, Query, colours, stream_path
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from fleet.core.ids import CLIENT
 from fleet.core.request_trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
+from web.fleet_api.walks import Logs, WalkSpan, walks_of
 from web.pages import units
 from web.pages.charts import top_of
-from web.walks import Logs, WalkSpan, walks_of
 
 SCALE = 1000
 MIN_WIDTH = 2.0

@@ -8,8 +8,8 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
-from web.gateway import Gateway
-from web.metrics import GATEWAY_ROLE
+from web.gateway.gateway import Gateway
+from web.gateway.metrics import GATEWAY_ROLE
 from web.pages.frame import Frame, Query, address, colours, stream_path
 from web.pages.requests import Row, row_of
 

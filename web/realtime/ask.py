@@ -1,7 +1,7 @@
 """The chat request behind a voice response, and how a prompt that is too long is made shorter. Knows no socket."""
 
-from web.sampling import new_seed
-from web.schema import AudioOptions, ChatBody, MessageBody
+from web.gateway.sampling import new_seed
+from web.schema.chat import AudioOptions, ChatBody, MessageBody
 
 
 def chat_body(

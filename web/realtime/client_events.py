@@ -11,9 +11,9 @@ import msgspec
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
-from web.json_bounds import check_json, max_keys
+from web.http.json_bounds import check_json, max_keys
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
-from web.unserved import Refusal, check_part
+from web.schema.unserved import Refusal, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""

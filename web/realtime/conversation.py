@@ -19,8 +19,8 @@ from web.realtime.heard import Span, speech_heard, words_heard
 from web.realtime.server_events import ItemBody, ItemPart, PartBody, SpokenInput
 from web.realtime.settings import OUTPUT_RATE_HZ
 from web.realtime.turns import RATE_HZ
-from web.schema import InputAudio, InputAudioPartBody, MessageBody, TextPartBody
-from web.schema import PartBody as ChatPart
+from web.schema.chat import InputAudio, InputAudioPartBody, MessageBody, TextPartBody
+from web.schema.chat import PartBody as ChatPart
 
 Role = Literal["user", "assistant", "system"]
 FRAME_MS = 80

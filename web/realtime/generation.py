@@ -12,11 +12,11 @@ from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
-from web.answer import Answer, AudioPiece, Piece, Position, rest_of
-from web.gateway import ActiveRequest, Gateway, RequestOverrides
+from web.gateway.answer import Answer, AudioPiece, Piece, Position, rest_of
+from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.realtime.ask import shortened
 from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
-from web.schema import ChatBody
+from web.schema.chat import ChatBody
 
 log = logging.getLogger("fleet.web")
 

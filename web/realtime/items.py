@@ -8,8 +8,8 @@ import soxr
 
 from fleet.core.errors import BadInput, InputTooLarge
 from fleet.processing import TextPart
-from web.errors import UnsupportedValue
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import UnsupportedValue
 from web.realtime import server_events as say
 from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part

@@ -13,10 +13,10 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import FleetError
-from web.errors import TooManyWrongKeys, type_of
-from web.protocol.abuse import PERIOD_S, AbuseLog
+from web.http.errors import TooManyWrongKeys, type_of
+from web.http.protocol.abuse import PERIOD_S, AbuseLog
+from web.http.wrong_keys import Later, address_of, call_later
 from web.realtime.server_events import Error, ErrorDetail, encode_event
-from web.wrong_keys import Later, address_of, call_later
 
 log = logging.getLogger("fleet.web")
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from fleet.core.errors import BadInput
 from fleet.processing import TextPart
-from web.errors import UnsupportedValue
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import UnsupportedValue
 from web.realtime import server_events as say
 from web.realtime.ask import chat_body
 from web.realtime.client_connection import ClientConnection
@@ -35,7 +35,7 @@ from web.realtime.settings import (
     check_output_format,
     voice_name,
 )
-from web.schema import MessageBody
+from web.schema.chat import MessageBody
 
 MAX_ASIDE = 4
 """Responses outside the conversation at once."""

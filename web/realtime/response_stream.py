@@ -15,8 +15,8 @@ import numpy as np
 
 from fleet.core.errors import FleetError
 from fleet.processing.voiced import FirstVoiced
-from web.answer import BYTES_PER_SAMPLE
-from web.errors import type_of
+from web.gateway.answer import BYTES_PER_SAMPLE
+from web.http.errors import type_of
 from web.realtime import server_events as say
 from web.realtime.conversation import Conversation, Item, Part, PlayedSpeech
 from web.realtime.generation import Generation
@@ -27,7 +27,7 @@ from web.realtime.settings import OUTPUT_RATE_HZ
 log = logging.getLogger("fleet.web")
 
 GROUP_SAMPLES = 3
-"""So that the base64 of joined pieces is that of the joined sound: see `web.answer.GROUP_BYTES`."""
+"""So that the base64 of joined pieces is that of the joined sound: see `web.gateway.answer.GROUP_BYTES`."""
 FRAME_SAMPLES = 1920
 """Sound goes out in pieces of at least 80 ms while the listener has enough, and in at most twelve times that."""
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES

@@ -8,9 +8,10 @@ from starlette.websockets import WebSocket
 
 from fleet.core.errors import BadInput, FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
-from web.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
-from web.gateway import Gateway
-from web.guard import EPHEMERAL, offered_key
+from web.gateway.gateway import Gateway
+from web.http.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
+from web.http.guard import EPHEMERAL, offered_key
+from web.http.wrong_keys import WrongKeys
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import RefusalLog, accept, refuse_socket
 from web.realtime.secrets import API_KEY, Credential, Secrets, expired
@@ -19,7 +20,6 @@ from web.realtime.session_registry import SessionRegistry
 from web.realtime.sockets import VoiceSocket
 from web.realtime.story import SessionView
 from web.realtime.views import decode_view, read_views
-from web.wrong_keys import WrongKeys
 
 ON = ("1", "true", "yes")
 INTENTS = ("", "conversation", "realtime")

@@ -14,12 +14,12 @@ from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from web.connection import read_body
-from web.errors import Unauthorized
-from web.gateway import Gateway
-from web.guard import EPHEMERAL
-from web.json_bounds import check_json
-from web.offload import parse_body
+from web.gateway.gateway import Gateway
+from web.http.body import read_body
+from web.http.errors import Unauthorized
+from web.http.guard import EPHEMERAL
+from web.http.json_bounds import check_json
+from web.http.offload import parse_body
 from web.realtime.client_events import bad_field
 from web.realtime.served import default_settings, served
 from web.realtime.server_events import new_id

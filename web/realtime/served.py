@@ -4,8 +4,8 @@ import msgspec
 
 from fleet.core.errors import BadInput
 from fleet.processing import TextPart
-from web.errors import UnsupportedValue
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import UnsupportedValue
 from web.realtime.settings import VOICE_FIELD, Settings
 
 

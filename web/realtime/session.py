@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
-from web.errors import UnsupportedValue
-from web.gateway import Gateway
-from web.offload import read_in_thread
+from web.gateway.gateway import Gateway
+from web.http.errors import UnsupportedValue
+from web.http.offload import read_in_thread
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
 from web.realtime.client_connection import ClientConnection

@@ -17,8 +17,8 @@ from fleet.config.schema import LeaseConfig
 from fleet.control.voice import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
-from web.errors import SessionEnded, SessionExpired, SessionIdle
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import SessionEnded, SessionExpired, SessionIdle
 from web.realtime import vad
 from web.realtime.admission import Admission
 from web.realtime.client_connection import Port

@@ -9,9 +9,9 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fleet.core.errors import BadInput
-from web.errors import UnsupportedValue
+from web.http.errors import UnsupportedValue
 from web.realtime.turns import TurnRules
-from web.unserved import EMPTY, Refusal, check_tool_choice
+from web.schema.unserved import EMPTY, Refusal, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000

@@ -10,7 +10,7 @@ import msgspec
 
 from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import RequestId
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.realtime.conversation import Clip, Item
 from web.realtime.generation import Generation
 from web.realtime.heard import SpeakingRate

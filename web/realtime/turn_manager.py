@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voiced import VoicedSearch
-from web.errors import type_of
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
+from web.http.errors import type_of
+from web.openai.transcription import transcribe
 from web.realtime import server_events as say
 from web.realtime import vad
 from web.realtime.client_connection import ClientConnection
@@ -26,8 +27,7 @@ from web.realtime.response_manager import BufferEmpty, ResponseManager
 from web.realtime.response_stream import TurnTimestamps
 from web.realtime.settings import INPUT_FORMAT, PcmFormat, Settings
 from web.realtime.turns import RATE_HZ, GoesOn, Paused, Started, Stopped, TurnEvent, TurnRules
-from web.schema import InputAudio, InputAudioPartBody, MessageBody
-from web.transcription import transcribe
+from web.schema.chat import InputAudio, InputAudioPartBody, MessageBody
 
 log = logging.getLogger("fleet.web")
 

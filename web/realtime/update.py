@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.realtime.client_events import DETECTION_KINDS, bad_field
 from web.realtime.served import served
 from web.realtime.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.realtime.story import SessionView, shown_id
 
 decode_view = msgspec.json.Decoder(SessionView).decode

@@ -326,7 +326,7 @@ def test_a_locked_console_is_opened_and_worked_by_a_browser(browser: Browser, lo
 def test_open_page_leads_to_the_login_once_its_login_has_ended(
     browser: Browser, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("web.connection.PING_S", 0.2)
+    monkeypatch.setattr("web.http.sse.PING_S", 0.2)
     with serving(loaded, api_key="secret") as gateway:
         fill(gateway)
         page = browser.new_page()

@@ -10,10 +10,10 @@ from fleet.graphs import get_graph
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.pages.catalogue import chunks
 from tests.web.plausible import busy
+from web.fleet_api.chrome_trace import trace_of
+from web.fleet_api.walks import Logs, walks_of
 from web.pages.frame import colours
 from web.pages.waterfall import waterfall_of
-from web.trace import trace_of
-from web.walks import Logs, walks_of
 
 GRAPH = get_graph("qwen3_omni")
 THINKER, TALKER, CODE2WAV = (stage.name for stage in GRAPH.stages)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput, NotFound
 from web.realtime.conversation import Clip, Conversation, Item, Part, PlayedSpeech
-from web.schema import InputAudioPartBody
+from web.schema.chat import InputAudioPartBody
 
 RATE_HZ = 24_000
 SECOND = bytes(2 * 16_000)

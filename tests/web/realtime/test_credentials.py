@@ -25,7 +25,7 @@ from fleet.core.ids import WorkerId
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from web.app import create_app
-from web.guard import LOGIN, OPEN_PATHS
+from web.http.guard import LOGIN, OPEN_PATHS
 from web.realtime import session_registry
 from web.realtime.secrets import OWNER
 from web.serve import Server, uvicorn_config

@@ -19,8 +19,8 @@ from fleet.core.errors import BadInput, FleetError, RedisUnreachable
 from tests.web.conftest import Gateway
 from tests.web.realtime.page import opened
 from tests.web.realtime.refusals import refusal_of
-from web.errors import Unauthorized
-from web.protocol.abuse import PERIOD_S
+from web.http.errors import Unauthorized
+from web.http.protocol.abuse import PERIOD_S
 from web.realtime.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
 
 KEY = "the-right-key"

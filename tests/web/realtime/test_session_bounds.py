@@ -15,7 +15,7 @@ from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeVoice, Script
-from web.gateway import Gateway
+from web.gateway.gateway import Gateway
 from web.realtime import session_registry
 from web.realtime.pace import BURST, PER_S, Pace
 from web.realtime.secrets import API_KEY

@@ -11,7 +11,7 @@ from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, tap, tapped, visiting, wait_js
 from tests.web.voice.conftest import Site
 from tests.web.voice.double import CHUNK, RATE_HZ, TEXT, Double, Script, tone
-from web.errors import Unauthorized
+from web.http.errors import Unauthorized
 from web.realtime.refusal import UNAUTHORIZED, close_reason
 
 

@@ -1,0 +1,70 @@
+"""GET /health, /ready and /metrics. Knows no stage."""
+
+from collections.abc import Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from fleet.core.errors import FleetError, NoWorker
+from web.gateway.gateway import Gateway
+from web.http.errors import ErrorBody, envelope_of
+from web.http.guard import is_trusted
+from web.http.json_response import json_response
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    status: str = "ok"
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """`missing` names the roles without a live worker, to clients with the API key."""
+
+    ready: bool
+    missing: list[str]
+    error: ErrorBody | None = None
+
+
+class HealthRoutes:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/health", self.health), Route("/ready", self.ready), Route("/metrics", self.metrics)]
+
+    async def health(self, _request: Request) -> Response:
+        """This process is up; nothing is said of others."""
+        return json_response(Health())
+
+    async def ready(self, request: Request) -> Response:
+        """Probes need the status alone; what is missing is for clients with the key."""
+        try:
+            missing = await self._gateway.client.telemetry.missing_roles()
+        except FleetError as error:
+            return _not_ready(request, [], error)
+        if not missing:
+            return json_response(Readiness(ready=True, missing=[]))
+        message = f"no live worker for: {', '.join(missing)}; start one with `fleet worker {missing[0]}`"
+        return _not_ready(request, missing, NoWorker(message))
+
+    async def metrics(self, _request: Request) -> Response:
+        """Fleet-wide gauges are read now; if Redis is away, the rest is still told."""
+        metrics = self._gateway.metrics
+        try:
+            workers = await self._gateway.client.telemetry.workers()
+            roles = await self._gateway.client.telemetry.roles()
+            transfers = await self._gateway.client.telemetry.transfers()
+            metrics.live.set(await self._gateway.client.telemetry.num_live())
+        except FleetError:
+            workers, roles, transfers = [], [], None
+        metrics.set_roles(roles)
+        metrics.set_workers(workers, roles)
+        metrics.set_transfers(transfers)
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _not_ready(request: Request, missing: Sequence[str], error: FleetError) -> Response:
+    if not is_trusted(request.scope):
+        missing, error = [], NoWorker("requests cannot be served now; send the API key to read what is missing")
+    return json_response(Readiness(ready=False, missing=list(missing), error=envelope_of(error).error), 503, {"retry-after": "1"})

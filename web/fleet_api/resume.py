@@ -1,0 +1,42 @@
+"""GET /v1/fleet/requests/{id}/stream: go on with a streamed answer whose gateway or connection was lost. Knows no stage."""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import NotFound, quoted
+from fleet.core.ids import RequestId
+from web.gateway.answer import Position
+from web.gateway.gateway import Gateway
+from web.http.disconnect import is_stalled, until_disconnect
+from web.http.errors import ReadOnly
+from web.http.sse import send_stream
+from web.openai.chat import Reply, answer_lines
+
+
+class ResumeEndpoint:
+    """An ASGI app: the events of the chat completion after `Last-Event-ID`, from the first one where there is none.
+
+    Whoever connects last holds the answer: what an older connection does from then on changes nothing, and it gets no more.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if request.method != "GET":  # a HEAD that comes with every GET route would take the answer from who listens
+            raise HTTPException(405, headers={"allow": "GET"})
+        if self._gateway.config.web.read_only:
+            raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
+        sent = Position.parse(request.headers.get("last-event-id", str(Position())))
+        await until_disconnect(receive, self._resume(RequestId(str(request.path_params["request_id"])), sent, scope, send))
+
+    async def _resume(self, request_id: RequestId, sent: Position, scope: Scope, send: Send) -> None:
+        answer = await self._gateway.resume(request_id)
+        if answer is None:
+            raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
+        async with answer:
+            answer.is_stalled = lambda: is_stalled(scope)
+            reply = Reply.of(answer.spec, self._gateway.model)
+            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))

@@ -1,0 +1,123 @@
+"""Resolving a request's sampling for every stage it runs: declaration < checkpoint < deployment < request < its `fleet` section.
+
+Knows stages only by what the graph declares of them.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+from fleet.config.schema import FleetConfig
+from fleet.core.errors import SHOWN_CHARS, BadInput, ConfigError
+from fleet.core.ids import StageName
+from fleet.core.request import Sampling
+from fleet.graphs import Stage
+from web.schema.chat import MAX_SEED, ChatBody, SamplingFields, StageFields
+
+Value = float | int | tuple[str, ...]
+_FIELDS = (
+    *("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("max_tokens", "min_tokens", "ignore_eos"),
+)
+
+
+def new_seed() -> int:
+    """Small enough for every JSON reader to keep exactly."""
+    return secrets.randbelow(2**32)
+
+
+def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]) -> dict[StageName, Sampling]:
+    """What each stage samples with when a request says nothing; `of_checkpoint` is the frontend's `sampling`.
+
+    Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value out of range.
+    """
+    defaults: dict[StageName, Sampling] = {}
+    for stage in config.graph_declaration().stages:
+        given = {**stage.default_sampling, **of_checkpoint.get(stage.name, {}), **config.stage(stage.name).sampling}
+        try:
+            StageFields.model_validate(given)
+            sampling = msgspec.convert(given, Sampling, strict=True)
+        except (ValueError, msgspec.ValidationError) as error:
+            raise ConfigError(f"stages.{stage.name}.sampling: {error}", param=f"stages.{stage.name}.sampling") from error
+        if stage.main:
+            bound = min(sampling.max_tokens, config.limits.max_answer_tokens)
+            sampling = msgspec.structs.replace(sampling, max_tokens=bound)
+        defaults[stage.name] = sampling
+    return defaults
+
+
+def resolve_sampling(
+    body: ChatBody,
+    config: FleetConfig,
+    defaults: Mapping[StageName, Sampling],
+    stages: tuple[StageName, ...],
+    seed: int,
+) -> dict[StageName, Sampling]:
+    """The sampling of each of `stages`.
+
+    A request's temperature is that of every stage which samples; its other fields are the main stage's; its seed is
+    everyone's.
+    Raises: BadInput naming an unknown stage or a bound exceeded.
+    """
+    graph = config.graph_declaration()
+    sections = body.fleet or {}
+    known = {stage.name for stage in graph.stages}
+    for name in sections:
+        if name not in known:
+            param = f"fleet.{name[:SHOWN_CHARS]}"
+            raise BadInput(f"{param}: no such stage; use one of {', '.join(sorted(known))}", param=param)
+    resolved: dict[StageName, Sampling] = {}
+    for stage in graph.stages:
+        if stage.name not in stages:
+            continue
+        values = {"seed": seed, **_request_values(body, stage)}
+        section = sections.get(stage.name)
+        where = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        where_min = "min_tokens"
+        if section is not None:
+            values |= _given(section)
+            where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
+            where_min = where_min if section.min_tokens is None else f"fleet.{stage.name}.min_tokens"
+        _check_bound(values, stage, config, defaults[stage.name], where)
+        sampling = msgspec.structs.replace(defaults[stage.name], **values)
+        if sampling.min_tokens > sampling.max_tokens:
+            reason = f"{sampling.min_tokens} is more than the answer's limit of {sampling.max_tokens}"
+            raise BadInput(f"{where_min}: {reason}; lower it, or raise max_tokens", param=where_min)
+        resolved[stage.name] = sampling
+    return resolved
+
+
+def request_seed(body: ChatBody) -> int:
+    return body.seed if body.seed is not None else new_seed()
+
+
+def _request_values(body: ChatBody, stage: Stage) -> dict[str, Value]:
+    if stage.main:
+        values = _given(body)
+        if body.max_completion_tokens is not None:
+            values["max_tokens"] = body.max_completion_tokens
+        return values
+    if body.temperature is not None and "temperature" in stage.default_sampling:
+        return {"temperature": body.temperature}
+    return {}
+
+
+def _given(fields: SamplingFields) -> dict[str, Value]:
+    values: dict[str, Value] = {name: value for name in _FIELDS if (value := getattr(fields, name)) is not None}
+    if fields.top_k is not None:
+        values["top_k"] = max(fields.top_k, 0)
+    if fields.seed is not None:
+        values["seed"] = min(fields.seed, MAX_SEED)
+    if fields.stop is not None:
+        values["stop"] = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+    return values
+
+
+def _check_bound(values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str) -> None:
+    limit = config.limits.max_answer_tokens
+    if not stage.main:
+        limit = max(limit, default.max_tokens)
+    wanted = values.get("max_tokens", 0)
+    if isinstance(wanted, int) and wanted > limit:
+        raise BadInput(f"{where}: {wanted} is beyond this server's limit of {limit}", param=where)

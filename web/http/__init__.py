@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, access rules, errors, event streams. Knows no request of the model."""

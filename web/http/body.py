@@ -1,0 +1,90 @@
+"""Reading of request bodies, bounded in size and in the memory of all of them. Knows no route."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from fleet.core.errors import BadInput, InputTooLarge, Overloaded
+
+_STATE_KEY = "fleet_bodies"
+MIB = 1024 * 1024
+
+
+class BodiesTooLarge(Overloaded):
+    """The bodies of all requests under way take as much memory as they may."""
+
+    code = "overloaded"
+    status = 503
+
+
+class BodyMemory:
+    """Bytes of all bodies that are held; each request frees its own when it ends, however it ends."""
+
+    def __init__(self, max_mib: int) -> None:
+        self._max_mib = max_mib
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises: BodiesTooLarge."""
+        if self.num_bytes + num_bytes > self._max_mib * MIB:
+            raise BodiesTooLarge(
+                f"the requests under way have bodies of {self.num_bytes} bytes already, and web.body_memory_mib allows "
+                f"{self._max_mib} MiB; try again shortly, or send a smaller body"
+            )
+        self.num_bytes += num_bytes
+
+    def free(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+    @contextmanager
+    def held_by(self, scope: Scope) -> Iterator[None]:
+        """Count what a request takes within, and free it afterwards."""
+        held = scope["state"][_STATE_KEY] = HeldBodies(self)
+        try:
+            yield
+        finally:
+            held.free()
+
+
+class HeldBodies:
+    """Bytes of bodies held by one request."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self._num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Raises: BodiesTooLarge."""
+        self._memory.take(num_bytes)
+        self._num_bytes += num_bytes
+
+    def free(self) -> None:
+        self._memory.free(self._num_bytes)
+        self._num_bytes = 0
+
+
+def held_bodies(scope: Scope) -> HeldBodies:
+    return scope["state"][_STATE_KEY]
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises: InputTooLarge as soon as the body is known to be too long; BodiesTooLarge; ClientDisconnect."""
+    declared = request.headers.get("content-length", "0")
+    if not declared.isdigit():
+        raise BadInput("content-length: not a number")
+    if int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    held = held_bodies(request.scope)
+    async for piece in request.stream():
+        if len(body) + len(piece) > max_bytes:
+            raise _too_large(max_bytes)
+        held.take(len(piece))
+        body += piece
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> InputTooLarge:
+    return InputTooLarge(f"the body is larger than {max_bytes} bytes, this server's limit")

@@ -1,0 +1,80 @@
+"""Cross-origin use of the API: which pages of other origins a browser lets call it, and the headers that permit it (CORS).
+
+No answer allows credentials, so a page of another origin never acts with the console's cookie: it sends the API key, or the
+gateway has none. Knows no route.
+"""
+
+import logging
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fleet.config.safety import any_origin_refusal
+from fleet.config.schema import WebConfig
+from fleet.config.values import ANY_ORIGIN
+from fleet.core.errors import BadInput, ConfigError, quoted
+from web.http.errors import Forbidden, envelope_of, error_response
+
+log = logging.getLogger("fleet.web")
+
+API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
+"""Paths that other origins may be allowed to call; never the console's pages and its socket."""
+METHODS = ("GET", "HEAD", "POST", "DELETE")
+EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
+"""Response headers that pages may read: all, `x-fleet-*` too; the two that SDKs read are named for browsers without wildcards."""
+PREFLIGHT_MAX_AGE_S = 600
+
+
+class Origins:
+    """Origins of `web.allowed_origins`. Raises: ConfigError if it allows any origin where no key is asked for."""
+
+    def __init__(self, web: WebConfig, *, has_key: bool) -> None:
+        self.listed = web.allowed_origins
+        if not has_key and (refusal := any_origin_refusal(web)):
+            raise ConfigError(refusal, param="web.allowed_origins")
+
+    def allow(self, scope: Scope) -> bool:
+        """Return True if the request or socket comes from a page of a listed origin, and asks for the API."""
+        origin = Headers(scope=scope).get("origin")
+        return origin is not None and scope["path"].startswith(API) and (origin in self.listed or ANY_ORIGIN in self.listed)
+
+
+def not_listed(origin: str) -> str:
+    return f"origin: pages of {quoted(origin)} may not use this gateway; list it in web.allowed_origins"
+
+
+class Cors(CORSMiddleware):
+    """CORS headers on the API's answers, refusals included. A refused preflight gets an error in the API's shape."""
+
+    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins.listed,
+            allow_methods=METHODS,
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_MAX_AGE_S,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(API):
+            await super().__call__(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        origin = request_headers["origin"]
+        method = request_headers["access-control-request-method"]
+        if not self.is_allowed_origin(origin):
+            refusal = Forbidden(not_listed(origin), param="origin")
+        elif method not in METHODS:
+            param = "access-control-request-method"
+            message = f"{param}: no route takes {quoted(method)}; use {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+            refusal = BadInput(message, param=param)
+        else:
+            return super().preflight_response(request_headers)
+        log.info("%s", refusal.message)
+        return error_response(envelope_of(refusal), refusal.status, {"vary": "Origin"})

@@ -1,0 +1,371 @@
+"""Uvicorn's HTTP protocol with bounds: size and time of a request's head, pace of its body, pace of its client's reading.
+
+Memory: what one connection can hold here is its head (`MAX_HEAD_BYTES`), as much again of pipelined ones, and a few reads of its
+socket; uvicorn stops reading while 64 KiB of a body wait for the application. Knows no route.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable
+from typing import Any, cast
+
+import httptools
+import websockets.http11
+from starlette.types import Scope
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import get_remote_addr
+from uvicorn.server import ServerState
+
+from web.http.disconnect import set_stalled
+from web.http.middleware import known_request_id
+from web.http.protocol import refusal
+from web.http.protocol.bounds import (
+    LINGER_S,
+    MAX_DISCARDED_BYTES,
+    MAX_DROPPED_BODY_BYTES,
+    MAX_DROPPED_DECLARED_BYTES,
+    MAX_PIPELINED,
+)
+from web.http.protocol.config import BoundedConfig
+from web.http.protocol.connection import Connection, SendProgress
+from web.http.protocol.handshake import begin_tls
+from web.http.protocol.message import BodyPace, MessageSize
+from web.http.protocol.refusal import Refusal
+from web.http.protocol.websocket import BoundedWebSocket
+
+
+class _Refused(Exception):
+    """Stops the parser within one of its callbacks."""
+
+
+class PipelineFlow(FlowControl):
+    """Flow control that reads nothing more while requests wait for the answer before them."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: deque[tuple[RequestResponseCycle, ASGI3Application]]) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if not self._pipeline:
+            super().resume_reading()
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection, from the accepted socket to its end, or until a WebSocket takes its place."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        assert isinstance(config, BoundedConfig), "given to uvicorn with web.http.protocol.config.BoundedConfig only"
+        self.ws_protocol_class = self._open_websocket  # pyright: ignore[reportAttributeAccessIssue]
+        self._tls = config.tls
+        self._table = config.table
+        self._bounds = config.table.bounds
+        self._slot: Connection
+        self._size = MessageSize()
+        self._pace = BodyPace()
+        self._sending = SendProgress()
+        self._running: RequestResponseCycle | None = None
+        self._refusal: Refusal | None = None
+        self._num_discarded = 0
+        self._in_head = True
+        self._head_since: float | None = None
+        self._ends_at: float | None = None
+        """Time at which the connection is aborted in any case: set after a refusal, and once there is nothing more to write."""
+        self._handshake: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
+        """Input that arrived together with the end of the TLS handshake."""
+
+    # the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._slot = Connection(transport, get_remote_addr(transport), self)
+        self.transport = transport
+        self._head_since = self.loop.time()
+        if not self._table.admit(self._slot):
+            self._turn_away()
+        elif self._tls is None:
+            self._begin(transport)
+        else:
+            self.connections.add(self)
+            handshake = begin_tls(self.loop, transport, self, self._tls, self._bounds.header_timeout_s)
+            self._handshake = self.loop.create_task(self._secure(transport, handshake))
+
+    async def _secure(self, transport: asyncio.Transport, handshake: Awaitable[asyncio.Transport | None]) -> None:
+        try:
+            secured = await handshake
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):  # otherwise the peer left, or was disconnected here
+                self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
+            secured = None
+        if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
+            transport.abort()
+            self._forget()
+            return
+        self._begin(secured)
+        for data in self._early:
+            self.data_received(data)
+        self._early.clear()
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.flow = PipelineFlow(transport, self.pipeline)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and running is not self.cycle and not running.response_complete:
+            # uvicorn's own notice goes to the request that was parsed last
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        if self._handshake is not None and self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._slot.raw.abort()
+        else:
+            super().shutdown()
+
+    def _forget(self) -> None:
+        self._table.remove(self._slot)
+        self.connections.discard(self)
+
+    def _turn_away(self) -> None:
+        """There is no room, and no connection is idle."""
+        self._note(refusal.FULL.kind, refusal.FULL.message)
+        self._refusal = refusal.FULL
+        if self._tls is None:
+            self.transport.write(refusal.FULL.response(self.server_state.default_headers))
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    # what arrives
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._discard(len(data))
+            return
+        if self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._early.append(data)
+            return
+        self._unset_keepalive_if_required()
+        if self._in_head and self._head_since is None:
+            self._head_since = self.loop.time()
+        self._size.begin_read(len(data), in_head=self._in_head)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._upgrade()
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or refusal.MALFORMED)
+        else:
+            found = self._size.end_read(in_head=self._in_head)
+            if found is not None:
+                self._refuse(found)
+            elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES and self._size.num_discarded > self._droppable_bytes():
+                self._slot.raw.abort()
+
+    def _droppable_bytes(self) -> int:
+        chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        return MAX_DROPPED_BODY_BYTES if chunked else MAX_DROPPED_DECLARED_BYTES
+
+    def _discard(self, num_bytes: int) -> None:
+        """Drop what comes after a refusal, up to a bound: a whole body, but little more of a head, or beside another answer."""
+        self._num_discarded += num_bytes
+        bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_DROPPED_BODY_BYTES
+        if self._num_discarded > bound:
+            self._slot.raw.abort()
+
+    def _stop(self, found: Refusal) -> None:
+        self._refusal = found
+        raise _Refused
+
+    def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
+        super().on_message_begin()
+        self._size.begin_message()
+        if self._head_since is None:
+            self._head_since = self.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        if found := self._size.add_url(len(url)):
+            self._stop(found)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if found := self._size.add_field(len(name) + len(value)):
+            self._stop(found)
+        if self._in_head:  # trailer fields would become header fields of a request that was let in without them
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(refusal.PIPELINED)
+        super().on_headers_complete()  # raises where the target is unfit: the head is refused then, and so not over before
+        self._in_head, self._head_since = False, None
+        self._size.end_head()
+        self._table.set_busy(self._slot)
+        self._pace.begin(self.loop.time())
+
+    def on_chunk_header(self) -> None:
+        """Called by the parser before the content of each chunk."""
+        self._size.num_chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        self._pace.num_bytes += len(body)
+        answered = self.cycle is not None and self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+        self._size.add_body(len(body), discarded=answered)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._head_since = True, None
+        self._size.end_message()
+        if not (self._slot.busy or self.transport.is_closing()):  # answered before its end, which stopped uvicorn's timer
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def resume_writing(self) -> None:
+        self._sending.forget()
+        super().resume_writing()
+
+    # requests
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if was_last:
+            self._table.set_idle(self._slot)
+        now = self.loop.time()
+        self._pace.begin(now)
+        if self._head_since is not None:
+            self._head_since = now
+
+    def _upgrade(self) -> None:
+        if not self._should_upgrade():
+            self._note("upgrades to unknown protocols", "a request asked for an upgrade that is not served")
+        elif self._running is not None and not self._running.response_complete:
+            self._refuse(refusal.UPGRADE_TOO_SOON)
+        elif (found := _unfit_for_websocket(self.url, self.headers)) is not None:
+            self._refuse(found)
+        else:
+            self.handle_websocket_upgrade()
+
+    def _open_websocket(self, **given: Any) -> BoundedWebSocket:
+        websocket = BoundedWebSocket(**given)
+        websocket.take_over(self._slot)
+        return websocket
+
+    # time
+
+    def check(self, now: float) -> None:
+        """Satisfies `Handler`."""
+        if self._ends_at is not None and now >= self._ends_at:
+            self._slot.raw.abort()
+        elif self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self._check_handshake(now)
+        elif not self._check_sending(now):
+            self._check_receiving(now)
+
+    def _check_handshake(self, now: float) -> None:
+        if self._head_since is not None and now - self._head_since > self._bounds.header_timeout_s:
+            self._note("TLS handshakes that took too long", "the TLS handshake did not end in time (web.header_timeout_s)")
+            self._slot.raw.abort()
+
+    def _check_sending(self, now: float) -> bool:
+        """Abort a connection whose client takes nothing of what was written; return True if nothing else is to be checked."""
+        closing = self.transport.is_closing()
+        if not (closing or self.flow.write_paused or not self._slot.busy):
+            self._sending.forget()
+            return False
+        buffered = self._slot.num_unacknowledged()
+        if self._sending.stalled(buffered, now, self._bounds.send_timeout_s):
+            self._abort_stalled()
+            return True
+        if closing and not buffered and self._ends_at is None:
+            self._ends_at = now + LINGER_S
+        return closing or buffered > 0
+
+    def _abort_stalled(self) -> None:
+        request = ""
+        if self._running is not None and not self._running.response_complete:
+            scope = cast(Scope, self._running.scope)
+            set_stalled(scope)
+            request = f"request {known_request_id(scope)}: "
+        message = f"{request}the client read too little of its answer for {self._bounds.send_timeout_s:g} s (web.send_timeout_s)"
+        self._note("connections whose client does not read", f"{message}; the connection is closed")
+        self._slot.raw.abort()
+
+    def _check_receiving(self, now: float) -> None:
+        if self._refusal is not None:
+            return
+        if self._in_head:
+            if self._slot.busy or self._head_since is None:
+                return
+            if now - self._head_since > self._bounds.header_timeout_s:
+                # browsers open connections before they need them: one that says nothing is not worth a log line
+                self._refuse(refusal.slow_head(self._bounds.header_timeout_s), logged=self._size.num_head_bytes > 0)
+            return
+        answering = self.cycle.response_started and not self.cycle.response_complete
+        waits_for_us = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
+        if answering or waits_for_us:
+            self._pace.begin(now)
+        elif self._pace.too_slow(now, self._bounds.body_timeout_s):
+            self._refuse(refusal.slow_body(self._bounds.body_timeout_s))
+
+    # the end
+
+    def _refuse(self, found: Refusal, *, logged: bool = True) -> None:
+        """Answer the request that cannot be read, unless the answer of another one is on its way; then end the connection."""
+        self._refusal = found
+        if logged:
+            self._note(found.kind, found.message)
+        self.pipeline.clear()
+        running = self._running if self._running is not None and not self._running.response_complete else None
+        if running is not None and (self._in_head or running is not self.cycle or running.response_started):
+            running.keep_alive = False  # its answer is sent to the end, and closes the connection
+            self.flow.resume_reading()  # to notice a client that leaves
+            return
+        if running is not None:
+            running.disconnected = True
+            running.message_event.set()
+        if running is not None or self._in_head:  # and not while the rest of a request is dropped that has its answer
+            self.transport.write(found.response(self.server_state.default_headers))
+        self._linger()
+
+    def _linger(self) -> None:
+        """End our side of the connection, and drop what still arrives for a moment."""
+        self._refusal = self._refusal or refusal.MALFORMED
+        self._ends_at = self.loop.time() + LINGER_S
+        self._table.set_idle(self._slot)
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _note(self, kind: str, message: str) -> None:
+        self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
+
+
+def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
+    """Find what the WebSocket library would refuse, and uvicorn leave unanswered: it reads the request a second time."""
+    max_line = websockets.http11.MAX_LINE_LENGTH
+    if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:
+        return refusal.LONG_WEBSOCKET_URL
+    if len(headers) > websockets.http11.MAX_NUM_HEADERS:
+        return refusal.MANY_FIELDS
+    if any(len(name) + len(value) + len(b": \r\n") > max_line for name, value in headers):
+        return refusal.LARGE_WEBSOCKET_HEAD
+    return None

@@ -1,0 +1,112 @@
+"""Counters of one HTTP message as it arrives: its sizes, and the pace of its body. Knows no socket."""
+
+from web.http.protocol import refusal
+from web.http.protocol.bounds import (
+    CHUNK_FRAMING_BYTES,
+    LARGE_BODY_BYTES,
+    LARGE_BYTES_PER_S,
+    MAX_FIELDS,
+    MAX_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_URL_BYTES,
+    MIN_BYTES_PER_S,
+)
+from web.http.protocol.refusal import Refusal
+
+FIELD_FRAMING_BYTES = 4
+"""Bytes of a header field beside name and value: `: ` and the line end."""
+
+
+class MessageSize:
+    """Sizes in bytes. What the parser has finished is counted exactly; of a head that is not over, whole reads are counted, since
+    the parser keeps the beginning of a field to itself.
+    """
+
+    __slots__ = (
+        "_body_of_read", "_ended", "_field_bytes", "_framing", "_num_fields", "_read", "_url_bytes",
+        "num_chunks", "num_discarded", "num_head_bytes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._read = self._framing = self._body_of_read = 0
+        self._url_bytes = self._field_bytes = self._num_fields = 0
+        self._ended = False
+        self.num_head_bytes = 0
+        """Bytes of an unfinished head."""
+        self.num_chunks = 0
+        """Chunks of a chunked body in the current read."""
+        self.num_discarded = 0
+        """Bytes of a body that came after its answer."""
+
+    def begin_message(self) -> None:
+        self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = self._framing = 0
+
+    def add_url(self, num_bytes: int) -> Refusal | None:
+        self._url_bytes += num_bytes
+        return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else None
+
+    def add_field(self, num_bytes: int) -> Refusal | None:
+        """Count a header field, or a trailer field."""
+        self._num_fields += 1
+        self._field_bytes += num_bytes + FIELD_FRAMING_BYTES
+        if self._num_fields > MAX_FIELDS:
+            return refusal.MANY_FIELDS
+        return refusal.LARGE_HEAD if self._url_bytes + self._field_bytes > MAX_HEAD_BYTES else None
+
+    def end_head(self) -> None:
+        self.num_head_bytes, self._ended = 0, True
+
+    def add_body(self, num_bytes: int, *, discarded: bool) -> None:
+        self._body_of_read += num_bytes
+        if discarded:
+            self.num_discarded += num_bytes
+
+    def end_message(self) -> None:
+        self.num_head_bytes, self._ended = 0, True
+
+    def begin_read(self, num_bytes: int, *, in_head: bool) -> None:
+        self._read, self._body_of_read, self.num_chunks, self._ended = num_bytes, 0, 0, False
+        if in_head:
+            self.num_head_bytes += num_bytes
+
+    def end_read(self, *, in_head: bool) -> Refusal | None:
+        """Return the refusal of a head or body that is still arriving, or None."""
+        if self._ended:
+            return None
+        if in_head:
+            if self.num_head_bytes <= MAX_HEAD_BYTES:
+                return None
+            return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else refusal.LARGE_HEAD
+        allowed = CHUNK_FRAMING_BYTES * self.num_chunks + 2 * self._body_of_read
+        self._framing = max(0, self._framing + self._read - self._body_of_read - allowed)
+        return refusal.MUCH_FRAMING if self._framing > MAX_FRAMING_BYTES else None
+
+
+class BodyPace:
+    """The pace of a body: something within each time-out, and `MIN_BYTES_PER_S` on average over each but the first. A large body,
+    which holds memory that others wait for, must be `LARGE_BYTES_PER_S` fast.
+
+    `num_bytes`: of its content, in the present period.
+    """
+
+    __slots__ = ("_last", "_seen", "_since", "_total", "num_bytes")
+
+    def __init__(self) -> None:
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        self._since = self._last = now
+        self._seen = self.num_bytes = self._total = 0
+
+    def too_slow(self, now: float, timeout_s: float) -> bool:
+        if self.num_bytes > self._seen:
+            self._seen, self._last = self.num_bytes, now
+        if now - self._last > timeout_s:
+            return True
+        if now - self._since < timeout_s:
+            return False
+        self._total += self.num_bytes
+        pace = LARGE_BYTES_PER_S if self._total > LARGE_BODY_BYTES else MIN_BYTES_PER_S
+        slow = self.num_bytes < pace * (now - self._since)
+        self._since, self._seen, self.num_bytes = now, 0, 0
+        return slow

@@ -1,0 +1,128 @@
+"""The connections of a gateway: how many there may be, which one is closed to make room, and a look at each once in a while."""
+
+import asyncio
+import math
+from collections import OrderedDict
+from itertools import islice
+
+from web.http.protocol.abuse import AbuseLog
+from web.http.protocol.bounds import Bounds
+from web.http.protocol.connection import Connection
+
+SLICES, MIN_SLICE_S = 20, 0.005
+"""A sweep takes so many steps of the event loop, with a pause before each."""
+MAX_SCANNED = 32
+"""Idle connections that are looked at for one to close."""
+
+
+class ConnectionTable:
+    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request under way, the longest idle first."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.abuse = AbuseLog()
+        self.num_unfinished = 0
+        """Bytes of all unfinished WebSocket messages."""
+        self._open: dict[Connection, None] = {}
+        self._num_of: dict[str, int] = {}
+        self._idle: OrderedDict[Connection, None] = OrderedDict()
+        self._idle_of: dict[str, OrderedDict[Connection, None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._unchecked: list[Connection] = []
+        """Connections that the current sweep has not checked yet."""
+        self._slice = 1
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: Connection) -> bool:
+        """Add a new connection, closing the one that is idle for longest, with nothing left to send, where there is no room.
+
+        Return False if none is idle: then the new one must be refused.
+        """
+        address, bounds = connection.address, self.bounds
+        if address is not None and self._num_of.get(address, 0) >= bounds.max_connections_per_address:
+            if not self._close_longest_idle(self._idle_of.get(address), "max_connections_per_address"):
+                return False
+        if len(self._open) >= bounds.max_connections and not self._close_longest_idle(self._idle, "max_connections"):
+            return False
+        self._open[connection] = None
+        if address is not None:
+            self._num_of[address] = self._num_of.get(address, 0) + 1
+        self._add_idle(connection)
+        return True
+
+    def set_busy(self, connection: Connection) -> None:
+        if connection in self._open and not connection.busy:
+            connection.busy = True
+            self._remove_idle(connection)
+
+    def set_idle(self, connection: Connection) -> None:
+        if connection in self._open and connection.busy:
+            connection.busy = False
+            self._add_idle(connection)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that is over. Idempotent."""
+        if connection not in self._open:
+            return
+        del self._open[connection]
+        if not connection.busy:
+            self._remove_idle(connection)
+        if connection.address is not None:
+            self._num_of[connection.address] -= 1
+            if not self._num_of[connection.address]:
+                del self._num_of[connection.address]
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at every connection each `Bounds.sweep_s` from now on."""
+        self._timer = loop.call_later(max(self.bounds.sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def abort_all(self) -> None:
+        """End whatever is still open, without waiting for peers that do not read."""
+        for connection in list(self._open):
+            connection.raw.abort()
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at some of the connections: a thousand whose time is over together must not be closed in one step of the loop."""
+        self.start(loop)
+        now = loop.time()
+        if not self._unchecked:
+            self._unchecked = list(self._open)
+            self._slice = math.ceil(len(self._unchecked) / SLICES)
+            self.abuse.sweep(now)
+        part, self._unchecked = self._unchecked[: self._slice], self._unchecked[self._slice :]
+        for connection in part:
+            if connection in self._open:
+                connection.handler.check(now)
+
+    def _close_longest_idle(self, idle: OrderedDict[Connection, None] | None, setting: str) -> bool:
+        if not idle:
+            return False
+        looked_at = list(islice(idle, MAX_SCANNED))
+        # the last answer of an idle connection may still be on its way to a slow reader
+        longest = next((connection for connection in looked_at if not connection.num_buffered()), looked_at[0])
+        self.remove(longest)
+        now = asyncio.get_running_loop().time()
+        message = f"a connection without a request was closed to make room for another (web.{setting})"
+        self.abuse.note("connections closed to make room", longest.address, message, now)
+        longest.raw.abort()
+        return True
+
+    def _add_idle(self, connection: Connection) -> None:
+        self._idle[connection] = None
+        if connection.address is not None:
+            self._idle_of.setdefault(connection.address, OrderedDict())[connection] = None
+
+    def _remove_idle(self, connection: Connection) -> None:
+        del self._idle[connection]
+        if connection.address is not None:
+            of_address = self._idle_of[connection.address]
+            del of_address[connection]
+            if not of_address:
+                del self._idle_of[connection.address]

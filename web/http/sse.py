@@ -1,0 +1,42 @@
+"""Server-sent events: encoding, and a response that sends them. Knows no event of any route."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.types import Send
+
+PING_S = 15.0
+"""A line this often keeps proxies from closing a stream whose first words are slow."""
+PING = b" \n"
+"""Readers of server-sent events ignore it, as a field of an unknown name. Load tools, which read every line by itself, skip it
+as empty, and would take a comment for JSON. A blank line would end an event, even an empty one, for some clients (openai's).
+"""
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: msgspec.Struct) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
+    """Send server-sent events, and `PING` in every silence of `PING_S`."""
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
+    # a shielded wait: a timeout must not cancel the step of the answer that it waits for
+    pending = asyncio.ensure_future(anext(lines, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({pending}, timeout=PING_S)
+            line = pending.result() if done else PING
+            if line is None:
+                break
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+            if done:
+                pending = asyncio.ensure_future(anext(lines, None))
+    finally:
+        pending.cancel()
+        await asyncio.wait({pending})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,84 @@
+"""Advice in the 404 of an unknown path: what to use instead, or how to correct the client's base URL."""
+
+from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
+
+_CHAT = "POST /v1/chat/completions"
+_ROUTES = {
+    "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat Completions instead of Responses)",
+    "conversations": f"conversations are not kept here; send the whole chat to {_CHAT}",
+    "completions": f"text completions are not served; use {_CHAT}",
+    "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an OpenAI-compatible provider)",
+    "embeddings": "this model makes no embeddings; choose another server for them in the client's document settings",
+    "images": "this model makes no images; turn image generation off in the client, or choose another server for it",
+    "videos": "this model makes no video; choose another server for it",
+    "moderations": "this model moderates nothing; turn moderation off in the client",
+    "files": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
+    "uploads": "files are not kept here; send sound as content parts of type input_audio, and text in messages",
+    "batches": f"batches are not served; send each request to {_CHAT}",
+    "assistants": f"the Assistants API is not served; use {_CHAT}",
+    "threads": f"the Assistants API is not served; use {_CHAT}",
+    "vector_stores": "nothing is searched or kept here; send the text in messages",
+    "fine_tuning": "models are not trained through this API",
+    "realtime/calls": "WebRTC and SIP are not served; open a WebSocket at /v1/realtime?model=MODEL",
+    "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST /v1/realtime/client_secrets",
+    "realtime/transcription_sessions": "the beta dialect is not served; use POST /v1/audio/transcriptions",
+    "realtime/translations": "translations are not served; /v1/audio/transcriptions writes down what is said, in its language",
+    "chat/completions": f"answers are not kept under their ids; use {_CHAT}",
+}
+"""Routes of OpenAI's API, without /v1/, and what to use in their place; those under them, too."""
+_SERVED = (
+    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and "
+    "/v1/models; GET /openapi.json lists everything"
+)
+_OF_OLLAMA = frozenset(
+    {"blobs", "chat", "copy", "create", "delete", "embed", "embeddings", "generate", "ps", "pull", "push", "show", "tags"}
+    | {"version"}
+)
+"""Routes of Ollama under /api/."""
+_ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
+"""Routes that show by their name where the API's own path begins, whatever stands before them."""
+_FIRST_PIECES = frozenset({"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)})
+_PREFIXES = frozenset({"v1", "api", "openai"})
+_AZURE_PREFIXES = frozenset({"deployments", "engines"})
+"""A name follows these."""
+
+
+def route_refusal(path: str) -> tuple[str, str]:
+    """The code and the advice for a path that has no route."""
+    pieces = [piece for piece in path.split("/") if piece]
+    if pieces[:1] == ["api"] and pieces[1:2] and pieces[1] in _OF_OLLAMA and pieces[1:3] not in _ENDPOINTS:
+        advice = "Ollama's API is not served; add this server as an OpenAI connection, with a base URL that ends in /v1"
+        return UnsupportedValue.code, advice
+    if pieces[:2] == ["v1", "v1"]:
+        return "not_found", "the client's base URL has /v1 twice; remove one"
+    if pieces == ["v1"]:
+        return "not_found", f"this is the base URL of the API, and no route; {_SERVED}"
+    start = _api_start(pieces)
+    if start is not None and pieces[:start] != ["v1"]:
+        return "not_found", f"the API is under /v1; let the client's base URL be {_base_for(pieces[start:])}"
+    if pieces[:1] != ["v1"]:
+        return "not_found", ""
+    routes = ("/".join(pieces[1:3]), pieces[1])
+    advice = next((_ROUTES[route] for route in routes if route in _ROUTES), "")
+    if advice and pieces[1:] not in _ENDPOINTS:
+        return UnsupportedValue.code, advice
+    if "//" in path:
+        return "not_found", f"the client's base URL ends in a slash; let it be {_base_for(pieces[1:])}"
+    return "not_found", _SERVED
+
+
+def _base_for(route: list[str]) -> str:
+    return f"http://HOST:PORT/v1, for /v1/{'/'.join(route)[:SHOWN_CHARS]}"
+
+
+def _api_start(pieces: list[str]) -> int | None:
+    """Return the index of the piece of a path at which a path of the API begins, without its /v1; None where none does."""
+    for at in reversed(range(len(pieces) - 1)):
+        if pieces[at : at + 2] in _ENDPOINTS:
+            # an endpoint's address given as the base URL, with a route behind it
+            return at + 2 if pieces[at + 2 :] and pieces[at + 2] in _FIRST_PIECES else at
+    for at, piece in enumerate(pieces):
+        is_below = at == 0 or pieces[at - 1] in _PREFIXES or (at > 1 and pieces[at - 2] in _AZURE_PREFIXES)
+        if piece in _FIRST_PIECES and is_below:
+            return at
+    return None

@@ -1,0 +1,1 @@
+"""Endpoints of the OpenAI API: chat, speech, transcription, models."""

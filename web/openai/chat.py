@@ -1,0 +1,195 @@
+"""POST /v1/chat/completions: text and speech, streamed or whole, in OpenAI's shapes. Knows no stage."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import FleetError
+from fleet.core.request import RequestSpec
+from web.gateway.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
+from web.gateway.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
+from web.http.body import held_bodies, read_body
+from web.http.disconnect import is_stalled, until_disconnect
+from web.http.errors import UnsupportedValue, envelope_of
+from web.http.middleware import request_id_of
+from web.http.offload import parse_body
+from web.http.sse import event, send_stream
+from web.openai.audio_encoder import encode_whole
+from web.schema.chat import AudioFormat, ChatBody, parse_chat
+from web.schema.responses import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
+
+STREAMED_FORMATS = ("pcm16", "wav")
+"""A streamed `wav` is headerless PCM16 too, as the peers of this API family send it."""
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What every shape of one answer repeats."""
+
+    id: str
+    audio_id: str
+    created: int
+    model: str
+    mirror: bool
+    """Whether the transcript also goes into `content` (modalities include text)."""
+    spoken: bool
+    usage: bool
+    """Whether the stream ends with the usage."""
+    wav: bool
+    """True if each streamed piece of audio is a WAV file of its own."""
+
+    def chunk(self, delta: Delta, finish_reason: str | None = None) -> bytes:
+        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
+        usage = None if self.usage else UNSET
+        is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
+        return event(
+            ChatChunk(
+                id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage,
+                modality="audio" if is_audio else "text",
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def of(spec: RequestSpec, model: str) -> "Reply":
+        """From the request itself, so that every gateway gives the same."""
+        tail = spec.id.removeprefix("req-")
+        return Reply(
+            id=f"chatcmpl-{tail}",
+            audio_id=f"audio_{tail}",
+            created=spec.created_us // 1_000_000,
+            model=model,
+            mirror=MIRROR in spec.reply,
+            spoken=len(spec.outputs) > 1,
+            usage=USAGE in spec.reply,
+            wav=WAV in spec.reply,
+        )
+
+
+class ChatEndpoint:
+    """An ASGI app and not a function: work stops the moment the client leaves, before or within the answer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await parse_body(parse_chat, await read_body(request, self._gateway.config.limits.max_body_bytes))
+        _check_format(body)
+        answering = self._answer(body, scope, receive, send)
+        del body  # it may be large, and is not needed for as long as the answer takes
+        await until_disconnect(receive, answering)
+
+    async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
+        opened = await self._gateway.open(body, request_id_of(scope))
+        async with opened.answer as answer:
+            answer.is_stalled = lambda: is_stalled(scope)
+            reply = Reply.of(answer.spec, self._gateway.model)
+            headers, kind, is_streamed = opened.headers(_ignored(body, opened)), _format(body, "wav"), body.stream
+            with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
+            del body
+            held_bodies(scope).free()
+            if is_streamed:
+                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position(), with_ids=with_ids))
+            else:
+                response = await self._whole(reply, answer, kind, headers)
+                await response(scope, receive, send)
+
+    async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:
+        text: list[str] = []
+        pcm = bytearray()
+        async for piece in answer.pieces():
+            if isinstance(piece, AudioPiece):
+                pcm += piece.pcm
+            else:
+                text.append(piece.text)
+        transcript = "".join(text)
+        audio: AudioMessage | UnsetType = UNSET
+        if reply.spoken:
+            rate_hz = self._gateway.frontend.sample_rate_hz
+            file = await asyncio.to_thread(encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind)
+            expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
+            audio = AudioMessage(
+                id=reply.audio_id,
+                data=base64.b64encode(file).decode("ascii"),
+                expires_at=expires_at,
+                transcript=transcript,
+            )
+        message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
+        completion = ChatCompletion(
+            id=reply.id,
+            created=reply.created,
+            model=reply.model,
+            choices=[Choice(message=message, finish_reason=answer.finish_reason)],
+            usage=answer.usage(),
+        )
+        return Response(_encode(completion), media_type="application/json", headers=headers)
+
+
+async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool) -> AsyncIterator[bytes]:
+    """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
+
+    The role comes with the first piece: clients take the time of the first event for that of the first token.
+    `with_ids`: the id of a piece's event is the position after it, from which any gateway can go on.
+    """
+    transcript: list[str] = []
+    opening, audio_id = b"", UNSET
+    if sent == Position():
+        opening = reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
+        audio_id = reply.audio_id
+    try:
+        async for piece in rest_of(_noted(answer.pieces(), transcript), sent):
+            sent.take(piece)
+            chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
+            yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
+            opening, audio_id = b"", UNSET
+        if reply.spoken:
+            expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
+            yield opening + reply.chunk(Delta(audio=AudioDelta(id=audio_id, expires_at=expires_at)))
+            opening = b""
+    except FleetError as error:
+        yield event(envelope_of(error))
+        return
+    yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)
+    if reply.usage:
+        yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=answer.usage()))
+    yield b"data: [DONE]\n\n"
+
+
+async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIterator[Piece]:
+    async for piece in pieces:
+        if isinstance(piece, TextPiece):
+            transcript.append(piece.text)
+        yield piece
+
+
+def _delta(reply: Reply, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
+    if isinstance(piece, TextPiece):
+        return Delta(
+            content=piece.text if reply.mirror else UNSET,
+            audio=AudioDelta(id=audio_id, transcript=piece.text) if reply.spoken else UNSET,
+        )
+    data = encode_whole(piece.pcm, rate_hz, "wav") if reply.wav else piece.pcm
+    return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
+
+
+def _format(body: ChatBody, default: AudioFormat) -> AudioFormat:
+    return (body.audio.format if body.audio is not None else None) or default
+
+
+def _check_format(body: ChatBody) -> None:
+    kind = _format(body, "pcm16")
+    if body.stream and "audio" in body.wants and kind not in STREAMED_FORMATS:
+        raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
+
+
+def _ignored(body: ChatBody, opened: ActiveRequest) -> list[str]:
+    unused = ["audio"] if body.audio is not None and not opened.spoken else []
+    return sorted([*body.ignored(), *unused])

@@ -1,0 +1,302 @@
+"""The chat request as it comes over HTTP, checked; every mistake becomes one sentence that names the field.
+
+Knows no stage and no limit of the deployment: those are checked in `sampling.py` and by the frontend.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+
+from fleet.core.errors import SHOWN_CHARS, BadInput
+from web.http.errors import UnsupportedValue
+from web.http.json_bounds import check_json, max_keys
+from web.schema.unserved import EMPTY, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
+
+MAX_SEED = 2**63 - 1
+MAX_STOPS = 4
+MAX_BIASES = 1024
+MAX_STAGES = 64
+MAX_STAGE_FIELDS = 64
+"""Keys of `logit_bias`, of `fleet`, and of each of its sections, unknown ones included."""
+MAX_FORMAT_CHARS = 128
+IGNORED = frozenset(
+    {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
+    | {"function_call", "functions", "parallel_tool_calls", "prediction", "reasoning_effort", "tool_choice", "tools"}
+    | {"top_logprobs", "verbosity"}
+)
+"""Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
+
+InputFormat = Literal[
+    "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
+]  # fmt: skip
+"""Names that clients have for files that can be read; see `fleet/processing/audio.py`."""
+_MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
+AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
+Modality = Literal["text", "audio"]
+
+
+class Body(BaseModel):
+    """Strict: a string is no number. Unknown keys are kept, to be named as ignored.
+
+    Validation collects every mistake before the first is shown, so lists have `fail_fast` and objects `max_keys`.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+def _format_name(given: object) -> object:
+    """Return the name of a format that may be given as a media type, with parameters, and in any case; None for an empty one."""
+    if not isinstance(given, str) or len(given) > MAX_FORMAT_CHARS:
+        return given
+    found = _MEDIA_TYPE.match(given.strip().lower())
+    name = found[1].strip() if found is not None else ""
+    return "wav" if name == "wave" else name or None
+
+
+class InputAudio(Body):
+    """`format` is what OpenAI's API asks for; what the file is, its own header says. Raw samples have none: send WAV."""
+
+    data: str
+    format: Annotated[InputFormat | None, BeforeValidator(_format_name)] = None
+
+
+class AudioUrl(Body):
+    url: str
+
+    @field_validator("url")
+    @classmethod
+    def _inline(cls, url: str) -> str:
+        if url.lstrip()[:5].lower() != "data:":
+            raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
+        return url
+
+
+class TextPartBody(Body):
+    type: Literal["text"]
+    text: str
+
+
+class InputAudioPartBody(Body):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class AudioUrlPartBody(Body):
+    type: Literal["audio_url"]
+    audio_url: AudioUrl
+
+
+PartBody = Annotated[
+    TextPartBody | InputAudioPartBody | AudioUrlPartBody, Field(discriminator="type"), BeforeValidator(check_part)
+]
+
+
+def _content_tag(value: object) -> str:
+    return ":list" if isinstance(value, list) else ":string"
+
+
+Content = Annotated[
+    Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
+    Discriminator(_content_tag),
+]
+
+
+class AudioReference(Body):
+    """An earlier spoken answer of ours."""
+
+    id: str
+
+
+class MessageBody(Body):
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)]
+    content: Content | None = None
+    audio: AudioReference | None = None
+    tool_calls: list[object] | None = None
+    function_call: dict[str, object] | None = None
+
+
+class VoiceReference(Body):
+    id: str
+
+
+def _voice_tag(value: object) -> str:
+    return ":object" if isinstance(value, dict | VoiceReference) else ":string"
+
+
+Voice = Annotated[Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")], Discriminator(_voice_tag)]
+
+
+def voice_name(voice: Voice | None) -> str | None:
+    return voice if voice is None or isinstance(voice, str) else voice.id
+
+
+class AudioOptions(Body):
+    voice: Voice | None = None
+    format: AudioFormat | None = None
+
+
+class StreamOptions(Body):
+    """`include_event_ids`: each event has an id, from which the resume route continues; load tools cannot read these lines.
+
+    `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark expects it.
+    """
+
+    include_usage: bool | None = None
+    include_event_ids: bool | None = None
+    include_wav_headers: bool | None = None
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=1_000_000)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]
+MinTokens = Annotated[int, Field(ge=0, le=1_000_000)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+CacheKey = Annotated[str, Field(min_length=1, max_length=64)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _stop_tag(value: object) -> str:
+    return ":list" if isinstance(value, list) else ":string"
+
+
+Stop = Annotated[
+    Annotated[StopString, Tag(":string")]
+    | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(":list")],
+    Discriminator(_stop_tag),
+]
+
+
+class SamplingFields(Body):
+    """Sampling options of one stage in a request. `top_k` -1 is off, as 0 is."""
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    max_tokens: MaxTokens | None = None
+    min_tokens: MinTokens | None = None
+    ignore_eos: bool | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+
+
+class StageFields(SamplingFields):
+    """A section of `fleet`: unlike OpenAI's fields, an unknown one is a mistake."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FIELDS)]], max_keys(MAX_STAGES)]
+
+
+class ChatBody(SamplingFields):
+    """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names.
+
+    `prompt_cache_key` names the conversation: a turn need not compute again what the last one of that name began with.
+    """
+
+    model: str
+    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
+    modalities: Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None = None
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: MaxTokens | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    logit_bias: Annotated[dict[str, float], max_keys(MAX_BIASES)] | None = None
+    tools: list[object] | None = None
+    tool_choice: object = None
+    functions: list[object] | None = None
+    function_call: object = None
+    response_format: dict[str, object] | None = None
+    user: str | None = None
+    metadata: dict[str, object] | None = None
+    store: bool | None = None
+    prompt_cache_key: CacheKey | None = None
+    fleet: StageSections | None = None
+
+    @property
+    def wants(self) -> tuple[Modality, ...]:
+        return tuple(self.modalities or ("text",))
+
+    def ignored(self) -> list[str]:
+        """Names of given fields that change nothing."""
+        known = {name for name in IGNORED if getattr(self, name, None) not in EMPTY}
+        return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    check_json(body)
+    try:
+        chat = ChatBody.model_validate_json(body)
+    except ValidationError as error:
+        raise bad_input(error) from error
+    _refuse_unserved(chat)
+    return chat
+
+
+def _refuse_unserved(chat: ChatBody) -> None:
+    """Fields that would change the answer's shape or meaning, and are not served."""
+    if chat.n is not None and chat.n != 1:
+        raise UnsupportedValue(f"n: {chat.n} is not served, one request gets one answer; use n=1", param="n")
+    if chat.logprobs:
+        raise UnsupportedValue("logprobs: this server does not send them; turn them off in the client", param="logprobs")
+    if chat.logit_bias:
+        raise UnsupportedValue("logit_bias: not served; clear it in the client's settings of the model", param="logit_bias")
+    if chat.response_format is not None and chat.response_format.get("type", "text") != "text":
+        raise UnsupportedValue(
+            "response_format: this model answers in free text only; turn JSON mode or structured output off in the client",
+            param="response_format",
+        )
+    for name in ("tool_choice", "function_call"):
+        check_tool_choice(name, getattr(chat, name))
+    for index, message in enumerate(chat.messages):
+        for name in ("tool_calls", "function_call"):
+            if getattr(message, name):
+                raise tool_calls_refusal(f"messages[{index}].{name}")
+    refuse_content(chat)
+
+
+def bad_input(error: ValidationError) -> BadInput:
+    """The first mistake, in one sentence that names its field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)
+    param = _param(first["loc"])
+    message = first["msg"].removeprefix("Value error, ")
+    if isinstance(first.get("ctx", {}).get("error"), Refusal):
+        return UnsupportedValue(f"{param}: {message}", param=param)
+    if first["type"] == "missing":
+        message = "this field is required"
+    elif first["type"] == "union_tag_not_found":
+        param, message = f"{param}.type", "this field is required"
+    elif first["type"] == "union_tag_invalid":
+        tag = str(first.get("ctx", {}).get("tag"))
+        message = message.replace(tag, tag[:SHOWN_CHARS])
+    elif first["type"] == "extra_forbidden":
+        message = "no such field; use one of " + ", ".join(StageFields.model_fields)
+    return BadInput(f"{param or 'the body'}: {message}", param=param or None)
+
+
+def _param(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content[1].input_audio.format`, as OpenAI writes it.
+
+    Union branches add their tag to the location: ours begin with a colon; a part's tag stands right after an index.
+    """
+    path = ""
+    after_index = False
+    for piece in loc:
+        if isinstance(piece, int):
+            path += f"[{piece}]"
+        elif not (piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))):
+            path += f".{piece[:SHOWN_CHARS]}" if path else piece[:SHOWN_CHARS]
+        after_index = isinstance(piece, int)
+    return path

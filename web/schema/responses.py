@@ -1,0 +1,126 @@
+"""The JSON shapes of OpenAI's chat completions and models. Data only. Source: openai 3.52 types."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    audio_tokens: int
+    text_tokens: int
+    cached_tokens: int = 0
+
+
+class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
+    audio_tokens: int
+    text_tokens: int
+    reasoning_tokens: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """`completion_tokens` counts text and audio tokens, as OpenAI's does."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is in the first one of an answer only: clients join the strings, and add the numbers, of all deltas."""
+
+    id: str | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    expires_at: int | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | None | UnsetType = UNSET
+    refusal: str | None | UnsetType = UNSET
+    audio: AudioDelta | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """`modality`: what the delta holds, "text" or "audio". vllm-omni has this field, and its benchmark reads it."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    modality: str | UnsetType = UNSET
+    usage: Usage | None | UnsetType = UNSET
+
+
+class AudioMessage(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    data: str
+    expires_at: int
+    transcript: str
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str | None
+    refusal: None = None
+    audio: AudioMessage | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "fleet"
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[Model]
+
+
+class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+
+
+class SpeechModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/audio/models, which is not OpenAI's. Source: Open WebUI, `get_available_models` in routers/audio.py."""
+
+    models: list[SpeechModel]
+
+
+class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+
+
+class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/audio/voices, which is not OpenAI's. Source: Open WebUI, `get_available_voices`; vLLM-Omni, `uploaded_voices`."""
+
+    voices: list[ListedVoice]
+    uploaded_voices: list[str] = []
