@@ -175,7 +175,7 @@ def test_metrics_count_what_happened(gateway: Gateway) -> None:
 
 def test_metrics_say_what_waits_for_each_role(gateway: Gateway) -> None:
     gateway.client.telemetry.role_list = [
-        RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, draining=1, standby=2)
+        RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, capacity=16, draining=1, standby=2)
     ]
     lines = get(gateway, "/metrics").text.splitlines()
     expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
