@@ -71,17 +71,19 @@ def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
     other.ended("rows", 50, 9_000)
     other.ended(KV, 7, 100)
     told = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
-    total = {"rows": told[0]["rows"] + told[1]["rows"], KV: told[1][KV]}
+    total = {"rows": told[0]["rows"] + told[1]["rows"], "none": PullCounts(), KV: told[1][KV]}
     end = WorkerTransfer(
         worker=WorkerId("w"), role="lm", backend="nixl", registered_bytes=1, used_bytes=0, slots_used=0, in_flight=2, num_pulls=2,
         num_failed=1,
     )  # fmt: skip
     there = WorkerView(id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=end)
-    view = transfers_of([there], total, ["rows", "none"], {"rows": 12.34})
+    view = transfers_of([there], total, {"rows": 12.34})
     rows, none, kv = view.edges
     assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == ("rows", 2, 150, 1, 2)
     assert rows.bytes_per_s == 12.3 and 1.0 <= (rows.p50_ms or 0) < 1.2 and 9.0 <= (rows.p95_ms or 0) < 10.2
     assert (none.num_pulls, none.p50_ms) == (0, None) and kv.num_bytes == 7 and view.workers == (end,)
+    buckets = dict(total["rows"].cumulative(1))
+    assert buckets == {100: 0, 1_000: 1, 10_000: 2, 100_000: 2, 1_000_000: 2} and total["rows"].total_us == 10_000
     assert one.encoded({}) != one.encoded({"rows": 1}), "what is in flight is as it is now"
 
 

@@ -47,13 +47,14 @@ async def test_only_the_latest_word_of_a_player_is_written(loaded: Loaded, monke
     assert len([told for told in client.telemetry.heard if told[0] == one]) == 1, "one write for three words"
 
 
-def test_transfers_and_running_tasks_are_told_by_edge_and_replica(gateway: Gateway) -> None:
+def test_metrics_count_transfers_by_edge_and_running_tasks_by_replica(gateway: Gateway) -> None:
     gateway.client.show(busy(gateway.client.graph))
+    talker = next(view for view in gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone)
     lines = gateway.http.get("/metrics").text.splitlines()
     for line in (
-        'fleet_transfer_pulls{edge="thought"} 930.0',
-        'fleet_transfer_failures{edge="thought"} 2.0',
-        'fleet_transfer_p95_seconds{edge="thought"} 0.0062',
-        'fleet_num_requests_running{model_name="omni",replica="talker@host:1:a",stage="talker"} 0.0',
+        'fleet_transfer_pulls_total{edge="thought"} 930.0',
+        'fleet_transfer_failures_total{edge="thought"} 2.0',
+        'fleet_transfer_duration_seconds_bucket{edge="thought",le="+Inf"} 930.0',
+        f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} {float(talker.running)}',
     ):
         assert line in lines, line

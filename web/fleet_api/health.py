@@ -54,13 +54,13 @@ class HealthRoutes:
         try:
             workers = await self._gateway.client.telemetry.workers()
             roles = await self._gateway.client.telemetry.roles()
-            transfers = await self._gateway.client.telemetry.transfers()
+            pulls = await self._gateway.client.telemetry.pull_counts()
             metrics.live.set(await self._gateway.client.telemetry.num_live())
         except FleetError:
-            workers, roles, transfers = [], [], None
+            workers, roles, pulls = [], [], {}
         metrics.set_roles(roles)
         metrics.set_workers(workers, roles)
-        metrics.set_transfers(transfers)
+        metrics.transfers.counts = pulls
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -5,12 +5,15 @@ audio_underrun, audio_continuity_ok, num_requests_running, num_requests_waiting,
 transfers'), with our prefix and with units spelt out. What the process counts is also told to the fleet's time series.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import RoleView, Transfers, WorkerView
+from fleet.core.pulls import PullCounts
+from fleet.core.telemetry import RoleView, WorkerView
 from web.ports import FleetPort
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)
@@ -18,6 +21,7 @@ DURATIONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 60.0, 120.0)
 RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
 
 GATEWAY_ROLE = "gateway"
+TRANSFER_BOUNDS_PER_DECADE = 4
 CONTINUITY_S = 0.1
 """A listener who begins to play at once may wait so long for more before the answer counts as broken."""
 FINISHED = ("stop", "length")
@@ -32,14 +36,30 @@ ROLE_GAUGES = {
     "draining": "Workers that are leaving.",
     "standby": "Workers that are loaded and take nothing until one of the role is lost.",
 }
-TRANSFER_GAUGES = {
-    "pulls": "Reads of another worker's memory, by the workers there are, since they joined.",
-    "bytes": "What they brought.",
-    "failures": "Those that were tried again, or whose tensors were made again.",
-    "in_flight": "Those under way.",
-    "p50_seconds": "How long they take: half of them at most so long.",
-    "p95_seconds": "How long they take: nineteen of twenty at most so long.",
-}
+
+
+class TransferCollector(Collector):
+    """Reads of other workers' memory by the listed workers since they joined, as they were last set."""
+
+    def __init__(self) -> None:
+        self.counts: Mapping[str, PullCounts] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        pulls = CounterMetricFamily("fleet_transfer_pulls", "Reads of another worker's memory.", labels=["edge"])
+        size = CounterMetricFamily("fleet_transfer_bytes", "Bytes read from other workers' memory.", labels=["edge"])
+        failures = CounterMetricFamily("fleet_transfer_failures", "Failed reads of another worker's memory.", labels=["edge"])
+        in_flight = GaugeMetricFamily("fleet_transfer_in_flight", "Reads of another worker's memory under way.", labels=["edge"])
+        duration = HistogramMetricFamily(
+            "fleet_transfer_duration_seconds", "Duration of a read of another worker's memory.", labels=["edge"]
+        )
+        for edge, counts in self.counts.items():
+            pulls.add_metric([edge], counts.num_pulls)
+            size.add_metric([edge], counts.num_bytes)
+            failures.add_metric([edge], counts.num_failed)
+            in_flight.add_metric([edge], counts.in_flight)
+            buckets = [(str(bound_us / 1e6), float(count)) for bound_us, count in counts.cumulative(TRANSFER_BOUNDS_PER_DECADE)]
+            duration.add_metric([edge], [*buckets, ("+Inf", float(counts.num_pulls))], counts.total_us / 1e6)
+        yield from (pulls, size, failures, in_flight, duration)
 
 
 class Continuity:
@@ -94,7 +114,8 @@ class Metrics:
         self._running = self._gauge("num_requests_running", "Tasks that a worker runs.", "model_name", "stage", "replica")
         self._waiting = self._gauge("num_requests_waiting", "Tasks that wait for a worker.", "model_name", "stage")
         self._of_roles = {name: self._gauge(f"role_{name}", what, "role") for name, what in ROLE_GAUGES.items()}
-        self._of_edges = {name: self._gauge(f"transfer_{name}", what, "edge") for name, what in TRANSFER_GAUGES.items()}
+        self.transfers = TransferCollector()
+        self.registry.register(self.transfers)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"fleet_{name}", what, labels, registry=self.registry)
@@ -115,18 +136,6 @@ class Metrics:
                 self._running.labels(self._model, stage_of(view.role), view.id).set(view.running)
         for role in roles:
             self._waiting.labels(self._model, stage_of(role.role)).inc(role.queue_depth)
-
-    def set_transfers(self, transfers: Transfers | None) -> None:
-        """Replace what is said of transfers; None where it cannot be read."""
-        for gauge in self._of_edges.values():
-            gauge.clear()
-        for edge in transfers.edges if transfers is not None else ():
-            values = {
-                "pulls": edge.num_pulls, "bytes": edge.num_bytes, "failures": edge.num_failed, "in_flight": edge.in_flight,
-                "p50_seconds": (edge.p50_ms or 0.0) / 1000, "p95_seconds": (edge.p95_ms or 0.0) / 1000,
-            }  # fmt: skip
-            for name, value in values.items():
-                self._of_edges[name].labels(edge=edge.edge).set(value)
 
     def set_roles(self, roles: Sequence[RoleView]) -> None:
         """Replace what is said of roles; one that is not named any more is told no more."""

@@ -22,7 +22,7 @@ from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName, RequestId, RoleName
-from fleet.core.pulls import KV
+from fleet.core.pulls import KV, PullCounts
 from fleet.core.request_trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
 from fleet.core.telemetry import (
     DeadLetterView,
@@ -128,11 +128,17 @@ class Telemetry:
         return [letter_view(letter) for letter in await answer_of(read_letters_async(self._redis))]
 
     async def transfers(self) -> Transfers:
-        workers, total = await self.workers(), await answer_of(read_pulls(self._redis))
+        workers, counts = await self.workers(), await self.pull_counts()
         steps = await answer_of(self._series.read())
+        return transfers_of(workers, counts, growth_of(steps, "pulled"))
+
+    async def pull_counts(self) -> dict[str, PullCounts]:
+        """Pulls by the listed workers since they joined, by edge; edges that carry remote tensors first, even without any."""
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
-        return transfers_of(workers, total, [*edges, *([KV] if split else [])], growth_of(steps, "pulled"))
+        counts = await answer_of(read_pulls(self._redis))
+        names = [*edges, *([KV] if split else []), *sorted(counts)]
+        return {name: counts.get(name, PullCounts()) for name in names}
 
     async def hop_counts(self) -> HopCounts:
         """Ages of chunks on arrival at the listed workers, since they joined."""

@@ -142,13 +142,9 @@ async def _field_of_all(client: redis.asyncio.Redis, field: str) -> list[str]:
     return [text(raw) for raw in cast("list[bytes | None]", await pipe.execute())] if listed else []
 
 
-def transfers_of(
-    workers: Sequence[WorkerView], total: Mapping[str, PullCounts], edges: Sequence[str], bytes_per_s: Mapping[str, float]
-) -> Transfers:
-    """`edges`: those that carry remote tensors, told even before the first pull. `total`: as `read_pulls` gives."""
-    names = dict.fromkeys([*edges, *sorted(total)])
+def transfers_of(workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]) -> Transfers:
     return Transfers(
-        edges=tuple(_edge(name, total.get(name, PullCounts()), bytes_per_s.get(name, 0.0)) for name in names),
+        edges=tuple(_edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items()),
         workers=tuple(view.transfer for view in workers if view.transfer is not None and not view.gone),
     )
 
