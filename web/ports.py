@@ -2,12 +2,7 @@
 
 from typing import Protocol
 
-from fleet.control.job_client import JobClient
-from fleet.control.logins import LoginStore
-from fleet.control.operations import Operations
-from fleet.control.requests import GatewayRequests
-from fleet.control.telemetry.board import Telemetry
-from fleet.control.voice import VoiceStore
+from fleet.control.client import GatewayRequests, JobClient, LoginStore, Operations, Telemetry, VoiceStore
 
 
 class FleetPort(Protocol):

@@ -17,11 +17,24 @@ from fleet.control.membership import Membership
 from fleet.control.notices import parse_notice
 from fleet.control.operations import Operations
 from fleet.control.requests import GatewayRequests
+from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
-from fleet.control.voice import VoiceStore
+from fleet.control.voice import HeldVoice, VoiceStore
 from fleet.core.errors import RedisUnreachable, UnknownWireVersion
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S
+
+__all__ = [
+    "ClientStream",
+    "FleetClient",
+    "GatewayRequests",
+    "HeldVoice",
+    "JobClient",
+    "LoginStore",
+    "Operations",
+    "Telemetry",
+    "VoiceStore",
+]
 
 log = logging.getLogger(__name__)
 

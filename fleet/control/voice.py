@@ -71,7 +71,7 @@ class VoiceStore:
         """Write fields of a held session, delete `removed`, and renew its time to live. Return False if it is no longer held."""
         # The holder is written each time: a gateway has another id once its lease has lapsed.
         written = {**fields, "holder": self._membership.id.encode()}
-        call = scripts.keep_voice(session, epoch, int(ttl_s * 1000), written, removed)
+        call = scripts.save_voice(session, epoch, int(ttl_s * 1000), written, removed)
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     async def end(self, session: str, epoch: int | None = None) -> bool:

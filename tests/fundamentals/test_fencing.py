@@ -387,11 +387,11 @@ def test_only_a_tasks_owner_says_what_it_keeps_for_the_next_turn(control: Contro
     control.register(OTHER)
     new = control.own(OTHER)
     assert [retain(new, OTHER, kept=0), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "it keeps nothing itself"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.session("talk")) == {STAGE.encode(): OTHER.encode()}
-    assert 0 < control.client.pttl(keys.session("talk")) <= 60_000
-    assert control.task()["spared"] == "2"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
+    assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
+    assert control.task()["cached_rows"] == "2"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert [retain(new, OTHER), retain(control.epoch(), OTHER)] == ["ended", "ended"]
 

@@ -73,7 +73,7 @@ def test_only_a_tasks_owner_adds_to_its_story(control: Control) -> None:
     assert tell(old, b"true") == "ok"
     control.kill()
     assert tell(old, b"late") == "stale"
-    assert control.task()["told:news"] == "true"
+    assert control.task()["meta:news"] == "true"
     control.run(scripts.abort(REQUEST, scripts.API_RIGHT, "stop", KEEP))
     assert tell(old, b"late") == "stale"
     assert control.client.ttl(keys.task(REQUEST, STAGE)) > 0

@@ -54,7 +54,7 @@ def test_a_drained_worker_makes_way_for_one_that_stands_by(control: Control) -> 
 
 def test_what_a_listener_says_is_written_for_a_known_request_only(control: Control) -> None:
     assert control.run(scripts.record_playback(REQUEST, 10, 1)) == "ok"
-    assert text(control.client.hget(keys.request(REQUEST), "heard")).startswith("10,1,")
+    assert text(control.client.hget(keys.request(REQUEST), "playback")).startswith("10,1,")
     assert control.run(scripts.record_playback(RequestId("req-2"), 10, 1)) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
 

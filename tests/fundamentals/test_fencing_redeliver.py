@@ -62,7 +62,7 @@ def test_only_what_was_seen_is_taken_back(control: Control) -> None:
     assert take_back(control) == "ended"
     assert take_back(control, request=RequestId("req-2")) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
-    assert not any("taken back" in text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
+    assert not any("revoked" in text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 async def take_back_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
@@ -94,7 +94,7 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             heard = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
             assert all(np.array_equal(heard[edge], expected[edge]) for edge in spec.outputs)
             story = await client.telemetry.trace(spec.id)
-            assert story is not None and "taken back" in {mark.detail for mark in story.marks}
+            assert story is not None and "revoked" in {mark.detail for mark in story.marks}
             assert all(task.deaths == 0 for task in story.tasks)
 
 

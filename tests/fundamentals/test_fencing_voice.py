@@ -20,7 +20,7 @@ def hold(control: Control, holder: WorkerId, *, new: bool = False) -> tuple[int,
 
 
 def keep(control: Control, epoch: int, fields: dict[str, bytes], gone: tuple[str, ...] = ()) -> object:
-    return control.run(scripts.keep_voice("sess_1", epoch, KEEP_MS, fields, gone))
+    return control.run(scripts.save_voice("sess_1", epoch, KEEP_MS, fields, gone))
 
 
 def test_what_one_holder_wrote_the_next_one_reads_and_the_first_may_write_no_more(control: Control) -> None:

@@ -139,7 +139,7 @@ async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str)
                 return cast("str | None", reader.hget(keys.task(spec.id, stage), field)) or ""
 
             def rests() -> bool:
-                return told("alone", SINK) == "1" and told(f"rested:{into_sink.name}", SINK) == told(
+                return told("alone", SINK) == "1" and told(f"idle_consumed:{into_sink.name}", SINK) == told(
                     f"produced:{into_sink.name}", into_sink.source
                 )
 

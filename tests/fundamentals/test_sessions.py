@@ -129,7 +129,7 @@ def be_offered_one(bench: Bench) -> None:
 
 
 def forget(bench: Bench) -> None:
-    bench.client.delete(keys.session(TALK))
+    bench.client.delete(keys.cached_prefix(TALK))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_keeper_that_goes_before_it_claims_loses_what_was_put_to_it(bench: Ben
     before = bench.epoch(second)
     goes(bench)
     fields = cast("dict[bytes, bytes]", bench.client.hgetall(keys.task(second, STAGE)))
-    assert (fields[b"state"], b"to" in fields, fields.get(b"deaths")) == (b"lost", False, None)
+    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (b"lost", False, None)
     assert bench.epoch(second) > before
     assert bench.client.scard(keys.worker_tasks(KEEPER)) == 0
     bench.grant(second)
@@ -243,7 +243,7 @@ async def test_without_a_session_nothing_is_kept(fleet: ThreadFleet) -> None:
         assert (await served(client, turn(fleet, 1, session="")))[1] == 0
         assert (await served(client, turn(fleet, 2, session="")))[1] == 0
     assert not keepers(fleet) and not keepers(fleet, "")
-    assert not fleet.clients[0].exists(keys.session(""))
+    assert not fleet.clients[0].exists(keys.cached_prefix(""))
 
 
 FULL = ("stages.lm.max_batch=1", *in_step(GRAPH))
@@ -313,7 +313,9 @@ async def test_a_keeper_that_is_lost_with_a_turn_put_to_it_delays_it_no_longer(f
         spec = turn(fleet, 1)
         asked = asyncio.create_task(served(client, spec))
         key = keys.task(spec.id, STAGE)
-        await await_until(lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "to"), "the turn to be put to the keeper")
+        await await_until(
+            lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "reserved_for"), "the turn to be put to the keeper"
+        )
         await asyncio.to_thread(fleet.bury, loop_of(fleet, keeper))
         assert (await asked)[0] != keeper
 
@@ -354,7 +356,7 @@ async def test_what_is_kept_is_given_up_when_no_turn_comes(fleet: ThreadFleet) -
         await answer(client, turn(fleet, 0))
         assert keepers(fleet)
         wait_until(lambda: not keepers(fleet), "the prefix to be given up")
-        wait_until(lambda: not fleet.clients[0].exists(keys.session(TALK)), "its key to expire")
+        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(TALK)), "its key to expire")
         assert (await served(client, turn(fleet, 1)))[1] == 0
 
 

@@ -107,9 +107,9 @@ def test_what_fails_says_where_and_why(control: Control) -> None:
     epoch = control.own()
     control.run(scripts.fail(TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good")))
     control.run(scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None, KEEP))
-    lines = [text(line) for line in control.client.lrange(keys.story(REQUEST), 0, -1)]
+    lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == ["failed", STAGE, str(epoch), "lm@test:1:a", "engine_error: no | good"]
-    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.story(REQUEST)) <= KEEP.request_s
+    assert lines[-1].endswith("|ended||||failed: no | good") and 0 < control.client.ttl(keys.trace(REQUEST)) <= KEEP.request_s
     assert control.client.zrange(keys.index("failed"), 0, -1) == [REQUEST.encode()]
     assert not control.client.exists(keys.index("running"), keys.index("submitted"))
 
@@ -257,7 +257,7 @@ def test_a_story_is_bounded(control: Control) -> None:
         control.own()
         control.kill()
         control.register(WORKER)
-    assert control.client.llen(keys.story(REQUEST)) == 400
+    assert control.client.llen(keys.trace(REQUEST)) == 400
 
 
 async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -> None:

@@ -31,7 +31,7 @@ def resumed(control: Control, session: str, owner: str) -> bool:
 
 
 def keep(control: Control, session: str, epoch: object, fields: dict[str, bytes]) -> str:
-    return control.run(scripts.keep_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
+    return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, fields, ()))
 
 
 def open_of(control: Control, owner: str) -> set[str]:

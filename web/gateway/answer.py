@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from fleet.control.stream import ClientStream
+from fleet.control.client import ClientStream
 from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, FleetError, GatewayStopping
 from fleet.core.ids import EdgeName

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.control.stream import ClientStream
+from fleet.control.client import ClientStream
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
 from fleet.core.ids import EdgeName, RequestId, StageName

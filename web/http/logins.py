@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from secrets import token_urlsafe
 
-from fleet.control.logins import LoginStore
+from fleet.control.client import LoginStore
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.config.schema import LeaseConfig
-from fleet.control.voice import HeldVoice
+from fleet.control.client import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway

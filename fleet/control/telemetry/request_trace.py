@@ -35,7 +35,7 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     """None once its retention is over. Two round trips."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
-    pipe.lrange(keys.story(request), 0, -1)
+    pipe.lrange(keys.trace(request), 0, -1)
     pipe.time()
     raw, lines, (seconds, micros) = cast("tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute()))
     head = pairs(raw)
@@ -98,7 +98,7 @@ def _story(
         edges=edges,
         marks=tuple(marks),
         kv=tuple(_kv(marks, list(hashes), ended_us)),
-        heard=_heard(text(head.get("heard"))),
+        heard=_heard(text(head.get("playback"))),
     )
 
 
@@ -116,15 +116,15 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
         first_us=min(first, default=0),
         finished_us=_number(fields, "finished_us"),
         deaths=_number(fields, "deaths"),
-        cached_rows=_number(fields, "spared"),
-        hand_off=decode_hand_off(fields["told:hand_off"]) if "told:hand_off" in fields else None,
+        cached_rows=_number(fields, "cached_rows"),
+        hand_off=decode_hand_off(fields["meta:hand_off"]) if "meta:hand_off" in fields else None,
         receipts=_receipts(fields),
     )
 
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
     """In the order in which their owners had the task."""
-    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"told:{RECEIVED}:"))
+    told = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:"))
     return tuple(receipt for _, raw in told for receipt in decode_receipts(raw))
 
 
