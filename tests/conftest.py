@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
 
 
-SLOWEST_FIRST = ("oracle", "e2e", "fundamentals", "pocket", "web/realtime", "web/voice", "web/pages", "contract", "web", "unit")
+SLOWEST_FIRST = ("oracle", "e2e", "fundamentals", "pocket", "web/realtime", "web/voice", "web/console", "contract", "web", "unit")
 """Folders by the time that their slowest module takes. A run in several processes ends evenly when short modules come last."""
 
 

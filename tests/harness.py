@@ -52,7 +52,7 @@ class ThreadFleet:
 
     def add_worker(self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None) -> WorkerLoop:
         serves = self.config.role(role)
-        config = self.config.narrowed(serves)
+        config = self.config.for_role(serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
         worker = new_worker_id(role, "test", len(self.loops))
         client = connect(self.url, one_connection=True)
@@ -154,7 +154,7 @@ def processes(
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():
-        narrowed = config.narrowed(role)
+        narrowed = config.for_role(role)
         workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
     threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
     for thread in threads:

@@ -1,6 +1,8 @@
 """What many tests need: waiting for a condition, a real Redis that can be killed, and commands run as processes."""
 
 import asyncio
+import contextlib
+import io
 import os
 import re
 import signal
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, cast
 
+import pytest
 import redis
 
 from fleet.control.server import ServerOptions, find_server, free_port, server_command
@@ -113,6 +116,23 @@ def run_cli(
         [sys.executable, "-m", "fleet.cli", *arguments],
         cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip
+
+
+def call_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `fleet ARGUMENTS` to its end in this process, for commands that only print; log lines go to pytest."""
+    from fleet.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["fleet", *arguments])
+        for name in os.environ.keys() - cli_env(env).keys():
+            patch.delenv(name)
+        for name, value in cli_env(env).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 @dataclass(slots=True, kw_only=True)

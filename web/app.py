@@ -10,6 +10,10 @@ from starlette.routing import BaseRoute, Route
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import FleetError
 from fleet.processing import Frontend
+from web.console.error_pages import ErrorPages
+from web.console.login import LoginPages
+from web.console.routes import console_routes
+from web.console.templating import Templates
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
@@ -27,10 +31,6 @@ from web.openai.models import ModelRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
-from web.pages.failed import ErrorPages
-from web.pages.login import Login
-from web.pages.site import console_routes
-from web.pages.views import Views
 from web.ports import FleetPort
 from web.realtime.refusal import RefusalLog, refuse_socket
 from web.realtime.routes import VoiceRoutes
@@ -44,8 +44,8 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
     rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
-    views = Views()
-    login = Login(gateway, api_key, logins, wrong_keys, views)
+    views = Templates()
+    login = LoginPages(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
         routes=[*_routes(gateway, wrong_keys, refusal_log), *console_routes(gateway, login, views)],
         middleware=[

@@ -16,7 +16,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from fleet.config.schema import FleetConfig
-from fleet.config.settings import Settings
+from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.core.gc_freeze import freeze_gc
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
             self._app.state.close()
 
 
-def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path) -> None:
+def run(config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path) -> None:
     """Serve until SIGTERM or SIGINT. What goes wrong at start is one line on stderr and exit status 1."""
     config = config.model_copy(update={"checkpoint": str(checkpoint)})
     try:
@@ -95,7 +95,9 @@ def run(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Pat
         raise SystemExit(1) from None
 
 
-async def serve(config: FleetConfig, settings: Settings, redis_url: str, checkpoint: Path, listener: socket.socket) -> None:
+async def serve(
+    config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path, listener: socket.socket
+) -> None:
     tls = tls_files(config)
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     client = await FleetClient.connect(redis_url, config)

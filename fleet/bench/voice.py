@@ -22,7 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, ChatApi
 from fleet.bench.errors import BenchError
 from fleet.bench.stats import Summary, summarise
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 
 BLOCK_MS = 20
 """What a browser sends at a time."""
@@ -208,7 +208,7 @@ class _Session:
 
     def _listen(self, name: str, spoken_s: float) -> VoiceTurn:
         first_s, num_bytes, request = None, 0, ""
-        voiced = FirstVoiced(PCM_RATE_HZ)
+        voiced = FirstVoicedClock(PCM_RATE_HZ)
         parts: tuple[Part, ...] = ()
         words: list[str] = []
         deadline_s = time.perf_counter() + PATIENCE_S
@@ -219,7 +219,7 @@ class _Session:
             if event.type == "response.output_audio.delta":
                 now_s, pcm = time.perf_counter(), b64decode(event.delta)
                 first_s = first_s or now_s
-                voiced.came(pcm, now_s)
+                voiced.add(pcm, now_s)
                 num_bytes += len(pcm)
                 deadline_s = now_s + PATIENCE_S
             elif event.type == "response.output_audio_transcript.delta":

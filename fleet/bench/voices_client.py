@@ -22,7 +22,7 @@ from fleet.bench.errors import BenchError
 from fleet.bench.playback import Playback
 from fleet.bench.voice import BLOCK_MS, PATIENCE_S, SILENCE_MS, Part, Question
 from fleet.bench.voices_result import Talk, Turn
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 
 PROGRAM_BLOCK_MS = 40
 """What programs send at a time: 40 to 100 ms; our page sends 20."""
@@ -103,7 +103,7 @@ class Caller:
         self._to_say: deque[str | bytes] = deque()
         self._said = asyncio.Event()
         self._said_s = 0.0
-        self._voiced = FirstVoiced(PCM_RATE_HZ)
+        self._voiced = FirstVoicedClock(PCM_RATE_HZ)
         self._playback: Playback | None = None
         self._parts: tuple[Part, ...] = ()
         self._response = ""
@@ -176,7 +176,7 @@ class Caller:
 
     def _hush(self) -> None:
         """Nothing has been heard of the next answer yet."""
-        self._voiced, self._playback, self._parts = FirstVoiced(PCM_RATE_HZ), None, ()
+        self._voiced, self._playback, self._parts = FirstVoicedClock(PCM_RATE_HZ), None, ()
 
     def _settings(self) -> str:
         """As our page has them on the console's socket, where what the user says is written down too."""
@@ -226,7 +226,7 @@ class Caller:
         self._playback = self._playback or Playback(PCM_RATE_HZ)
         self._playback.came(num_samples, now_s)
         if self._voiced.at_s is None:
-            self._voiced.came(pcm(), now_s)
+            self._voiced.add(pcm(), now_s)
 
     def _on_event(self, event: _Event) -> None:
         match event.type:

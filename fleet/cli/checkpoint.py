@@ -1,14 +1,14 @@
-"""Which checkpoint a deployment serves: a folder, a hub's, the shipped one or a tiny random one. Loads no weights."""
+"""Resolution of a checkpoint name: a folder, a name on the model hub, the shipped one or a tiny random one. Loads no weights."""
 
 import fcntl
 import importlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import IO
 
@@ -22,37 +22,41 @@ AUTO, TINY = "auto", "tiny"
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
-    """The folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where it has none.
+    """Return the folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where it has none.
 
     A hub name is downloaded once, into the hub's own cache.
-    Raises: ConfigError if the folder is missing or holds no weights, or the hub cannot give it.
+    Raises: ConfigError if the folder is missing or holds no weights, or the download fails.
     """
     shipped = get_graph(config.graph).shipped
     if config.checkpoint == AUTO and shipped is not None:
         package, _, folder = shipped.partition(":")
-        return _checked(Path(str(resources.files(package))) / folder)
+        spec = importlib.util.find_spec(package)  # does not import the package, unlike importlib.resources
+        assert spec is not None and spec.submodule_search_locations is not None, f"{package} is not a package"
+        return _check_folder(Path(spec.submodule_search_locations[0]) / folder)
     if config.checkpoint in (AUTO, TINY):
-        return _checked(_tiny(config))
+        return _check_folder(_tiny(config))
     folder = Path(config.checkpoint).expanduser()
     from_hub = not folder.exists() and _is_hub_name(config.checkpoint)
-    return _checked(_download(config.checkpoint) if from_hub else folder.absolute())
+    return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
 
 
 def _tiny(config: FleetConfig) -> Path:
-    """Made under a file lock if it is not there yet, in a process of its own: it needs torch, which most callers never load."""
+    """Return the tiny checkpoint; write it first if there is none, in a process of its own: that needs torch."""
     if not get_graph(config.graph).tiny:
-        raise ConfigError(f"checkpoint: graph {config.graph} cannot make one; give a folder with its weights", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint: graph {config.graph} has no tiny checkpoint; set the folder of its weights", param="checkpoint"
+        )
     home = secure_data_dir(config) / "checkpoints"
     make_private_folder(home)
     target = home / f"{config.graph}-tiny"
     lock_file = home / f"{config.graph}-tiny.lock"
     lock_file.touch(mode=0o600)
     with lock_file.open("w") as lock:
-        _take(lock, target)
+        _acquire(lock, target)
         if not target.is_dir():
-            _say(f"making a tiny random {config.graph} checkpoint in {target} (once; up to a minute)")
-            _make_aside(config.graph, target)
-            _say(f"made {target}")
+            _print(f"writing a tiny random {config.graph} checkpoint to {target} (once; takes up to a minute)")
+            _write_aside(config.graph, target)
+            _print(f"wrote {target}")
     return target
 
 
@@ -64,54 +68,56 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    _say(f"checkpoint: there is no folder {name}; asking the model hub")
+    _print(f"checkpoint: there is no folder {name}; downloading it from the model hub")
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"checkpoint: no folder {name}, and the hub did not give it: {reason}", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint: there is no folder {name}, and its download from the model hub failed: {reason}", param="checkpoint"
+        ) from error
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(f"fleet: {line}", flush=True)
 
 
-def _take(lock: IO[str], target: Path) -> None:
+def _acquire(lock: IO[str], target: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        _say(f"waiting for another process to make {target}")
+        _print(f"waiting for another process that is writing {target}")
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def _make_aside(graph: str, target: Path) -> None:
-    """Make it next to its place and move it there whole, so that nobody ever sees half of one."""
+def _write_aside(graph: str, target: Path) -> None:
+    """Write it beside its place and move it there when it is complete."""
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     command = [sys.executable, "-m", "fleet.cli", "checkpoint", "tiny", str(aside), "--graph", graph]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, umask=0o077)
     if done.returncode != 0:
         shutil.rmtree(aside, ignore_errors=True)
         reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"checkpoint: making one failed: {reason}", param="checkpoint")
+        raise ConfigError(f"checkpoint: writing the tiny checkpoint failed: {reason}", param="checkpoint")
     aside.rename(target)
 
 
 def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
-    """Make a tiny checkpoint in this process. Raises: ConfigError if the graph declares no maker or the folder is in use."""
-    maker = get_graph(graph_name).tiny
-    if maker is None:
+    """Write a tiny checkpoint in this process. Raises: ConfigError if the graph declares none or the folder is not empty."""
+    writer = get_graph(graph_name).tiny
+    if writer is None:
         raise ConfigError(f"graph {graph_name} declares no tiny checkpoint", param="graph")
     if out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir())):
         raise ConfigError(f"{out_dir}: is not an empty folder; choose another", param="OUT_DIR")
-    module, _, function = maker.partition(":")
+    module, _, function = writer.partition(":")
     write: Callable[[Path, int], Path] = getattr(importlib.import_module(module), function)
     return write(out_dir, seed)
 
 
-def _checked(folder: Path) -> Path:
+def _check_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
-            f"checkpoint: no folder {folder}; give a folder with the weights (`hf download NAME --local-dir DIR`), or auto",
+            f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME --local-dir DIR`), or auto",
             param="checkpoint",
         )
     if not (folder / "config.json").is_file():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.config import FleetConfig, load_config
-from fleet.config.settings import Settings, check_redis_password, check_redis_placeholder, read_settings
+from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, read_settings
 from fleet.control.embedded import embedded_url
 from fleet.core.errors import ConfigError
 from fleet.core.private import close_to_others, make_private_folder, others_may_replace
@@ -20,7 +20,7 @@ class Deployment:
     """Invariants: `settings.port` is `config.web.port`; `embedded_redis` exactly when REDIS_URL is not set."""
 
     config: FleetConfig
-    settings: Settings
+    settings: EnvironmentSettings
     redis_url: str
 
     @property
@@ -45,7 +45,7 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
     )
 
 
-def open_serving(config_file: Path | None, overrides: list[str] | None) -> Deployment:
+def open_serving_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
     """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis, naming what permits it."""
     deployment = open_deployment(config_file, overrides)
     check_redis_placeholder(deployment.settings.redis_url)

@@ -8,15 +8,15 @@ import typer
 from fleet.cli.deployment import check_data_dir, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
-from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, findings
-from fleet.config.settings import Settings, check_redis_password, check_redis_placeholder, has_password
+from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, run_checks
+from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, has_password
 from fleet.core.errors import ConfigError
 from fleet.core.fleet_secret import read_fleet_secret
 from fleet.core.private import OTHERS
 from fleet.transfer.reach import reach_of
 
 
-def redis_access(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     url = settings.redis_url
     if placeholder := _refusal(lambda: check_redis_placeholder(url)):
         yield Finding(subject="Redis", value="", refusal=placeholder, param="REDIS_URL")
@@ -32,7 +32,7 @@ def redis_access(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
     yield Finding(subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL")
 
 
-def transfers(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+def transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     if config.transfer.kind == "redis":
         yield Finding(subject="transfers", value="tensors go through Redis")
         return
@@ -44,14 +44,14 @@ def transfers(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
     yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
 
 
-def fleet_secret(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+def fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     file = config.security.fleet_secret
     value = f"records of workers are signed with {file}" if file else "records of workers are not signed"
     refusal = _refusal(lambda: read_fleet_secret(file)) if file else ""
     yield Finding(subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret")
 
 
-def data_folder(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     folder = config.data_dir.absolute()
     if not folder.is_dir():
         yield Finding(subject="data folder", value=f"{folder} will be made for this user alone")
@@ -82,7 +82,7 @@ def doctor(config: ConfigFile = None, set_: Overrides = None) -> None:
     Example: fleet doctor --set web.host=0.0.0.0
     """
     deployment = open_deployment(config, set_)
-    found = list(findings(CHECKS, deployment.config, deployment.settings))
+    found = list(run_checks(CHECKS, deployment.config, deployment.settings))
     verdict_width = max(len(finding.verdict) for finding in found)
     subject_width = max(len(finding.subject) for finding in found)
     for finding in found:

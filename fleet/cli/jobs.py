@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from fleet.cli.deployment import Deployment, open_deployment, open_serving, secure_data_dir
-from fleet.cli.keep import keep
+from fleet.cli.deployment import Deployment, open_deployment, open_serving_deployment, secure_data_dir
+from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.cli.up import reachable
 from fleet.core.errors import BadInput
@@ -44,7 +44,7 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
     """
     if context.invoked_subcommand:
         return
-    deployment = open_serving(config, set_)
+    deployment = open_serving_deployment(config, set_)
     if kept:
         named = ["--url", url] if url else []
         raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named])))

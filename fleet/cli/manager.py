@@ -1,203 +1,247 @@
-"""honcho's process manager over kept processes: safe to stop at any moment, and nothing of it outlives it.
+"""The processes of `fleet up`: one keeper for each command, their output on one terminal, and their common end.
 
-It builds on the internals of honcho 2 (`_start`, `_processes`), which `pyproject.toml` pins to that major version.
-
-How the processes learn that `fleet up` is gone: each keeper (a fork of `fleet up` that starts and restarts one command) watches a
-pipe whose other end only `fleet up` holds, and nothing is ever written to it. It closes when `fleet up` stops its fleet, and just
-so when `fleet up` is killed; either way the keepers stop their commands in order: workers say goodbye, Redis leaves last, what
-does not end in time is killed, frozen or not. A pipe does this on every system. Linux's parent-death signal alone would not: it
-is SIGKILL for all at once, and Redis, not being ours, could not watch a pipe itself. It stands behind this for a killed keeper.
+A keeper is a fork of `fleet up` that starts and restarts one command. It watches a pipe whose other end only `fleet up` holds;
+nothing is ever written to it. The pipe closes when `fleet up` stops its fleet, and also when `fleet up` is killed; in both cases
+the keepers stop their commands in order: workers leave, Redis stops last, and a command that does not end in time is killed,
+frozen or not. A pipe does this on every system. Linux's parent-death signal alone would not: it kills all of them at the same
+moment, and Redis cannot watch a pipe itself. The signal covers the case of a killed keeper.
 """
 
 import asyncio
 import contextlib
 import multiprocessing
 import os
+import queue
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from datetime import datetime
 from typing import Any
 
 import psutil
-from honcho.manager import Manager
-from honcho.printer import Printer
-from honcho.process import Process
+from honcho.colour import get_colours
+from honcho.printer import Message, Printer
 
-from fleet.cli.keep import Keeper, kill_all
-from fleet.cli.supervise import WorkerStarts, alone_at, fence_at
+from fleet.cli.keeper import STOP_SIGNALS, Keeper, kill_all
+from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
 from fleet.core.ids import RoleName
 
-ALONE = "redis"
-"""The command that is stopped only once nobody else is connected to Redis."""
+SYSTEM = "system"
+"""The name under which the manager prints lines of its own."""
+REDIS = "redis"
+"""The command that is stopped only once no other client is connected to Redis."""
 WORKER = "worker"
 REGISTERED = (WORKER, "web", "conductor")
-"""The commands that hold a right in Redis, which is ended when they die."""
-END_PATIENCE_S = 5.0
+"""The commands that hold a right in Redis, which is fenced when they die."""
+PREDECESSOR_TIMEOUT_S = 5.0
+POLL_S = 0.1
+KILL_AFTER_S = 5.0
+"""Time from the first end to the kill of the commands that are still running: what honcho grants."""
+
+_fork = multiprocessing.get_context("fork")
 
 
-class OpenEndedPrinter(Printer):
-    """Prints until nobody reads any more (`fleet up | head`), then says so once and stays silent."""
+class KeeperProcess:
+    """One keeper: its forked process, and its state as its messages report it to the manager.
 
-    def __init__(self, when_unread: Callable[[], None]) -> None:
-        super().__init__(sys.stdout)
-        self._when_unread = when_unread
+    `pid`: of the command. `status`: the exit status of the keeper, once it has ended.
+    """
 
-    def write(self, message: Any) -> None:
-        try:
-            super().write(message)
-        except BrokenPipeError:
-            # The descriptor itself, or the last flush at exit would fail again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self._when_unread()
+    def __init__(
+        self, name: str, arguments: list[str], env: Mapping[str, str], colour: str, *, redis_url: str, pipe: tuple[int, int]
+    ) -> None:
+        self.name = name
+        self.pid: int | None = None
+        self.status: int | None = None
+        self._arguments, self._env, self._colour = arguments, env, colour
+        self._redis_url, (self._watched, self._held) = redis_url, pipe
 
-
-class KeptProcess(Process):
-    """One keeper: `run` is the whole life of the forked process. Its lines, starts and end are messages to the manager."""
-
-    def __init__(self, arguments: list[str], *, redis_url: str, watched: int, held: int, **options: Any) -> None:
-        super().__init__(arguments, **options)
-        self._redis_url, self._watched, self._held = redis_url, watched, held
-        self.predecessor: int | None = None
-
-    def run(self, events: Any = None, ignore_signals: bool = False) -> None:
-        # Our copy of the end that must close when `fleet up` does.
-        os.close(self._held)
-        self._events = events
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            # A handler that does nothing, not SIG_IGN: that one the command would inherit.
-            signal.signal(signum, lambda _signum, _frame: None)
-        status = asyncio.run(self._keep())
-        # Whom would it be told to? The queue's thread would wait for ever for somebody to read it.
-        if os.getppid() != self._manager_pid:
-            events.cancel_join_thread()
-        self._send_message({"returncode": status}, type="stop")
+    def fork(self, messages: Any, predecessor: int | None = None) -> None:
+        """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is ended first."""
+        self._messages, self._predecessor = messages, predecessor
+        self._process = _fork.Process(name=self.name, target=self._run)
+        self._process.start()
 
     @property
-    def _manager_pid(self) -> int:
-        parent = multiprocessing.parent_process()
-        assert parent is not None and parent.pid is not None, "a keeper is a fork of the manager"
-        return parent.pid
+    def exit_status(self) -> int | None:
+        """Exit status of the forked process; None while it is running."""
+        return self._process.exitcode
+
+    def _run(self) -> None:
+        os.close(self._held)
+        for signum in STOP_SIGNALS:
+            # A handler that does nothing, not SIG_IGN, which the command would inherit.
+            signal.signal(signum, lambda _signum, _frame: None)
+        status = asyncio.run(self._keep())
+        manager = multiprocessing.parent_process()
+        if manager is None or os.getppid() != manager.pid:
+            # The manager is gone: the queue's thread would wait forever for a reader.
+            self._messages.cancel_join_thread()
+        self._send("stop", status)
 
     async def _keep(self) -> int:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def closed() -> None:
+        def on_close() -> None:
             loop.remove_reader(self._watched)
             stop.set()
 
-        loop.add_reader(self._watched, closed)
-        role = RoleName(self.cmd[1]) if self.cmd[0] == WORKER else None
-        fence = fence_at(self._redis_url, self.cmd[0], role or "") if self.cmd[0] in REGISTERED else None
-        if self.predecessor is not None:
-            await asyncio.to_thread(_end, self.predecessor)
+        loop.add_reader(self._watched, on_close)
+        command = self._arguments[0]
+        role = RoleName(self._arguments[1]) if command == WORKER else None
+        fence = make_fence(self._redis_url, command, role or "") if command in REGISTERED else None
+        if self._predecessor is not None:
+            await asyncio.to_thread(_end, self._predecessor)
             if fence:
-                await fence(self.predecessor, "lost with its keeper")
+                await fence(self._predecessor, "lost with its keeper")
         return await Keeper(
-            arguments=self.cmd,
+            arguments=self._arguments,
             stop=stop,
             output=self,
-            env=self.env,
-            alone=alone_at(self._redis_url) if self.cmd[0] == ALONE else None,
+            env=self._env,
+            alone=make_alone_check(self._redis_url) if command == REDIS else None,
             when_dead=fence,
             starts=WorkerStarts(self._redis_url, role) if role else None,
         ).run()
 
     def line(self, line: bytes) -> None:
-        self._send_message(line)
+        self._send("line", line)
 
     def say(self, text: str, *, error: bool = False) -> None:
-        self._send_message(f"fleet: {text}\n".encode())
+        self._send("line", f"fleet: {text}\n")
 
     def started(self, pid: int) -> None:
-        self._send_message({"pid": pid}, type="start")
+        self._send("start", pid)
+
+    def _send(self, kind: str, data: object) -> None:
+        self._messages.put(Message(type=kind, data=data, time=datetime.now(), name=self.name, colour=self._colour))
 
 
 def _end(pid: int) -> None:
-    """The command of a lost keeper: dead already where there is a parent-death signal, else still at work."""
+    """Wait for the end of a lost keeper's command: where there is no parent-death signal, it is still running."""
     if sys.platform != "linux":
         kill_all(pid)
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-        psutil.Process(pid).wait(timeout=END_PATIENCE_S)
+        psutil.Process(pid).wait(timeout=PREDECESSOR_TIMEOUT_S)
 
 
-class FleetManager(Manager):
-    """`culprit` is the first process that ended by itself; None when a signal ended them all.
+class FleetManager:
+    """Runs commands, each with a keeper, until a signal arrives or one of them ends for good; then all are stopped.
 
-    honcho 2.0 fails on a signal that arrives before every process has reported its pid, so that signal is kept until then.
+    `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`: called once, when all run.
     """
 
-    _processes: dict[str, dict[str, Any]]
-
     def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
-        super().__init__(OpenEndedPrinter(self.terminate))
         self.culprit: str | None = None
-        self._when_started = when_started
-        self._stop_when_started = False
-        watched, held = os.pipe()
-        self._held: int | None = held
-        self._process_ctor = partial(KeptProcess, redis_url=redis_url, watched=watched, held=held)
+        self._redis_url, self._when_started = redis_url, when_started
+        self._keepers: dict[str, KeeperProcess] = {}
+        self._messages: Any = _fork.Queue()
+        self._colours = get_colours()
+        self._printer = Printer(sys.stdout, width=len(SYSTEM))
+        self._pipe = os.pipe()
+        self._signal: signal.Signals | None = None
+        self._has_started = self._stopping = False
+        self._kill_s: float | None = None
 
     def keep(self, name: str, arguments: list[str], env: Mapping[str, str]) -> None:
-        """Run `fleet ARGUMENTS` as process `name` once `loop` runs."""
-        self.add_process(name, arguments, env=dict(env))
+        """Run `fleet ARGUMENTS` as process `name` once `loop` is called."""
+        colour = next(self._colours)
+        self._keepers[name] = KeeperProcess(name, arguments, env, colour, redis_url=self._redis_url, pipe=self._pipe)
+        self._printer.width = max(self._printer.width, len(name))
 
-    def _start(self) -> None:
-        for name in self._processes:
-            self._fork(name)
-        while not self._all_started():
-            message = self.events.get()
-            if message.type == "start":
-                self._processes[message.name]["pid"] = message.data["pid"]
-            elif message.type == "stop":
-                self._processes[message.name]["returncode"] = message.data["returncode"]
-            else:
-                self._printer.write(message)
-        if self._stop_when_started:
-            self.terminate()
-        # Only now: a thread started earlier could hold a lock while this process forks.
-        self._when_started()
+    def loop(self) -> None:
+        """Start all processes; return once all have ended and their output is printed."""
+        for signum in STOP_SIGNALS:
+            signal.signal(signum, self._note_signal)
+        for keeper in self._keepers.values():
+            keeper.fork(self._messages)
+        while self._handle_message() or not self._all_ended():
+            if self._signal is not None and not self._stopping:
+                self._print(f"{self._signal.name} received")
+                self._stop()
+            if not self._stopping:
+                self._check_keepers()
+                self._report_start()
+            self._kill_overdue()
 
-    def _fork(self, name: str) -> None:
-        kept = self._processes[name]
-        kept["process"] = multiprocessing.get_context("fork").Process(name=name, target=kept["obj"].run, args=(self.events, True))
-        kept["process"].start()
+    def _note_signal(self, signum: int, _frame: object) -> None:
+        self._signal = self._signal or signal.Signals(signum)
 
-    def _any_stopped(self) -> bool:
-        """Asked at every turn of honcho's loop; a keeper that was killed did not say so itself."""
-        for name, kept in self._processes.items():
-            if "returncode" not in kept and not self._terminating and not kept["process"].is_alive():
-                self._replace(name, kept)
-        return super()._any_stopped()
+    def _handle_message(self) -> bool:
+        """Handle the next message of a keeper; return False if none arrived in time."""
+        try:
+            message: Message = self._messages.get(timeout=POLL_S)
+        except queue.Empty:
+            return False
+        keeper = self._keepers[message.name]
+        if message.type == "line":
+            self._write(message)
+        elif message.type == "start":
+            if self._has_started:
+                self._print(f"{keeper.name} started (pid={message.data})")
+            keeper.pid = message.data
+        else:
+            self._print(f"{keeper.name} stopped (rc={message.data})")
+            self._end_keeper(keeper, message.data)
+        return True
 
-    def _replace(self, name: str, kept: dict[str, Any]) -> None:
-        status = kept["process"].exitcode
-        if status == 0:
-            # It ended in order; its last message is on its way.
+    def _check_keepers(self) -> None:
+        """Replace keepers that were killed: those could not report their end."""
+        for keeper in self._keepers.values():
+            status = keeper.exit_status
+            if keeper.status is not None or status is None or status == 0:
+                continue  # running, or its last message is on its way
+            if status > 0:
+                self._end_keeper(keeper, status)
+                return
+            killed_by = signal.Signals(-status).name
+            self._print(f"the keeper of {keeper.name} was lost (killed by {killed_by}); starting both again")
+            keeper.fork(self._messages, predecessor=keeper.pid)
+
+    def _report_start(self) -> None:
+        """Call `when_started` once: only now, because a thread started earlier could hold a lock while this process forks."""
+        if not self._has_started and all(keeper.pid is not None for keeper in self._keepers.values()):
+            self._has_started = True
+            self._when_started()
+
+    def _end_keeper(self, keeper: KeeperProcess, status: int) -> None:
+        keeper.status = status
+        if not self._stopping:
+            self.culprit = keeper.name
+            self._stop()
+        self._kill_s = self._kill_s or time.monotonic() + KILL_AFTER_S
+
+    def _stop(self) -> None:
+        """Stop all keepers by closing the pipe that they watch."""
+        if self._stopping:
             return
-        if status > 0:
-            kept["returncode"] = status
+        self._stopping = True
+        self._print("stopping the fleet")
+        os.close(self._pipe[1])
+
+    def _kill_overdue(self) -> None:
+        if self._kill_s is None or time.monotonic() < self._kill_s:
             return
-        self._system_print(f"the keeper of {name} was lost (killed by {signal.Signals(-status).name}); starting both again\n")
-        kept["obj"].predecessor = kept["pid"]
-        self._fork(name)
+        self._kill_s = time.monotonic() + KILL_AFTER_S
+        for keeper in self._keepers.values():
+            if keeper.status is None and keeper.pid is not None and keeper.exit_status is None:
+                self._print(f"sending SIGKILL to {keeper.name} (pid {keeper.pid})")
+                kill_all(keeper.pid)
 
-    def _all_stopped(self) -> bool:
-        return all("returncode" in kept or not kept["process"].is_alive() for kept in self._processes.values())
+    def _all_ended(self) -> bool:
+        return self._stopping and all(
+            keeper.status is not None or keeper.exit_status is not None for keeper in self._keepers.values()
+        )
 
-    def _killall(self, force: bool = False) -> None:
-        """Asking is closing the pipe; see the top of this file. Honcho asks once and forces until all have ended."""
-        if self._held is not None:
-            self._system_print("stopping the fleet\n")
-            os.close(self._held)
-            self._held = None
-        if force:
-            super()._killall(force=True)
+    def _print(self, text: str) -> None:
+        self._write(Message(type="line", data=text, time=datetime.now(), name=SYSTEM, colour=None))
 
-    def terminate(self) -> None:
-        if not self._all_started():
-            self._stop_when_started = True
-            return
-        if not self._terminating:
-            self.culprit = next((name for name, process in self._processes.items() if "returncode" in process), None)
-        super().terminate()
+    def _write(self, message: Message) -> None:
+        """Print until the reader is gone (`fleet up | head`): that stops the fleet, and the rest is dropped."""
+        try:
+            self._printer.write(message)
+        except BrokenPipeError:
+            # The descriptor itself, or the last flush at exit would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._stop()

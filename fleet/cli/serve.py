@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, open_serving, secure_data_dir
-from fleet.cli.keep import keep
+from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, open_serving_deployment, secure_data_dir
+from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.config.safety import refuse_unsafe
 from fleet.core.errors import ConfigError
@@ -30,9 +30,9 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     """
     deployment = open_deployment(config, set_)
     if kept:
-        from fleet.cli.supervise import alone_at
+        from fleet.cli.supervise import make_alone_check
 
-        alone = alone_at(deployment.redis_url) if deployment.embedded_redis else None
+        alone = make_alone_check(deployment.redis_url) if deployment.embedded_redis else None
         raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], alone)))
     if not deployment.embedded_redis:
         _idle("redis: REDIS_URL names a server; there is nothing to run here")
@@ -55,7 +55,7 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
     Example: fleet conductor
     """
-    deployment = open_serving(config, set_)
+    deployment = open_serving_deployment(config, set_)
     if kept:
         raise typer.Exit(_keep_fenced(["conductor", *passed_on(config, set_)], deployment))
     _await_redis(deployment)
@@ -78,7 +78,7 @@ def worker(
 
     Example: fleet worker thinker --set stages.thinker.max_batch=8
     """
-    deployment = open_serving(config, set_)
+    deployment = open_serving_deployment(config, set_)
     serves = deployment.config.role(role)
     from fleet.worker.peers import read_peer_access
 
@@ -111,7 +111,7 @@ def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, r
     Example: fleet web --set web.port=8001
     """
     set_ = with_read_only(set_, read_only)
-    deployment = open_serving(config, set_)
+    deployment = open_serving_deployment(config, set_)
     refuse_unsafe(deployment.config, deployment.settings)
     if kept:
         raise typer.Exit(_keep_fenced(["web", *passed_on(config, set_)], deployment))
@@ -132,10 +132,10 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: RoleName | 
 
     `role`: what it serves, whose requests wait while it is started.
     """
-    from fleet.cli.supervise import WorkerStarts, fence_at
+    from fleet.cli.supervise import WorkerStarts, make_fence
 
     starts = WorkerStarts(deployment.redis_url, role) if role else None
-    fence = fence_at(deployment.redis_url, arguments[0], role or "")
+    fence = make_fence(deployment.redis_url, arguments[0], role or "")
     return asyncio.run(keep(arguments, when_dead=fence, starts=starts))
 
 

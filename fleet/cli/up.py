@@ -11,7 +11,7 @@ import typer
 import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, check_data_dir, open_serving, secure_data_dir
+from fleet.cli.deployment import Deployment, check_data_dir, open_serving_deployment, secure_data_dir
 from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
@@ -42,7 +42,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     """
     from fleet.cli.manager import FleetManager
 
-    deployment = open_serving(config, with_read_only(set_, read_only))
+    deployment = open_serving_deployment(config, with_read_only(set_, read_only))
     refuse_unsafe(deployment.config, deployment.settings)
     _check_peers(deployment.config)
     _check_redis(deployment)

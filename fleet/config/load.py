@@ -5,9 +5,9 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from fleet.config.check import first_broken_rule
-from fleet.config.explain import Problem, first_problem
-from fleet.config.names import dotted, shown
+from fleet.config.names import format_value, join_path
+from fleet.config.problems import Problem, first_problem
+from fleet.config.rules import find_first_problem
 from fleet.config.schema import FleetConfig
 from fleet.config.yaml_text import Malformed, parse_yaml
 from fleet.core.errors import ConfigError
@@ -27,7 +27,7 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConf
         config = FleetConfig.model_validate(tree)
     except ValidationError as error:
         raise _refusal(path, overrides, first_problem(error)) from error
-    problem = first_broken_rule(config)
+    problem = find_first_problem(config)
     if problem is not None:
         raise _refusal(path, overrides, problem)
     return config
@@ -42,10 +42,10 @@ def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {shown(text)}: write KEY=VALUE, such as --set web.port=8001", param="--set")
+            raise ConfigError(f"--set {format_value(text)}: write KEY=VALUE, such as --set web.port=8001", param="--set")
         parts = _parts(key)
         if not all(parts):
-            raise ConfigError(f"--set {shown(text)}: a part of the key is empty; write it as in web.port", param="--set")
+            raise ConfigError(f"--set {format_value(text)}: a part of the key is empty; write it as in web.port", param="--set")
         _set(result, parts, _parse(parts, value), text)
     return result
 
@@ -60,8 +60,8 @@ def _parse(parts: list[str], value: str) -> object:
     try:
         return parse_yaml(value)
     except Malformed as error:
-        at = dotted([*parts, error.field]) if error.field else dotted(parts)
-        raise ConfigError(f"--set {at}: {shown(value)} is not a YAML value: {error.problem}", param=at) from error
+        at = join_path([*parts, error.field]) if error.field else join_path(parts)
+        raise ConfigError(f"--set {at}: {format_value(value)} is not a YAML value: {error.problem}", param=at) from error
 
 
 def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
@@ -71,8 +71,8 @@ def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
         if child is None:
             child = node[part] = {}
         if not isinstance(child, dict):
-            field = dotted(path[:depth])
-            raise ConfigError(f"--set {shown(text)}: {field} is a value, not a section; set {field} itself", param=field)
+            field = join_path(path[:depth])
+            raise ConfigError(f"--set {format_value(text)}: {field} is a value, not a section; set {field} itself", param=field)
         node = cast(Tree, child)
     node[path[-1]] = value
 

@@ -9,7 +9,7 @@ _HUGE_BITS = 256
 _YAML_WORDS = {None: "null", True: "true", False: "false"}
 
 
-def dotted(path: Sequence[str | int]) -> str:
+def join_path(path: Sequence[str | int]) -> str:
     """`("web", "port")` as the user would write it; a part that is no plain word is quoted."""
     return ".".join(_plain(str(part)) for part in path)
 
@@ -18,7 +18,7 @@ def _plain(part: str) -> str:
     return part if part and part.isprintable() and " " not in part and len(part) <= _SHOWN_CHARS else repr(part)[:_SHOWN_CHARS]
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in one short line."""
     if value is None or isinstance(value, bool):
         return _YAML_WORDS[value]
@@ -30,14 +30,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
+def find_nearest(name: object, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one resembles most, whatever its case; None where none does."""
     by_lower = {one.lower(): one for one in known}
     near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=_CUTOFF)
     return by_lower[near[0]] if near else None
 
 
-def meant(name: object, known: Iterable[str]) -> str:
+def suggest(name: object, known: Iterable[str]) -> str:
     """`; did you mean X?`, or nothing."""
-    near = nearest(name, known)
+    near = find_nearest(name, known)
     return f"; did you mean {near}?" if near else ""

@@ -22,5 +22,5 @@ class Role:
     next: RoleName | None = None
 
 
-def half(stage: StageName, which: str) -> RoleName:
+def half_role_name(stage: StageName, which: str) -> RoleName:
     return RoleName(f"{stage}.{which}")

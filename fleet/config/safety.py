@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from fleet.config.schema import FleetConfig, WebConfig
-from fleet.config.settings import Settings, is_example, plain
+from fleet.config.settings import EnvironmentSettings, is_example, normalize_secret
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import ConfigError
 
@@ -50,7 +50,7 @@ class Finding:
         return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "OK"
 
 
-Check = Callable[[FleetConfig, Settings], Iterator[Finding]]
+Check = Callable[[FleetConfig, EnvironmentSettings], Iterator[Finding]]
 
 
 def is_loopback(host: str) -> bool:
@@ -62,14 +62,14 @@ def is_loopback(host: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
-def gateway_address(config: FleetConfig, _settings: Settings) -> Iterator[Finding]:
+def gateway_address(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     web = config.web
     host = f"[{web.host}]" if ":" in web.host else web.host
     reach = "this machine only" if is_loopback(web.host) else "other machines can reach it"
     yield Finding(subject="gateway address", value=f"{web.scheme}://{host}:{web.port}, {reach}")
 
 
-def gateway_asks_for_a_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def gateway_asks_for_a_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     key, host = settings.api_key, config.web.host
     permitted = "security.allow_no_key" if config.security.allow_no_key else ""
     permit = "or permit it: --set security.allow_no_key=true"
@@ -93,24 +93,24 @@ def gateway_asks_for_a_key(config: FleetConfig, settings: Settings) -> Iterator[
 
 def _is_placeholder(key: str, *, everywhere: bool) -> bool:
     """Return True for a key that stands where one is to be put; `everywhere`: for one that is never meant, on loopback either."""
-    core = plain(key)
+    core = normalize_secret(key)
     return len(set(core)) < 2 or is_example(key) or (not everywhere and core in PLACEHOLDERS)
 
 
-def any_origin_needs_a_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def any_origin_needs_a_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     origins, param = config.web.allowed_origins, "web.allowed_origins"
-    refusal = any_origin_refusal(config.web) if settings.api_key is None else ""
+    refusal = find_any_origin_refusal(config.web) if settings.api_key is None else ""
     yield Finding(subject="web origins", value=", ".join(origins) or "own pages only", refusal=refusal, param=param)
 
 
-def any_origin_refusal(web: WebConfig) -> str:
+def find_any_origin_refusal(web: WebConfig) -> str:
     """Return why a gateway without a key cannot allow these origins, "" if it can."""
     if ANY_ORIGIN not in web.allowed_origins:
         return ""
     return f"web.allowed_origins: * lets every web page use a gateway without a key; set {KEY}, or list the origins"
 
 
-def metrics_ask_for_the_key(config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def metrics_ask_for_the_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     opened = config.web.open_metrics and settings.api_key is not None
     value = "/metrics is served without the API key" if opened else "/metrics asks for the API key, if one is set"
     permitted = "web.open_metrics" if opened else ""
@@ -120,13 +120,13 @@ def metrics_ask_for_the_key(config: FleetConfig, settings: Settings) -> Iterator
 GATEWAY_CHECKS: tuple[Check, ...] = (gateway_address, gateway_asks_for_a_key, any_origin_needs_a_key, metrics_ask_for_the_key)
 
 
-def findings(checks: Sequence[Check], config: FleetConfig, settings: Settings) -> Iterator[Finding]:
+def run_checks(checks: Sequence[Check], config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     for check in checks:
         yield from check(config, settings)
 
 
-def refuse_unsafe(config: FleetConfig, settings: Settings, checks: Sequence[Check] = GATEWAY_CHECKS) -> None:
+def refuse_unsafe(config: FleetConfig, settings: EnvironmentSettings, checks: Sequence[Check] = GATEWAY_CHECKS) -> None:
     """Raises: ConfigError for the first value that is unsafe and not permitted."""
-    for finding in findings(checks, config, settings):
+    for finding in run_checks(checks, config, settings):
         if finding.refused:
             raise ConfigError(finding.refusal, param=finding.param)

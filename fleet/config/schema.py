@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from fleet.config import values
-from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role, half
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role, half_role_name
 from fleet.config.values import Number, Whole
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
@@ -294,7 +294,7 @@ class FleetConfig(Strict):
         if given.split is None:
             return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby),)
         prefill, decode = given.split.prefill, given.split.decode
-        first, last = half(name, PREFILL_HALF), half(name, DECODE_HALF)
+        first, last = half_role_name(name, PREFILL_HALF), half_role_name(name, DECODE_HALF)
         return (
             Role(name=first, stage=name, walks=walks[:-1], replicas=prefill.replicas, standby=prefill.standby, next=last),
             Role(name=last, stage=name, walks=walks[-1:], replicas=decode.replicas, standby=decode.standby),
@@ -308,7 +308,7 @@ class FleetConfig(Strict):
         known = ", ".join(role.name for role in self.roles())
         raise ConfigError(f"role: this deployment has no role {name!r}; it has {known}", param="role")
 
-    def narrowed(self, role: Role) -> "FleetConfig":
+    def for_role(self, role: Role) -> "FleetConfig":
         """As the workers of a role see it: their half's own settings are the stage's."""
         given = self.stage(role.stage)
         if given.split is None:

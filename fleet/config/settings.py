@@ -18,7 +18,7 @@ _DATABASE = re.compile(r"/?[0-9]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EnvironmentSettings:
     """`redis_url` None means the embedded server; `api_key` None means no key is asked for."""
 
     redis_url: str | None
@@ -27,7 +27,7 @@ class Settings:
     port: int | None
 
 
-def read_settings(env: dict[str, str] | None = None) -> Settings:
+def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
     """Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL not an address."""
     env = dict(os.environ) if env is None else env
     port = env.get("FLEET_PORT") or None
@@ -35,7 +35,7 @@ def read_settings(env: dict[str, str] | None = None) -> Settings:
         fix = f"use a number from 1 to {MAX_PORT}, or 0 for a free one"
         raise ConfigError(f"FLEET_PORT: {port!r} is not a port; {fix}", param="FLEET_PORT")
     config = env.get("FLEET_CONFIG")
-    return Settings(
+    return EnvironmentSettings(
         redis_url=_redis_url(env.get("REDIS_URL")),
         config_path=Path(config) if config else None,
         api_key=_api_key(env.get("FLEET_API_KEY")),
@@ -85,11 +85,11 @@ def check_redis_placeholder(url: str | None) -> None:
 
 def is_example(secret: str) -> bool:
     """Return True for a secret that stands in the examples of `deploy/`, however it is spelt."""
-    core = plain(secret)
+    core = normalize_secret(secret)
     return any(part in core for part in _OF_EXAMPLES)
 
 
-def plain(secret: str) -> str:
+def normalize_secret(secret: str) -> str:
     """Return a secret without case, and without what people put around and between words: `<Change-Me>` is `changeme`."""
     return "".join(char for char in secret.casefold() if char.isalnum())
 

@@ -3,7 +3,7 @@
 import yaml
 from yaml.reader import ReaderError
 
-from fleet.config.names import dotted
+from fleet.config.names import join_path
 
 MAX_DEPTH = 16
 MAX_VALUES = 10_000
@@ -108,7 +108,7 @@ def _children(node: yaml.Node, path: tuple[str, ...]) -> list[tuple[yaml.Node, t
     for key, _ in node.value:
         name = _name(key)
         if name in lines:
-            raise Malformed(_twice(lines[name], _line(key)), field=dotted((*path, name)))
+            raise Malformed(_twice(lines[name], _line(key)), field=join_path((*path, name)))
         lines[name] = _line(key)
     return [(value, (*path, str(key.value))) for key, value in node.value]
 

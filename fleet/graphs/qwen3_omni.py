@@ -8,7 +8,7 @@ PREFILL, LAST_PREFILL, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("dec
 
 QWEN3_OMNI = Graph(
     name="qwen3_omni",
-    frontend="fleet.processing.qwen3_omni:Frontend",
+    frontend="fleet.processing.qwen3_omni:OmniFrontend",
     tiny="fleet.models.qwen3_omni.tiny:write_tiny_checkpoint",
     shipped="fleet.pocket:checkpoints/pocket",
     baseline="fleet.models.qwen3_omni.baseline",

@@ -7,7 +7,7 @@ LM = StageName("lm")
 
 TEXT = Graph(
     name="text",
-    frontend="fleet.processing.text:Frontend",
+    frontend="fleet.processing.text:TextFrontend",
     tiny="fleet.models.causal_lm.tiny:write_tiny_checkpoint",
     media={EdgeName("text"): "text"},
     stages=(

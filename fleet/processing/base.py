@@ -44,7 +44,7 @@ class Message:
     content: TextPart | tuple[TextPart | AudioPart, ...]
 
 
-Given = TextPart | tuple[int, ...]
+GivenAnswer = TextPart | tuple[int, ...]
 """An answer that is not drawn: all of it, as text; or the tokens it begins with, which are all of it if an end token is last."""
 
 
@@ -62,7 +62,7 @@ class ChatRequest:
     sampling: dict[StageName, Sampling] = field(default_factory=dict[StageName, Sampling])
     spoken: bool = False
     voice: str | None = None
-    given: Given = ()
+    given: GivenAnswer = ()
     created_us: int = 0
     where: str = "messages"
     voice_where: str = "audio.voice"

@@ -12,7 +12,7 @@ _CUTS = (
 )
 
 
-def pieces_of(text: str, fits: Callable[[str], bool]) -> list[str]:
+def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
     """As few pieces as may be, each of which fits: of whole sentences, else of their parts, of words, of characters.
 
     Invariants: the pieces joined are the text; only a single character may not fit.

@@ -7,10 +7,10 @@ from tokenizers import Tokenizer
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
-from fleet.processing.base import ChatRequest, Given, Message, TextPart
+from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
 from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids
-from fleet.processing.pieces import pieces_of
+from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 
 MAX_CHARS_PER_TOKEN = 32
@@ -55,7 +55,7 @@ class PromptBuilder:
         if len(ids) > self.limits.max_prompt_tokens:
             raise ContextLengthExceeded.of(where, self.limits.max_prompt_tokens, f"the prompt has {len(ids)} tokens")
 
-    def given_ids(self, given: Given) -> tuple[int, ...]:
+    def given_ids(self, given: GivenAnswer) -> tuple[int, ...]:
         """A text's tokens, and the one that ends an answer.
 
         Raises: BadInput if it holds a control token, or nothing that the model can say.
@@ -69,7 +69,7 @@ class PromptBuilder:
 
     def pieces(self, text: TextPart, max_tokens: int) -> list[str]:
         """The text in pieces of at most so many tokens, the end token included; those that have none are left out."""
-        cut = pieces_of(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
+        cut = split_text(self.checked(text), lambda piece: len(self._encode(piece)) < max_tokens)
         return [piece for piece in cut if self._encode(piece)]
 
     def checked(self, part: TextPart) -> str:

@@ -13,8 +13,8 @@ from fleet.core.errors import BadInput, ConfigError, quoted
 from fleet.core.request import AudioClip, RequestSpec
 from fleet.processing.audio import Samples, decode_parts
 from fleet.processing.base import ChatRequest, Detokenizer, TextPart
-from fleet.processing.generation import checkpoint_sampling
 from fleet.processing.prompt import PromptBuilder
+from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from fleet.processing.template import read_json
 
 ANSWER_RATE_HZ = 24_000
@@ -44,7 +44,7 @@ VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
 """OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is taken."""
 
 
-class Frontend:
+class OmniFrontend:
     """Raises: ConfigError if the checkpoint lacks the tokenizer, the chat template or the ids it needs."""
 
     sample_rate_hz = ANSWER_RATE_HZ
@@ -60,8 +60,8 @@ class Frontend:
         self._hop_samples = _integer(features, "hop_length", 160)
         self._samples_per_frame = _samples_per_frame(_section(config, "code2wav_config"))
         self._sampling = {
-            "thinker": checkpoint_sampling(checkpoint),
-            "talker": checkpoint_sampling(checkpoint, "talker_"),
+            "thinker": read_checkpoint_sampling(checkpoint),
+            "talker": read_checkpoint_sampling(checkpoint, "talker_"),
         }
         self._speakers = sorted(str(name) for name in _section(talker, "speaker_id"))
 

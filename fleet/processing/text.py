@@ -8,27 +8,27 @@ from fleet.config.schema import Limits
 from fleet.core.errors import UnsupportedValue
 from fleet.core.request import RequestSpec
 from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Message, TextPart
-from fleet.processing.context import fitting, num_positions
-from fleet.processing.generation import checkpoint_sampling
+from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.processing.prompt import PromptBuilder
+from fleet.processing.sampling_defaults import read_checkpoint_sampling
 
 MAIN = "lm"
 """The graph's one stage."""
 
 
-class Frontend:
+class TextFrontend:
     """Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
 
     sample_rate_hz = 0
     audio_rate_hz = 0
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
-        self._positions = num_positions(checkpoint)
+        self._positions = read_num_positions(checkpoint)
         if self._positions is not None:
             longest = min(limits.max_prompt_tokens, self._positions - 1)
             limits = limits.model_copy(update={"max_prompt_tokens": longest})
         self._prompt = PromptBuilder(checkpoint, limits)
-        self._sampling = checkpoint_sampling(checkpoint)
+        self._sampling = read_checkpoint_sampling(checkpoint)
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
@@ -41,7 +41,7 @@ class Frontend:
             graph=chat.graph,
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
-            sampling={stage: fitting(one, len(ids), self._positions) for stage, one in chat.sampling.items()},
+            sampling={stage: limit_answer_length(one, len(ids), self._positions) for stage, one in chat.sampling.items()},
             given=self._prompt.given_ids(chat.given),
             created_us=chat.created_us,
         )

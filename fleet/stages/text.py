@@ -12,7 +12,7 @@ from fleet.engine.torch.answer import TOKEN
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
-from fleet.processing.context import fitting, num_positions
+from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
 from fleet.stages.lm_setup import end_ids_of, set_up
@@ -34,7 +34,7 @@ def build(options: BuildOptions) -> BuiltStage:
         dtype=setup.where.dtype,
         tiled=setup.where.tiled,
     )
-    tokenizer, positions = tokenizer_of(setup.folder), num_positions(setup.folder)
+    tokenizer, positions = tokenizer_of(setup.folder), read_num_positions(setup.folder)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
         return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
@@ -55,7 +55,7 @@ class TextAdapter:
         num_prompt = len(self._spec.prompt_ids)
         if self._positions is not None and num_prompt >= self._positions:
             raise ContextLengthExceeded.of("messages", self._positions - 1, f"the prompt has {num_prompt} tokens")
-        sampling = fitting(sampling_of(self._spec, TEXT, LM), num_prompt, self._positions)
+        sampling = limit_answer_length(sampling_of(self._spec, TEXT, LM), num_prompt, self._positions)
         params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
         history = self._tokens.history(made)
         request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history)

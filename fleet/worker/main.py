@@ -257,7 +257,7 @@ def run_worker(
 ) -> None:  # fmt: skip
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
     serves = config.role(role)
-    config = config.narrowed(serves)
+    config = config.for_role(serves)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
     built = build_stage(config, serves.stage, folder)

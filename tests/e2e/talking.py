@@ -14,7 +14,7 @@ import soxr
 from playwright.sync_api import Page, expect
 
 from fleet.config.schema import WebConfig
-from fleet.processing.voiced import LeadingSilence
+from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
 from tests.web.realtime import spoken
@@ -48,7 +48,7 @@ class Fleet:
         """All of an answer's, once more from the log, without the leading silence that is not sent."""
         told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
         assert told.status_code == 200, told.text
-        silence = LeadingSilence(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
+        silence = LeadingSilenceTrimmer(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
         return np.frombuffer(silence.feed(told.content[44:]) + silence.finish(), "<i2")
 
     def story(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -97,8 +97,9 @@ def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]
 
 def answers(page: Page) -> list[dict[str, Any]]:
     """The page's, oldest first."""
-    wanted = "({ responseId, requestId, serial, text, kept, received, played, cut, done, underruns, itemId })"
-    return cast("list[dict[str, Any]]", js(page, f"[...fleetVoice.talk.answers.values()].map({wanted} => {wanted})"))
+    answers = "fleetVoice.conversation.responses.byId.values()"
+    wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
+    return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
 
 
 def ready(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""The `fleet` command as a person meets it: real processes, real signals, and one clear line for each mistake."""
+"""The `fleet` command as its users see it: help, one line for each mistake, signals and exit statuses."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from fleet.cli.main import app
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, free_port, server_command
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import Running, cli_env, redis_answers, run_cli, start_cli, wait_until
+from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, start_cli, wait_until
 
 NOWHERE = "redis://127.0.0.1:1"
 COMMANDS = (
@@ -31,7 +31,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "
 
 
 @pytest.fixture
-def taken_port() -> Iterator[int]:
+def used_port() -> Iterator[int]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -47,15 +47,15 @@ def ping(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_teaches_itself(command: tuple[str, ...]) -> None:
+def test_command_help_has_an_example(command: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*command, "--help"])
     assert done.exit_code == 0, done.output
     assert "Example" in done.output
 
 
-def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
+def test_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
     assert run_cli("nonsense", cwd=tmp_path).returncode == 2
-    assert run_cli("worker", cwd=tmp_path).returncode == 2
+    assert call_cli("worker", cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_a_usage_mistake_ends_with_status_2(tmp_path: Path) -> None:
         ("up --set checkpoint=unweighted", "unweighted has no weights (*.safetensors)"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path: Path) -> None:
+def test_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("graph: [")
     (tmp_path / "empty").mkdir()
     (tmp_path / "unweighted").mkdir()
     (tmp_path / "unweighted" / "config.json").write_text("{}")
     ports = {"FLEET_PORT": str(free_port())}
     free = redis_options(tmp_path / "r") if command.startswith("up") else []
-    done = run_cli(*command.split(), *free, cwd=tmp_path, env=ports)
+    done = call_cli(*command.split(), *free, cwd=tmp_path, env=ports)
     assert done.returncode == 1
     assert done.stderr.startswith("fleet: ") and message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
 @pytest.mark.parametrize(("graph", "role"), [("text", "lm"), ("qwen3_omni", "thinker")])
-def test_a_worker_of_a_damaged_checkpoint_ends_in_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
+def test_worker_with_damaged_checkpoint_ends_with_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
     folder = write_tiny(graph, tmp_path / "damaged", 0)
     with (folder / "model.safetensors").open("r+b") as weights:
         weights.truncate(weights.seek(-100, os.SEEK_END))
@@ -100,8 +100,8 @@ def test_a_worker_of_a_damaged_checkpoint_ends_in_one_line(graph: str, role: str
 
 
 @pytest.mark.parametrize("command", ["status", "jobs list"])
-def test_an_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
-    done = run_cli(*command.split(), cwd=tmp_path, env={"REDIS_URL": NOWHERE})
+def test_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
+    done = call_cli(*command.split(), cwd=tmp_path, env={"REDIS_URL": NOWHERE})
     assert done.returncode == 1
     assert f"no Redis answers at {NOWHERE}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
@@ -109,7 +109,7 @@ def test_an_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded_port(tmp_path: Path) -> Iterator[int]:
-    """A Redis that asks for the password "right"."""
+    """Port of a Redis whose password is "right"."""
     port = free_port()
     command = [*server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)), "--requirepass", "right"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
@@ -122,31 +122,31 @@ def guarded_port(tmp_path: Path) -> Iterator[int]:
     ("user", "message"),
     [(":wrong@", "refuses the password in REDIS_URL"), ("", "asks for a password and REDIS_URL has none")],
 )
-def test_a_wrong_redis_password_is_named_at_once(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
-    """`worker` waits ten seconds for a Redis that does not answer; one that says no is not waited for."""
+def test_wrong_redis_password_is_reported_without_waiting(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
+    """`worker` waits ten seconds for a Redis that does not answer, but not for one that refuses the password."""
     for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
-        done = run_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
+        done = call_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert message in done.stderr and "redis://:PASSWORD@HOST:PORT" in done.stderr
         assert "no Redis answers" not in done.stderr and "wrong" not in done.stderr
 
 
-def test_a_needless_redis_password_is_named(redis_url: str, tmp_path: Path) -> None:
-    done = run_cli("status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")})
+def test_unneeded_redis_password_is_reported(redis_url: str, tmp_path: Path) -> None:
+    done = call_cli("status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")})
     assert done.returncode == 1
     assert "has no password set and REDIS_URL gives one" in done.stderr and "needless" not in done.stderr
 
 
-def test_config_prints_a_file_that_reads_back_the_same(tmp_path: Path) -> None:
-    first = run_cli("config", "--set", "web.port=8123", cwd=tmp_path)
+def test_config_output_is_a_valid_equal_configuration(tmp_path: Path) -> None:
+    first = call_cli("config", "--set", "web.port=8123", cwd=tmp_path)
     (tmp_path / "resolved.yaml").write_text(first.stdout)
-    second = run_cli("config", "--config", "resolved.yaml", cwd=tmp_path)
+    second = call_cli("config", "--config", "resolved.yaml", cwd=tmp_path)
     assert second.stdout.splitlines()[1:] == first.stdout.splitlines()[1:]
     assert "  port: 8123" in first.stdout
 
 
-def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> None:
+def test_redis_data_survives_a_restart(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path) as server:
         server.wait_for(f"unix://{data}/redis.sock, data in {data}")
@@ -162,7 +162,7 @@ def test_redis_serves_durably_and_ends_with_its_own_status(tmp_path: Path) -> No
             assert client.get("kept") == "yes"
 
 
-def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> None:
+def test_redis_reads_append_only_file_of_older_server(tmp_path: Path) -> None:
     """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
     data = tmp_path / "data"
     data.mkdir()
@@ -174,27 +174,27 @@ def test_redis_reads_an_append_only_file_of_an_older_server(tmp_path: Path) -> N
             assert client.get("kept") == "yes"
 
 
-def test_one_folder_is_served_once(tmp_path: Path) -> None:
+def test_second_redis_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", *redis_options(data), cwd=tmp_path) as server:
         wait_until(lambda: ping(data), "Redis to answer")
-        second = run_cli("redis", *redis_options(data, free_port()), cwd=tmp_path)
+        second = call_cli("redis", *redis_options(data, free_port()), cwd=tmp_path)
         assert second.returncode == 1
         assert f"{tmp_path / 'data'} is already served by process {server.process.pid}" in second.stderr
-        assert ping(data), "the first server must not notice"
+        assert ping(data), "the first server is not affected"
 
 
-def test_a_taken_port_is_named(tmp_path: Path, taken_port: int) -> None:
-    for arguments, key in ((["redis"], "redis.port"), (["up"], "redis.port")):
-        done = run_cli(*arguments, *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+def test_port_in_use_is_reported(tmp_path: Path, used_port: int) -> None:
+    data = redis_options(tmp_path / "data", used_port)
+    for done in (run_cli("redis", *data, cwd=tmp_path), call_cli("up", *data, cwd=tmp_path)):
         assert done.returncode == 1
-        assert f"{key}: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
-    done = run_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={taken_port}", cwd=tmp_path)
+        assert f"redis.port: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
+    done = call_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={used_port}", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"web.port: 127.0.0.1:{taken_port} cannot be listened on" in done.stderr
+    assert f"web.port: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
 
 
-def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None:
+def test_redis_command_idles_if_redis_url_is_set(tmp_path: Path) -> None:
     with start_cli("redis", cwd=tmp_path, env={"REDIS_URL": "redis://:secret@elsewhere:6379"}) as idle:
         idle.wait_for("REDIS_URL names a server; there is nothing to run here")
         assert "secret" not in idle.output()
@@ -202,13 +202,13 @@ def test_redis_idles_where_the_environment_names_another(tmp_path: Path) -> None
     assert not (tmp_path / ".fleet").exists()
 
 
-def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path) -> None:
+def test_kept_redis_is_restarted_after_a_kill_and_stops_with_its_keeper(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
         wait_until(lambda: ping(data), "Redis to answer")
         killed = only_child(kept)
         killed.kill()
-        kept.wait_for("redis was killed by SIGKILL; starting it again")
+        kept.wait_for("redis was killed by SIGKILL; restarting it")
         wait_until(lambda: ping(data), "Redis to answer again")
         second = only_child(kept)
         assert second.pid != killed.pid
@@ -216,7 +216,7 @@ def test_a_kept_redis_comes_back_after_a_kill_and_goes_when_told(tmp_path: Path)
     wait_until(lambda: not second.is_running(), "the server to be gone")
 
 
-def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None:
+def test_kept_command_ends_with_a_killed_keeper(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with start_cli("redis", "--keep", *redis_options(data), cwd=tmp_path) as kept:
         wait_until(lambda: ping(data), "Redis to answer")
@@ -225,10 +225,10 @@ def test_a_kept_command_does_not_outlive_a_killed_keeper(tmp_path: Path) -> None
         wait_until(lambda: not server.is_running(), "the server to be gone")
 
 
-def test_a_kept_command_that_cannot_start_is_given_up(tmp_path: Path, taken_port: int) -> None:
-    done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", taken_port), cwd=tmp_path)
+def test_kept_command_that_cannot_start_is_not_restarted(tmp_path: Path, used_port: int) -> None:
+    done = run_cli("redis", "--keep", *redis_options(tmp_path / "data", used_port), cwd=tmp_path)
     assert done.returncode == 1
-    assert "redis ended with status 1 and is not started again" in done.stderr
+    assert "redis ended with status 1 and is not restarted" in done.stderr
 
 
 def only_child(running: Running) -> psutil.Process:
@@ -236,50 +236,50 @@ def only_child(running: Running) -> psutil.Process:
     return child
 
 
-def test_status_of_an_empty_fleet_names_what_is_missing(redis_url: str, tmp_path: Path) -> None:
+def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": redis_url}
-    shown = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
+    shown = json.loads(call_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
     counts = ("queue_depth", "lag", "workers", "draining", "standby", "starting", "running", "capacity")
     idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     assert shown == {"workers": [], "missing_roles": roles, "live_requests": 0, "refused": {}}
-    table = run_cli("status", "--once", cwd=tmp_path, env=env).stdout
+    table = call_cli("status", "--once", cwd=tmp_path, env=env).stdout
     assert "0 live requests; nobody serves " + ", ".join(roles) in table
     assert all(heading in table for heading in ("queued", "oldest", "lag", "workers", "running"))
     assert table.count("0/0") == len(roles), table
 
 
-def test_status_on_a_terminal_is_live_until_interrupted(redis_url: str, tmp_path: Path) -> None:
-    ours, theirs = os.openpty()
+def test_status_on_a_terminal_refreshes_until_interrupted(redis_url: str, tmp_path: Path) -> None:
+    reader, terminal = os.openpty()
     env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
-    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would whatever it starts.
+    # The tests may be a shell's background job, which ignores Ctrl-C, as would the processes that it starts.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "fleet.cli", "status"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=terminal, stderr=terminal)
     seen = bytearray()
 
     def shown_twice() -> bool:
-        seen.extend(os.read(ours, 4096))
+        seen.extend(os.read(reader, 4096))
         return seen.count(b"live requests") >= 2
 
     wait_until(shown_twice, "the table to be drawn again", timeout_s=20)
     process.send_signal(signal.SIGINT)
-    os.set_blocking(ours, False)
+    os.set_blocking(reader, False)
 
     def has_ended() -> bool:
-        # Read on: a terminal that nobody reads fills up, and then the process waits for it.
+        # Keep reading: the process blocks once the terminal's buffer is full.
         with contextlib.suppress(BlockingIOError):
-            seen.extend(os.read(ours, 65_536))
+            seen.extend(os.read(reader, 65_536))
         return process.poll() is not None
 
     wait_until(has_ended, "the command to end", timeout_s=20)
     assert process.returncode == 0
-    os.close(theirs)
-    os.close(ours)
+    os.close(terminal)
+    os.close(reader)
     assert b"Traceback" not in seen
 
 
-def test_an_unreachable_redis_stops_a_worker_in_bounded_time(tmp_path: Path) -> None:
+def test_worker_without_redis_ends_in_bounded_time(tmp_path: Path) -> None:
     role = GRAPHS[DEFAULT_GRAPH].stages[0].name
     done = run_cli("worker", role, cwd=tmp_path, env={"REDIS_URL": NOWHERE}, timeout_s=30)
     assert done.returncode == 1

@@ -47,7 +47,7 @@ def url(port: int, tmp_path: Path) -> Iterator[str]:
     """REDIS_URL of the example, led to that server, with certificates made by the commands of deploy/README.md."""
     made = tmp_path / "tls"
     made.mkdir()
-    commands = "\n".join(re.findall(r"^    (openssl (?:req|x509) .*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE))
+    commands = "\n".join(re.findall(r"^(openssl (?:req|x509) .*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE))
     commands = commands.replace("DNS:redis,", "DNS:localhost,")
     subprocess.run(["bash", "-ec", commands], cwd=made, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -92,7 +92,7 @@ def test_a_dead_worker_is_fenced_told_and_started_again_with_growing_pauses(
 
 def failures(fleet: Running) -> list[tuple[str, str]]:
     """(pause in seconds, first of the last lines) of each telling that the worker ended with status 1."""
-    told = rf"worker {ROLE} ended with status 1; starting it again in ([0-9.]+) s; it said last:\n.*?\|   (.*)\n"
+    told = rf"worker {ROLE} ended with status 1; restarting it in ([0-9.]+) s; its last lines:\n.*?\|   (.*)\n"
     return re.findall(told, fleet.output())
 
 
@@ -106,7 +106,7 @@ def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_pa
         kept.wait_for(f"worker {first} is ready")
         request = give_request_to(redis_url, first)
         process_of(first).kill()
-        kept.wait_for(f"worker {ROLE} was killed by SIGKILL; starting it again in 0.1 s; it said last:\n  .*{first} is ready\n")
+        kept.wait_for(f"worker {ROLE} was killed by SIGKILL; restarting it in 0.1 s; its last lines:\n  .*{first} is ready\n")
         worker_of(control, ROLE, other_than=first)
         assert control.zscore(keys.WORKERS, first) is None, "the next one starts only after the fencing"
         (death,) = [line for line in log_lines(redis_url) if line.level in ("warning", "error")]
@@ -152,7 +152,7 @@ def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: 
         assert not fence_process(redis_url, dead.pid, process, "SIGKILL", role)
     led, stood_by, loading = log_lines(redis_url)
     assert (led.level, led.process, led.worker) == ("warning", "conductor", leader) and f"{leader} died (SIGKILL)" in led.message
-    assert "`fleet conductor`, died (SIGKILL); it did not lead" in stood_by.message and stood_by.process == "conductor"
+    assert "`fleet conductor`, died (SIGKILL); it was not the leader" in stood_by.message and stood_by.process == "conductor"
     assert (loading.level, loading.process, loading.stage) == ("warning", "worker", ROLE)
     assert f"process {dead.pid} of" in loading.message and f"`fleet worker {ROLE}.decode`, died" in loading.message
 

@@ -43,7 +43,7 @@ def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fle
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     victim = next(process for process in family if process.pid == pids[ROLES[0]])
     victim.kill()
-    fleet.wait_for(f"worker {ROLES[0]} was killed by SIGKILL; starting it again")
+    fleet.wait_for(f"worker {ROLES[0]} was killed by SIGKILL; restarting it")
     wait_until(lambda: _pid_of(ROLES[0], tmp_path, env) not in (None, victim.pid), "another worker to join", timeout_s=30)
 
     family = psutil.Process(fleet.process.pid).children(recursive=True)

@@ -51,7 +51,7 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 def heard_out(page: Page) -> None:
     """The last answer was heard to its end."""
-    wait_js(page, "fleetVoice.talk.current?.done && !fleetVoice.player.playing && !fleetVoice.talk.current.live")
+    wait_js(page, "fleetVoice.conversation.current?.done && !fleetVoice.player.playing && !fleetVoice.conversation.current.live")
 
 
 def assert_heard_whole(page: Page, fleet: Fleet, answer: dict[str, Any]) -> None:
@@ -105,13 +105,13 @@ def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(br
     assert fleet.story(cut)["state"] in ("aborted", "finished")
     # what the model was told of the answer that was cut, beside what was really heard of it
     told = json.loads(fleet.story(answer)["body"])["messages"]
-    kept = [("assistant", cut["kept"])] if cut["kept"] else []
+    kept = [("assistant", cut["historyText"])] if cut["historyText"] else []
     assert [(one["role"], one["content"]) for one in told[:-1]] == [("user", LONG), *kept]
-    assert cut["text"].startswith(cut["kept"])
+    assert cut["text"].startswith(cut["historyText"])
     text, whole = fleet.said(LONG, VOICE)
     assert text.startswith(cut["text"].strip())
     heard = sum(1 for end in word_ends(text, VOICE, whole) if end <= cut["played"])
-    assert heard - 2 <= len(cut["kept"].split()) <= heard, (cut, heard)
+    assert heard - 2 <= len(cut["historyText"].split()) <= heard, (cut, heard)
 
 
 NOTE_STATES = """
@@ -128,7 +128,7 @@ def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, flee
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
-        page.locator("#walkie").check()
+        page.locator("#push-to-talk").check()
         page.locator("#choices summary").click()
         page.locator("#talk-button").focus()
         page.keyboard.press("Space")
@@ -136,7 +136,7 @@ def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, flee
         page.keyboard.down("Space")
         expect(page.locator("#state")).to_have_text("Hearing you")
         spoken_ms = 1000 * (LEAD_IN_S + len(speech(QUESTION)) / MIC_RATE_HZ)
-        wait_js(page, f"fleetVoice.talk.speech.sent.ms > {spoken_ms + 200}")
+        wait_js(page, f"fleetVoice.conversation.speech.sent.ms > {spoken_ms + 200}")
         assert not answers(page), "nobody but the speaker ends the turn"
         page.keyboard.up("Space")
         expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
@@ -192,7 +192,7 @@ def test_the_console_shows_a_worker_die_and_come_back(browsers: Browsers, fleet:
         for page in (overview, workers):
             expect(page.locator("#link")).to_have_text("live")
         ask(talk, LONG)
-        wait_js(talk, "fleetVoice.talk.current?.audible && fleetVoice.talk.current.requestId")
+        wait_js(talk, "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId")
         os.kill(victim["pid"], signal.SIGKILL)
         (answer,) = answers(talk)
         request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")

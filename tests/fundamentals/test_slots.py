@@ -54,7 +54,7 @@ async def test_a_short_prompt_that_overtakes_a_long_one_stops_neither(redis_url:
     role = "thinker.prefill"
     with thread_fleet(redis_url, *TIGHT, split, "edges.thought.credits=20", without=role) as fleet:
         engine = Reader()
-        whole = build_stage(fleet.config.narrowed(fleet.config.role(role)), THINKER, Path())
+        whole = build_stage(fleet.config.for_role(fleet.config.role(role)), THINKER, Path())
         fleet.add_worker(role, BuiltStage(engine=engine, adapter=whole.adapter))
         async with gateway(fleet) as client:
             expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]

@@ -15,7 +15,7 @@ from fleet.config.schema import Limits
 from fleet.core.ids import EdgeName, StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing.base import AudioPart, ChatRequest, Message, TextPart
-from fleet.processing.qwen3_omni import Frontend
+from fleet.processing.qwen3_omni import OmniFrontend
 from tests.oracle.oracle import Oracle, OracleAnswer
 
 RATE_HZ = 16000
@@ -91,7 +91,7 @@ CASES: tuple[Case, ...] = (
 
 
 def spec_of(
-    case: Case, frontend: Frontend, *, temperature: float | None = 0.0, seed: int = 0, sampling: Samplings = OF_GENERATE
+    case: Case, frontend: OmniFrontend, *, temperature: float | None = 0.0, seed: int = 0, sampling: Samplings = OF_GENERATE
 ) -> tuple[RequestSpec, bytes | None]:
     """The request as a gateway would make it, greedy unless told otherwise; without a temperature, at that of `sampling`."""
     said: dict[str, float] = {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
@@ -127,8 +127,8 @@ def expected(oracle: Oracle, spec: RequestSpec, blob: bytes | None, case: Case) 
     )
 
 
-def make_frontend(checkpoint: Path) -> Frontend:
-    return Frontend(checkpoint, Limits())
+def make_frontend(checkpoint: Path) -> OmniFrontend:
+    return OmniFrontend(checkpoint, Limits())
 
 
 def pcm16(wave: NDArray[np.float32]) -> NDArray[np.int16]:

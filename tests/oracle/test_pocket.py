@@ -14,7 +14,7 @@ from fleet.config import load_config
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Voice
 from fleet.processing.base import Message
-from fleet.processing.qwen3_omni import Frontend
+from fleet.processing.qwen3_omni import OmniFrontend
 from tests.harness import thread_fleet
 from tests.oracle.cases import RATE_HZ, TALKER, THINKER, Case, Samplings, expected, make_frontend, said, spec_of, user, wav_part
 from tests.oracle.oracle import Oracle
@@ -34,12 +34,12 @@ def checkpoint() -> Path:
 
 
 @pytest.fixture(scope="module")
-def frontend(checkpoint: Path) -> Frontend:
+def frontend(checkpoint: Path) -> OmniFrontend:
     return make_frontend(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def own(frontend: Frontend) -> Samplings:
+def own(frontend: OmniFrontend) -> Samplings:
     """How each stage draws where a request says nothing."""
     return stage_defaults(load_config(None, ()), frontend.sampling())
 
@@ -64,7 +64,7 @@ def _spoken_by(samples: np.ndarray) -> Message:
     return Message(role="user", content=(wav_part(soxr.resample(samples, SAMPLE_RATE_HZ, RATE_HZ)),))
 
 
-def assert_whole(answers: dict[str, Spoken], frontend: Frontend) -> None:
+def assert_whole(answers: dict[str, Spoken], frontend: OmniFrontend) -> None:
     """Text and speech end of themselves, and the speech is neither silence nor clipping."""
     for name, answer in answers.items():
         assert answer.ids[-1] in frontend.end_ids(), f"{name}: {TOKENS} tokens are no answer"
@@ -75,7 +75,7 @@ def assert_whole(answers: dict[str, Spoken], frontend: Frontend) -> None:
 
 
 async def test_greedy_answers_are_those_of_single_generate_calls(
-    redis_url: str, checkpoint: Path, frontend: Frontend, own: Samplings, cases: tuple[Case, ...]
+    redis_url: str, checkpoint: Path, frontend: OmniFrontend, own: Samplings, cases: tuple[Case, ...]
 ) -> None:
     oracle = Oracle(checkpoint)
     truth = {case.name: expected(oracle, *spec_of(case, frontend, sampling=own), case) for case in cases}
@@ -89,7 +89,7 @@ async def test_greedy_answers_are_those_of_single_generate_calls(
 async def test_a_drawn_answer_ends_has_sound_and_comes_again_with_its_seed(
     redis_url: str,
     checkpoint: Path,
-    frontend: Frontend,
+    frontend: OmniFrontend,
     own: Samplings,
     cases: tuple[Case, ...],
     temperature: float | None,

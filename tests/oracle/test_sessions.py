@@ -21,7 +21,7 @@ from fleet.engine.torch.passes import FastRunner, PassDone, TileRunner
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.processing.base import Message
-from fleet.processing.qwen3_omni import Frontend
+from fleet.processing.qwen3_omni import OmniFrontend
 from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, said, spec_of, speech_like, user, wav_part
 from tests.support import wait_until
@@ -45,7 +45,7 @@ Forward = Callable[[object, Entries], PassDone]
 class Conversation:
     """What was asked and answered so far. Answers go into the next prompt as they were drawn, token by token."""
 
-    frontend: Frontend
+    frontend: OmniFrontend
     temperature: float = 0.0
     messages: list[Message] = field(default_factory=list[Message])
     answers: list[list[int]] = field(default_factory=list[list[int]])
@@ -102,7 +102,7 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
     return Turn(got=got, spared=spared, computed=Counter(rows))
 
 
-def heard_by_talker(spec: RequestSpec, frontend: Frontend) -> int:
+def heard_by_talker(spec: RequestSpec, frontend: OmniFrontend) -> int:
     """Positions of user turns: those from a turn's start on, if the role after it is the user's."""
     start, by_user = (frontend._prompt.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))  # pyright: ignore[reportPrivateUsage]
     inside, count = False, 0
@@ -160,7 +160,7 @@ async def spared_of(client: FleetClient, spec: RequestSpec, stage: StageName) ->
     return next(task.cached_rows for task in view.tasks if task.stage == stage)
 
 
-def first_audio(spec: RequestSpec, frontend: Frontend) -> int:
+def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
     return next(at for at, token in enumerate(spec.prompt_ids) if token == frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
 
 

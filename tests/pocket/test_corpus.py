@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, encode, families, is_right, memory, sentences
-from fleet.pocket.corpus.families import TABLES, listed
+from fleet.pocket.corpus.families import TABLES, list_exchanges
 from fleet.pocket.corpus.salad import repeat, salad
 from fleet.pocket.corpus.text import number
 
@@ -28,8 +28,8 @@ def texts(split: Split, role: str | None = None) -> Iterator[str]:
     """Every sentence that a table of the split can make, and many that cannot be listed."""
     turns = (turn for dialogue in dialogues(split, NUM_DRAWN, seed=2) for turn in dialogue.turns)
     yield from (turn.text for turn in turns if role in (None, turn.role))
-    tells = [exchange for fact in memory.FACTS for exchange in fact.tell.exchanges(split)]
-    for exchange in [*tells, *(exchange for family in TABLES for exchange in listed(split, family))]:
+    tells = [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)]
+    for exchange in [*tells, *(exchange for family in TABLES for exchange in list_exchanges(split, family))]:
         yield exchange.question
         if role is None:
             yield exchange.answer
@@ -74,23 +74,23 @@ def test_no_held_out_sentence_is_one_of_training() -> None:
 
 
 def test_an_answer_said_to_be_new_is_no_answer_of_training() -> None:
-    trained = {text for family in TABLES for each in listed("train", family) for text in (each.question, each.answer)}
-    new = {each.answer for family in TABLES for each in listed("held_out", family) if each.is_new_answer}
+    trained = {text for family in TABLES for each in list_exchanges("train", family) for text in (each.question, each.answer)}
+    new = {each.answer for family in TABLES for each in list_exchanges("held_out", family) if each.is_new_answer}
     assert len(new) > 100
     assert trained.isdisjoint(new)
 
 
 def test_held_out_phrasings_are_made_of_known_words() -> None:
     known = {word for text in texts("train") for word in text.split()}
-    tables = [table for family in TABLES.values() for table in family] + [fact.tell for fact in memory.FACTS]
+    tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
     asks = [ask for table in tables for ask in table.new_asks]
-    asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [*memory.NEW_FIRST_ASKS, *memory.NEW_LAST_ASKS]
+    asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [*memory.FIRST_QUOTE.new_asks, *memory.LAST_QUOTE.new_asks]
     unknown = {word for ask in asks for word in re.sub(r"\{\w+\}", "", ask).split()} - known
     assert not unknown
 
 
 def test_a_rule_has_rows_to_learn_and_rows_to_be_tested_with() -> None:
-    tables = [table for family in TABLES.values() for table in family] + [fact.tell for fact in memory.FACTS]
+    tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
     for table in tables:
         assert len(table.known_rows) + len(table.new_rows) == len(table.rows)
         assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, table.asks[0]
@@ -98,14 +98,14 @@ def test_a_rule_has_rows_to_learn_and_rows_to_be_tested_with() -> None:
 
 def test_every_question_has_one_answer() -> None:
     answers: dict[str, str] = {}
-    for exchange in (each for family in TABLES for split in SPLITS for each in listed(split, family)):
+    for exchange in (each for family in TABLES for split in SPLITS for each in list_exchanges(split, family)):
         assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, exchange.question
 
 
 def test_sums_are_right() -> None:
     operations = {"plus": int.__add__, "minus": int.__sub__, "times": int.__mul__}
     num_checked = 0
-    for exchange in (each for split in SPLITS for each in listed(split, "sums")):
+    for exchange in (each for split in SPLITS for each in list_exchanges(split, "sums")):
         if found := re.fullmatch(r"(.+) (plus|minus|times) (.+) is (.+)", exchange.answer):
             left, operation, right, result = found.groups()
             assert operations[operation](VALUE_OF[left], VALUE_OF[right]) == VALUE_OF[result]
@@ -117,7 +117,7 @@ def test_sums_are_right() -> None:
 
 
 def test_the_clock_goes_round() -> None:
-    for exchange in listed("train", "times"):
+    for exchange in list_exchanges("train", "times"):
         if found := re.fullmatch(r"(.+) hours? (after|before) (.+) o'clock is (.+) o'clock", exchange.answer):
             gap, way, start, end = found.groups()
             moved = VALUE_OF[start] + VALUE_OF[gap] * (1 if way == "after" else -1)
@@ -125,7 +125,7 @@ def test_the_clock_goes_round() -> None:
 
 
 def test_spelling_is_the_word_letter_by_letter() -> None:
-    for exchange in listed("train", "spelling"):
+    for exchange in list_exchanges("train", "spelling"):
         word = exchange.question.split()[-1]
         if exchange.question.startswith("spell "):
             assert exchange.answer.replace(" ", "") == word
@@ -152,7 +152,11 @@ def test_memory_answers_from_what_was_said(drawn: list[Dialogue]) -> None:
 
 
 def told(said: list[str], fact: memory.Fact) -> set[str]:
-    tells = {ask.format_map(row): row["value"] for ask in (*fact.tell.asks, *fact.tell.new_asks) for row in fact.tell.rows}
+    tells = {
+        ask.format_map(row): row["value"]
+        for ask in (*fact.statements.asks, *fact.statements.new_asks)
+        for row in fact.statements.rows
+    }
     return {tells[text] for text in said if text in tells}
 
 

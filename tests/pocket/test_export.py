@@ -19,7 +19,7 @@ from fleet.pocket.corpus import Turn
 from fleet.pocket.export import PLACES, Answering, Speaking, export
 from fleet.pocket.train.thinker import Thinker, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
-from fleet.processing.generation import checkpoint_sampling
+from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.twins import speaking_stages, speaking_twin, tokens_of
 
@@ -73,7 +73,7 @@ def test_transformers_loads_every_weight_that_was_trained(folder: Path, parts: d
 
 
 def test_fleet_answers_as_the_trainer_does(folder: Path) -> None:
-    frontend = load_frontend("fleet.processing.qwen3_omni:Frontend", folder, Limits())
+    frontend = load_frontend("fleet.processing.qwen3_omni:OmniFrontend", folder, Limits())
     chat = ChatRequest(
         id=RequestId("req-1"),
         graph="qwen3_omni",
@@ -116,10 +116,10 @@ def test_defaults_are_read_by_fleet_as_they_were_given(tmp_path: Path) -> None:
     talker = Speaking(temperature=0.5, top_k=5, top_p=0.9, repetition_penalty=1.1, max_new_tokens=50)
     config = Answering(talker=talker).config()
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
-    assert checkpoint_sampling(tmp_path, "talker_") == {
+    assert read_checkpoint_sampling(tmp_path, "talker_") == {
         "temperature": 0.5, "top_k": 5, "top_p": 0.9, "repetition_penalty": 1.1, "max_tokens": 50,
     }  # fmt: skip
-    assert checkpoint_sampling(tmp_path)["temperature"] == 0.0
+    assert read_checkpoint_sampling(tmp_path)["temperature"] == 0.0
     assert config["eos_token_id"] == shape.TOKEN_ID["<|im_end|>"]
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fleet.bench.errors import BenchError
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus.smalltalk import DONT_KNOW
+from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.judge import speech_in
 from fleet.pocket.judge.ask import Advance, Asker, Question, Reply
 from fleet.pocket.judge.options import Options

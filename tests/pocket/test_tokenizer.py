@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def frontend(folder: Path) -> Frontend:
-    return load_frontend("fleet.processing.qwen3_omni:Frontend", folder, Limits(max_audio_s=10))
+    return load_frontend("fleet.processing.qwen3_omni:OmniFrontend", folder, Limits(max_audio_s=10))
 
 
 @given(typed=typed_texts)

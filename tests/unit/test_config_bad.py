@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from fleet.config import FleetConfig, load_config
-from fleet.config.check import RULES, first_broken_rule
+from fleet.config.rules import RULES, find_first_problem
 from fleet.config.schema import SamplingDefaults
 from fleet.config.settings import read_settings
 from fleet.config.yaml_text import parse_yaml
@@ -382,7 +382,7 @@ def test_every_rule_about_the_whole_is_broken_by_a_case() -> None:
 
 
 def test_no_rule_is_broken_by_the_defaults() -> None:
-    assert first_broken_rule(load_config(None)) is None
+    assert find_first_problem(load_config(None)) is None
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.processing.pieces import pieces_of
+from fleet.processing.pieces import split_text
 
 
 @given(st.text(alphabet="ab ,.!?;\n。，é", max_size=200), st.integers(1, 30))
 def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
-    pieces = pieces_of(text, lambda piece: len(piece) <= most)
+    pieces = split_text(text, lambda piece: len(piece) <= most)
     assert "".join(pieces) == text
     assert all(len(piece) <= most for piece in pieces)
     assert all(pieces) or not text
@@ -29,11 +29,11 @@ def test_the_pieces_are_the_text_and_fit(text: str, most: int) -> None:
     ],
 )
 def test_it_is_cut_where_a_reader_pauses(text: str, most: int, pieces: list[str]) -> None:
-    assert pieces_of(text, lambda piece: len(piece) <= most) == pieces
+    assert split_text(text, lambda piece: len(piece) <= most) == pieces
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"])
 def test_long_run_of_stops_is_cut_in_linear_time(text: str) -> None:
     """Read again from each stop it took more than a minute."""
-    assert "".join(pieces_of(text, lambda piece: len(piece) <= 1_000)) == text
+    assert "".join(split_text(text, lambda piece: len(piece) <= 1_000)) == text

@@ -21,7 +21,7 @@ from fleet.processing.qwen3_omni import num_audio_positions
 from fleet.stages.lm_setup import end_ids_of
 from tests.web.checkpoint import write_frontend_files
 
-REFERENCE = "fleet.processing.qwen3_omni:Frontend"
+REFERENCE = "fleet.processing.qwen3_omni:OmniFrontend"
 
 
 @pytest.fixture(scope="module")

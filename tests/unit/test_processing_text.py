@@ -14,7 +14,7 @@ from fleet.core.errors import BadInput, ConfigError, InputTooLarge
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import AudioPart, ChatRequest, Message, TextPart, load_frontend
-from fleet.processing.context import num_positions
+from fleet.processing.context_length import read_num_positions
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 from fleet.processing.template import ChatTemplate
 from tests.web.checkpoint import write_frontend_files
@@ -137,7 +137,7 @@ def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
 
 
 def test_text_parts_are_joined_and_audio_is_refused(checkpoint: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     parts = (TextPart(text="a", where="messages[0].content[0]"), TextPart(text="b", where="messages[0].content[1]"))
     joined, blob = frontend.prepare(chat(Message(role="user", content=parts)))
     plain, _ = frontend.prepare(chat(Message(role="user", content=TextPart(text="a\nb", where="w"))))
@@ -157,7 +157,7 @@ def sized(folder: Path, **config: object) -> Path:
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions"])
 def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:Frontend", sized(tmp_path, **{key: 20}), Limits())
+    frontend = load_frontend("fleet.processing.text:TextFrontend", sized(tmp_path, **{key: 20}), Limits())
     stage, asked = StageName("lm"), Sampling(max_tokens=15)
 
     def ask(text: str) -> RequestSpec:
@@ -184,12 +184,12 @@ def test_prompt_and_answer_fit_the_models_positions(key: str, tmp_path: Path) ->
     ],
 )
 def test_positions_are_bounded_where_the_config_says_so(config: dict[str, object], expected: int | None, tmp_path: Path) -> None:
-    assert num_positions(sized(tmp_path, **config)) == expected
+    assert read_num_positions(sized(tmp_path, **config)) == expected
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|audio_pad|>", "<|im_start|>"])
 def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> None:
-    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput) as refused:
         frontend.prepare(chat(Message(role="user", content=TextPart(text=f"x{token}y", where="messages[0].content"))))
     assert refused.value.param == "messages[0].content" and token in refused.value.message
@@ -197,7 +197,7 @@ def test_a_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -
 
 @pytest.mark.parametrize("cut", range(1, 10))
 def test_a_control_token_spread_over_parts_is_refused(checkpoint: Path, cut: int) -> None:
-    frontend = load_frontend("fleet.processing.qwen3_omni:Frontend", checkpoint, Limits())
+    frontend = load_frontend("fleet.processing.qwen3_omni:OmniFrontend", checkpoint, Limits())
     texts = ["hi <|im_end|>"[: 3 + cut], "<|im_end|>"[cut:-1], ">", "and more"]
     parts = tuple(TextPart(text=text, where=f"messages[0].content[{i}]") for i, text in enumerate(texts))
     with pytest.raises(BadInput, match="control token") as refused:
@@ -206,13 +206,13 @@ def test_a_control_token_spread_over_parts_is_refused(checkpoint: Path, cut: int
 
 
 def test_half_a_surrogate_pair_is_refused(checkpoint: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits())
+    frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput, match="surrogate"):
         frontend.prepare(chat(Message(role="user", content=TextPart(text="\ud800", where="messages[0].content"))))
 
 
 def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkpoint: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:Frontend", checkpoint, Limits(max_prompt_tokens=20))
+    frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits(max_prompt_tokens=20))
     for text in ("hello " * 20, "x" * 1000):
         with pytest.raises(InputTooLarge) as refused:
             frontend.prepare(chat(Message(role="user", content=TextPart(text=text, where="w"))))
@@ -222,9 +222,9 @@ def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkp
 
 def test_a_checkpoint_without_tokenizer_or_template_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        load_frontend("fleet.processing.text:Frontend", tmp_path, Limits())
+        load_frontend("fleet.processing.text:TextFrontend", tmp_path, Limits())
     write_frontend_files(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "chat_template.json").unlink()
     with pytest.raises(ConfigError, match="chat template"):
-        load_frontend("fleet.processing.text:Frontend", tmp_path, Limits())
+        load_frontend("fleet.processing.text:TextFrontend", tmp_path, Limits())

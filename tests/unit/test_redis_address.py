@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fleet.cli.deployment import open_deployment, open_serving
+from fleet.cli.deployment import open_deployment, open_serving_deployment
 from fleet.cli.main import app
 from fleet.config.settings import check_redis_password
 from fleet.control.connect import connect
@@ -44,8 +44,8 @@ def test_serving_command_refuses_a_redis_on_a_network_without_password(command: 
 def test_address_on_a_network_needs_a_password_unless_permitted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", url)
     with pytest.raises(ConfigError, match=PERMIT):
-        open_serving(None, None)
-    assert open_serving(None, [PERMIT]).redis_url == url
+        open_serving_deployment(None, None)
+    assert open_serving_deployment(None, [PERMIT]).redis_url == url
     assert open_deployment(None, None).redis_url == url, "a command that only looks"
 
 
@@ -60,7 +60,7 @@ def test_address_with_a_password_or_on_this_machine_is_accepted(url: str | None)
 def test_password_of_the_examples_is_refused_and_nothing_permits_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", url)
     with pytest.raises(ConfigError, match="REDIS_URL: a placeholder is no password"):
-        open_serving(None, [PERMIT])
+        open_serving_deployment(None, [PERMIT])
     assert open_deployment(None, None).redis_url == url, "a command that only looks"
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fleet.cli.main import app
 from fleet.config import FleetConfig
 from fleet.config.safety import MIN_KEY_CHARS, is_loopback, refuse_unsafe
-from fleet.config.settings import Settings, read_settings
+from fleet.config.settings import EnvironmentSettings, read_settings
 from fleet.core.errors import ConfigError
 from tests.support import REPO, run_cli
 
@@ -32,8 +32,8 @@ def config(host: str, **others: object) -> FleetConfig:
     return made.model_copy(update={"web": made.web.model_copy(update={"host": host})})
 
 
-def settings(api_key: str | None) -> Settings:
-    return Settings(redis_url=None, config_path=None, api_key=api_key, port=None)
+def settings(api_key: str | None) -> EnvironmentSettings:
+    return EnvironmentSettings(redis_url=None, config_path=None, api_key=api_key, port=None)
 
 
 @pytest.mark.parametrize("host", NOT_LOOPBACK)

@@ -1,36 +1,40 @@
-"""`python -m tests.web.screenshots DIR`: every page of the console, light and dark, on a phone and on a desk, as PNG files.
+"""`python -m tests.web.screenshots DIR`: PNG files of every page of the console, light and dark, for phone and desktop.
 
-Over gateways whose fleets are made up: a busy one, an empty one, one without Redis, one at its limits, and for the Voice page a
-double that speaks; nothing else has to run. `--only NAME` draws the pages whose names begin so.
+The fleets are generated: a busy one, an empty one, one without Redis, one at its limits; the Voice page talks to a fake server.
+`--only NAME` draws the pages whose names begin with NAME, `--readme` only the two pictures of the README.
 """
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from fleet.core.chunk import WireTensor
 from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
 from tests.web.conftest import Gateway, Loaded, load, serving
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
+from tests.web.console.oversized_fleet import crowd
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.pages.catalogue import LIVE_PAGES, fill, paths, read_only
-from tests.web.pages.crowd import crowd
 from tests.web.voice import screenshots as voice
 
-SIZES = {"phone": (390, 844), "desk": (1440, 900)}
+SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 MAX_HEIGHT = 4000
-"""Of a picture; a list goes on below it as it began."""
+"""Height limit of a picture; longer lists are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Camera:
-    """`only`: pages whose names do not begin so are left out."""
+    """Draws the pages whose names begin with `only`."""
 
     browser: Browser
     folder: Path
@@ -54,15 +58,41 @@ class Camera:
 
 
 def main(folder: Path, only: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        loaded = load(Path(scratch))
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"])
-            _console(Camera(browser=browser, folder=folder, only=only), loaded)
-            browser.close()
+    with _browsing(folder) as (browser, loaded):
+        _console(Camera(browser=browser, folder=folder, only=only), loaded)
     if "voice".startswith(only) or only.startswith("voice"):
         voice.main(folder)
+
+
+def draw_readme_pictures(folder: Path) -> None:
+    """Write `request.png` (a finished request) and `voice.png` (the Voice page during an answer), as the README shows them."""
+    with _browsing(folder) as (browser, loaded), serving(loaded) as gateway:
+        fill(gateway)
+        telemetry = gateway.client.telemetry
+        trace = next(trace for trace in telemetry.traces.values() if trace.state == "finished" and trace.kind == "voice")
+        telemetry.traces[trace.id] = msgspec.structs.replace(trace, prompt_ids=_encode(gateway, "What is the opposite of hot?"))
+        (chunk,) = telemetry.edge_logs[trace.id, "text"]
+        ids = np.asarray(_encode(gateway, "The opposite of hot is cold."), "<i4")
+        tensor = WireTensor(dtype="int32", shape=ids.shape, data=ids.tobytes())
+        telemetry.edge_logs[trace.id, "text"] = [msgspec.structs.replace(chunk, tensors={"ids": tensor})]
+        page = browser.new_page(viewport={"width": 1200, "height": 1000})
+        page.goto(f"{gateway.url}/requests/{trace.id}")
+        _settle(page)
+        page.screenshot(path=str(folder / "request.png"))
+    voice.draw(folder / "voice.png", voice.speaking, 1200, 800)
+
+
+def _encode(gateway: Gateway, text: str) -> tuple[int, ...]:
+    return tuple(gateway.client.tokenizer.encode(text).ids)
+
+
+@contextmanager
+def _browsing(folder: Path) -> Iterator[tuple[Browser, Loaded]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"])
+        yield browser, load(Path(scratch))
+        browser.close()
 
 
 def _console(camera: Camera, loaded: Loaded) -> None:
@@ -93,14 +123,15 @@ def _console(camera: Camera, loaded: Loaded) -> None:
 
 
 def _settle(page: Page) -> None:
-    """Until the page is connected, where it is one that connects."""
+    """Wait for the live stream of a page that has one."""
     if page.locator("#live").count():
         expect(page.locator("#link")).to_have_text("live")
 
 
 if __name__ == "__main__":
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("folder", type=Path)
-    words.add_argument("--only", default="", metavar="NAME")
-    given = words.parse_args()
-    main(given.folder, given.only)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", metavar="NAME")
+    parser.add_argument("--readme", action="store_true")
+    options = parser.parse_args()
+    draw_readme_pictures(options.folder) if options.readme else main(options.folder, options.only)

@@ -86,7 +86,7 @@ def test_the_strip_follows_the_request(page: Page, gateway: Gateway) -> None:
     expect(page.locator("#edge-text .num")).to_have_text("3/3")
     expect(page.locator("#stage-talker .up")).to_contain_text("1/16 running")
     page.locator("#stop").click()
-    expect(page.locator(".story")).to_contain_text("aborted")
+    expect(page.locator(".shown-request")).to_contain_text("aborted")
     gateway.client.missing = ["talker"]
     expect(page.locator("#trouble")).to_contain_text("No worker for talker")
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
@@ -237,7 +237,7 @@ def test_forced_end_reaches_the_page(browsers: Browsers, loaded: Loaded, ended_b
         with visiting(browsers.hearing("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
             page.locator("#talk-button").click()
             expect(page.locator("#state")).to_have_text("Listening")
-            session = str(js(page, "fleetVoice.talk.session"))
+            session = str(js(page, "fleetVoice.conversation.session"))
             wait_until(lambda: "view" in here.client.held[session].fields, "the session to be listed")
             if ended_by.endswith("away"):
                 js(page, "fleetVoice.socket.socket.close(4001)")

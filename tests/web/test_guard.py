@@ -14,11 +14,11 @@ from websockets.typing import Origin
 
 from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
-from tests.web.pages.catalogue import fill, read_only
+from tests.web.console.busy_gateway import fill, read_only
 from tests.web.realtime.refusals import refusal_of
+from web.console.login import keep_local_path
 from web.http.guard import COOKIE, CSRF_HEADER
 from web.http.hosts import Hosts
-from web.pages.login import local_path
 
 KEY = "secret"
 ORDER = "/v1/fleet/workers/{}/drain"
@@ -136,7 +136,7 @@ def test_logging_out_forgets_the_cookie(browser: httpx.Client) -> None:
 
 @given(st.text(max_size=30))
 def test_nobody_is_led_to_another_site(given_next: str) -> None:
-    path = local_path(given_next)
+    path = keep_local_path(given_next)
     assert path in ("", given_next)
     if path:
         assert path[0] == "/" and path[1:2] not in ("/", "\\") and "\n" not in path and "\r" not in path
@@ -146,7 +146,7 @@ def test_nobody_is_led_to_another_site(given_next: str) -> None:
     "given_next", ["//evil.example", "/\\evil.example", "http://evil.example", "javascript:alert(1)", "/\t/evil"]
 )
 def test_known_ways_to_another_site_are_closed(given_next: str) -> None:
-    assert local_path(given_next) == ""
+    assert keep_local_path(given_next) == ""
 
 
 REBOUND = "attacker.example:8000"

@@ -11,8 +11,8 @@ from websockets.typing import Origin
 
 from fleet.core.errors import ConfigError
 from tests.web.conftest import HELLO, Gateway, Loaded, allowing, serving
+from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeClient
-from tests.web.pages.catalogue import fill
 from tests.web.realtime.refusals import refusal_of
 from web.app import create_app
 from web.http.guard import COOKIE, CSRF_HEADER

@@ -9,7 +9,7 @@ import msgspec
 
 from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace
 from fleet.graphs import Graph
-from web.fleet_api.walks import Logs, walks_of
+from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
 PROCESS = 1
 
@@ -33,11 +33,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     otherData: dict[str, str] = {}
 
 
-def trace_of(story: RequestTrace, graph: Graph, logs: Logs) -> Trace:
+def trace_of(story: RequestTrace, graph: Graph, logs: EdgeLogs) -> Trace:
     """Lanes in the order of the graph: the request itself, each stage, each edge, the walks of stages, then who owned which keys
     and values. `logs`: the chunks of edges, which say when walks began.
     """
-    walks = {task.stage: found for task in story.tasks if (found := walks_of(story, task, graph, logs))}
+    walks = {task.stage: found for task in story.tasks if (found := find_walk_spans(story, task, graph, logs))}
     lanes = ["request", *(task.stage for task in story.tasks), *(f"edge {edge.name}" for edge in story.edges)]
     lanes += [f"walks {stage}" for stage in walks]
     lanes += sorted({f"kv {span.stage}" for span in story.kv})

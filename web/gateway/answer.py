@@ -17,7 +17,7 @@ from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
-from fleet.processing.voiced import LeadingSilence
+from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from web.gateway.metrics import Continuity, Metrics
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
@@ -122,7 +122,7 @@ class Answer:
         self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
         self.first_sound_at: float | None = None
-        self._silence = LeadingSilence(frontend.sample_rate_hz, max_leading_silence_ms)
+        self._silence = LeadingSilenceTrimmer(frontend.sample_rate_hz, max_leading_silence_ms)
         self._num_text_tokens = 0
         self._num_cached = 0
         self._ask_num_cached = num_cached

@@ -17,7 +17,7 @@ from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, 
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
-from fleet.processing import AudioPart, ChatRequest, Frontend, Given, Message, TextPart
+from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
 from web.gateway.answer import Answer, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.metrics import Metrics
@@ -56,7 +56,7 @@ class RequestOverrides:
     """
 
     messages: tuple[Message, ...] = ()
-    given: Given = ()
+    given: GivenAnswer = ()
     where: str = "messages"
     voice_where: str = "audio.voice"
     continues: bool = False

@@ -14,8 +14,8 @@ from web.http.errors import internal_error_response
 log = logging.getLogger("fleet.web")
 
 _STATE_KEY = "fleet_request_id"
-_CONTENT_POLICY = "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-"""No inline script or style anywhere, and nothing from another host."""
+CONTENT_POLICY = "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+"""No inline script or style anywhere, and nothing from another host; a page may set a policy of its own."""
 
 
 def request_id_of(scope: Scope) -> RequestId:
@@ -80,7 +80,7 @@ class _Sender:
             headers["x-content-type-options"] = "nosniff"
             # not "no-referrer": with that, browsers name no origin in a form's POST, and it could not be told from another site's
             headers["referrer-policy"] = "same-origin"
-            headers["content-security-policy"] = _CONTENT_POLICY
+            headers.setdefault("content-security-policy", CONTENT_POLICY)
             route = getattr(self._scope.get("route"), "path", "other")
             status = str(message["status"])
             self._responses.labels(method=_method(self._scope), route=route, status=status).inc()

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.config.safety import any_origin_refusal
+from fleet.config.safety import find_any_origin_refusal
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
@@ -32,7 +32,7 @@ class Origins:
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self.listed = web.allowed_origins
-        if not has_key and (refusal := any_origin_refusal(web)):
+        if not has_key and (refusal := find_any_origin_refusal(web)):
             raise ConfigError(refusal, param="web.allowed_origins")
 
     def allow(self, scope: Scope) -> bool:

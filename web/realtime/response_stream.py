@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from fleet.core.errors import FleetError
-from fleet.processing.voiced import FirstVoiced
+from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.http.errors import type_of
 from web.realtime import server_events as say
@@ -102,7 +102,7 @@ class ResponseStream:
         self.plan, self.making = plan, making
         self.marks = marks or TurnTimestamps()
         self.playhead = Playhead(OUTPUT_RATE_HZ)
-        self._voice, self._num_searched = FirstVoiced(OUTPUT_RATE_HZ), 0
+        self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self.item: Item | None = None
         self.status: Literal["in_progress", "completed", "cancelled", "failed", "incomplete"] = "in_progress"
         self.sent_chars = 0
@@ -278,7 +278,7 @@ class ResponseStream:
             return
         fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]
         self._num_searched += len(fresh) // BYTES_PER_SAMPLE
-        self._voice.came(fresh, now)
+        self._voice.add(fresh, now)
         if self._voice.sample is not None:
             self.marks.first_voiced = self._voice.at_s
             self._out.voiced(self, self._voice.sample)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError, InputTooLarge
-from fleet.processing.voiced import VoicedSearch
+from fleet.processing.voice_onset import VoicedSearch
 from web.gateway.gateway import Gateway
 from web.http.errors import type_of
 from web.openai.transcription import transcribe

@@ -1,15 +1,17 @@
-"""The nouns of the corpus: turns, dialogues, the split they belong to, and when an answer is right."""
+"""Turns, exchanges and dialogues of the corpus, the splits they belong to, and the comparison of an answer with the right one."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from fleet.pocket.corpus.text import spoken
 
+DONT_KNOW = "i don't know that"
+
 Role = Literal["user", "assistant"]
 Split = Literal["train", "held_out"]
 Drawn = Literal["train", "invented", "held_out"]
-"""`invented` is the training split, where half of the values that any word can be are words that do not exist: what can only be
-copied is learnt by copying, not by heart.
+"""In `invented`, the training split with words that do not exist as half of the values that may be any word, values can only be
+copied, not learnt by heart.
 """
 
 
@@ -21,7 +23,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """Turns of the user and the assistant in alternation, and the family that its last question is from.
+    """Alternating turns of the user and the assistant, and the family of the last question.
 
     Invariants: the user begins, the assistant ends; every text is spoken text.
     """
@@ -32,7 +34,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A question and its answer. `is_new_answer`: held out, and no answer of the training split."""
+    """A question and its answer. `is_new_answer`: the answer is held out too."""
 
     question: str
     answer: str
@@ -40,8 +42,8 @@ class Exchange:
 
 
 def is_right(dialogue: Dialogue, answer: str) -> bool:
-    """Whether `answer`, in any case and punctuation, is word for word what the last turn of `dialogue` says.
+    """Return True if `answer`, in any case and punctuation, equals the last turn of `dialogue` word for word.
 
-    Every question has exactly one answer, given what was said before it.
+    After its earlier turns every question has exactly one answer.
     """
     return spoken(answer) == dialogue.turns[-1].text

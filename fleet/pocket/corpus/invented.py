@@ -1,21 +1,21 @@
-"""Words that do not exist: the beginning of one word and the end of another, so that no beginning says how a word goes on."""
+"""Words that do not exist: the beginning of one word and the end of another, so that no beginning predicts its continuation."""
 
 from functools import cache
 from random import Random
 
-from fleet.pocket.corpus import words
+from fleet.pocket.corpus.words import WORDS
 
 MIN_LETTERS, MAX_LETTERS = 3, 9
 
 
 @cache
 def _real() -> tuple[str, ...]:
-    lists = (words.COLOURS, words.OBJECTS, words.PLACES, words.ANIMALS, words.FOODS, words.NAMES, words.CITIES, words.OTHERS)
-    return tuple(sorted({word for each in lists for word in each}))
+    lists = ("colours", "objects", "places", "animals", "foods", "names", "cities", "others")
+    return tuple(sorted({word for name in lists for word in WORDS[name]}))
 
 
 def invented(rng: Random) -> str:
-    """No word of `words`."""
+    """Return a word that is in none of the word lists."""
     while True:
         head, tail = rng.choice(_real()), rng.choice(_real())
         word = head[: rng.randint(1, len(head) - 1)] + tail[-rng.randint(1, len(tail) - 1) :]
@@ -24,7 +24,7 @@ def invented(rng: Random) -> str:
 
 
 def nonsense(rng: Random, max_words: int) -> str:
-    """At least two words, one of them invented."""
-    said = [rng.choice(_real()) if rng.random() < 0.6 else invented(rng) for _ in range(rng.randint(1, max_words - 1))]
-    said.insert(rng.randint(0, len(said)), invented(rng))
-    return " ".join(said)
+    """Return at least two words, one of them invented."""
+    text = [rng.choice(_real()) if rng.random() < 0.6 else invented(rng) for _ in range(rng.randint(1, max_words - 1))]
+    text.insert(rng.randint(0, len(text)), invented(rng))
+    return " ".join(text)

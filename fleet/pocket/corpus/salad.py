@@ -1,41 +1,47 @@
-"""Word salad: random words, so that speech is learnt for every word after every other, and texts to be said after the user.
+"""Word salad: random words, so that speech is learnt for every word after every other, and texts to repeat after the user.
 
-A salad begins with a word that no sentence of a table begins with, so the two can never be the same.
+A salad begins with a word that no sentence of a table begins with, so the two can never be equal.
 """
 
 from functools import cache
 from random import Random
 from zlib import crc32
 
-from fleet.pocket.corpus import words
 from fleet.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.pocket.corpus.families import known_sentences
 from fleet.pocket.corpus.invented import nonsense
+from fleet.pocket.corpus.memory import Phrasings
+from fleet.pocket.corpus.words import WORDS, read_data
 
 MAX_REPEATED_WORDS = 5
 NONSENSE_SHARE = 0.3
 _HELD_OUT_EVERY = 8
-SAY_ASKS = ("say {text}", "please say {text}", "repeat after me {text}", "say after me {text}", "can you say {text}")
-NEW_SAY_ASKS = ("please repeat after me {text}", "can you repeat after me {text}", "please say after me {text}")
+_REPEAT = read_data("memory")["repeat"]
+REPEAT_ORDERS = Phrasings(asks=_REPEAT["asks"], new_asks=_REPEAT["new_asks"])
+_SLOTS = {
+    "thing": "objects", "place": "places", "colour": "colours", "preposition": "prepositions", "name": "names", "verb": "verbs",
+    "adverb": "adverbs", "friend": "names", "animal": "animals",
+}  # fmt: skip
+"""Slots of the sentences to repeat, in the order in which they are drawn, and the word list of each."""
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Every word of training."""
-    told = {word for sentence in known_sentences() for word in sentence.split()}
-    asked = {word for ask in SAY_ASKS for word in ask.removesuffix("{text}").split()}
-    return tuple(sorted(told | asked | set(words.OTHERS) | set(words.VERBS) | set(words.ADVERBS) | set(words.PREPOSITIONS)))
+    """Return every word of training."""
+    orders = [order.removesuffix("{text}") for order in REPEAT_ORDERS.asks]
+    found = {word for sentence in (*known_sentences(), *orders) for word in sentence.split()}
+    return tuple(sorted(found.union(*(WORDS[name] for name in ("others", "verbs", "adverbs", "prepositions")))))
 
 
 @cache
 def _openers() -> tuple[str, ...]:
-    taken = {sentence.split()[0] for sentence in known_sentences()} | {ask.split()[0] for ask in (*SAY_ASKS, *NEW_SAY_ASKS)}
-    # One-letter words are what spelling answers with, held-out ones too.
-    return tuple(word for word in vocabulary() if word not in taken and len(word) > 1)
+    known = {sentence.split()[0] for sentence in (*known_sentences(), *REPEAT_ORDERS.asks, *REPEAT_ORDERS.new_asks)}
+    # Answers of spelling begin with one-letter words, held-out ones too.
+    return tuple(word for word in vocabulary() if word not in known and len(word) > 1)
 
 
 def salad(rng: Random, split: Split, min_words: int = 2, max_words: int = 7) -> str:
-    """Random words; which salads are held out is a property of their text."""
+    """Draw random words; a hash of the text decides which split a salad belongs to."""
     while True:
         others = rng.choices(vocabulary(), k=rng.randint(min_words, max_words) - 1)
         if (text := " ".join([rng.choice(_openers()), *others])) and _is_in(split, text):
@@ -44,13 +50,8 @@ def salad(rng: Random, split: Split, min_words: int = 2, max_words: int = 7) -> 
 
 def _sentence(rng: Random, split: Split) -> str:
     while True:
-        thing, place = rng.choice(words.OBJECTS), rng.choice(words.PLACES)
-        text = rng.choice((
-            f"the {rng.choice(words.COLOURS)} {thing} is {rng.choice(words.PREPOSITIONS)} the {place}",
-            f"{rng.choice(words.NAMES)} {rng.choice(words.VERBS)} the {thing} {rng.choice(words.ADVERBS)}",
-            f"we go to the {place} with {rng.choice(words.NAMES)}",
-            f"the {rng.choice(words.ANIMALS)} is in the {place}",
-        ))  # fmt: skip
+        row = {slot: rng.choice(WORDS[name]) for slot, name in _SLOTS.items()}
+        text = rng.choice(_REPEAT["sentences"]).format_map(row)
         if _is_in(split, text):
             return text
 
@@ -60,12 +61,11 @@ def _is_in(split: Split, text: str) -> bool:
 
 
 def repeat(rng: Random, split: Drawn) -> Exchange:
-    """Something to say after the user: of the held-out ones, new phrasings and new texts in equal parts."""
+    """Draw an order to repeat a text; half of the held-out ones have a new phrasing, half a new text."""
     is_new_text = split == "held_out" and rng.random() < 0.5
-    is_new_ask = split == "held_out" and not is_new_text
-    of: Split = "held_out" if is_new_text else "train"
-    text = _sentence(rng, of) if rng.random() < 0.5 else salad(rng, of, 1, MAX_REPEATED_WORDS)
+    text_split: Split = "held_out" if is_new_text else "train"
+    text = _sentence(rng, text_split) if rng.random() < 0.5 else salad(rng, text_split, 1, MAX_REPEATED_WORDS)
     if split == "invented" and rng.random() < NONSENSE_SHARE:
         text = nonsense(rng, MAX_REPEATED_WORDS)
-    question = rng.choice(NEW_SAY_ASKS if is_new_ask else SAY_ASKS).format(text=text)
+    question = REPEAT_ORDERS.draw(rng, "train" if is_new_text else split).format(text=text)
     return Exchange(question=question, answer=text, is_new_answer=is_new_text)

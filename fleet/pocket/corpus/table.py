@@ -73,15 +73,3 @@ class Table:
             return
         yield from (self.exchange(ask, row) for ask in self.asks for row in self.new_rows)
         yield from (self.exchange(ask, row) for ask in self.new_asks for row in self.known_rows)
-
-
-def rows(names: str, *values: Sequence[str]) -> list[Row]:
-    """Rows from columns of equal length: `rows("a b", ["hot"], ["cold"])`."""
-    return [dict(zip(names.split(), each, strict=True)) for each in zip(*values, strict=True)]
-
-
-def pairs(names: str, text: str) -> list[Row]:
-    """Rows written as text, one a comma: `pairs("a b", "hot cold, big small")`; an underscore is a space within a value."""
-    return [
-        dict(zip(names.split(), (value.replace("_", " ") for value in each.split()), strict=True)) for each in text.split(",")
-    ]

@@ -33,7 +33,7 @@ def templates() -> tuple[Template, ...]:
 def _answers() -> Iterator[tuple[str, Iterable[Row]]]:
     yield from ((table.answer, table.rows) for tables in TABLES.values() for table in tables)
     for fact in memory.FACTS:
-        yield from ((answer, fact.tell.rows) for answer in (fact.tell.answer, fact.recalled, fact.untold))
+        yield from ((answer, fact.statements.rows) for answer in (fact.statements.answer, fact.recalled, fact.untold))
 
 
 def _names(answer: str) -> list[str]:

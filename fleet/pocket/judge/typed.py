@@ -6,8 +6,8 @@ Knows no sound.
 from collections.abc import Sequence
 
 from fleet.pocket.corpus import Dialogue, Turn, families, is_right
+from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.corpus.generate import MEMORY
-from fleet.pocket.corpus.smalltalk import DONT_KNOW
 from fleet.pocket.judge.ask import Asker, typed
 from fleet.pocket.judge.options import Options
 from fleet.pocket.judge.progress import counting

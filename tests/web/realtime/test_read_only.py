@@ -7,8 +7,8 @@ import pytest
 
 from tests.support import wait_until
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
+from tests.web.console.busy_gateway import read_only
 from tests.web.fake_client import Script
-from tests.web.pages.catalogue import read_only
 from tests.web.realtime.page import opened
 from tests.web.realtime.refusals import refusal_of
 

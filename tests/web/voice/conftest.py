@@ -18,7 +18,7 @@ from tests.support import wait_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient
 from tests.web.voice.browsers import Browsers, visiting
-from tests.web.voice.double import Double
+from tests.web.voice.fake_server import Double
 from web.app import create_app
 from web.serve import Server, uvicorn_config
 

@@ -41,7 +41,7 @@ PREPARE = """
 PLAYER = """
 async () => {
   const { player } = fleetVoice;
-  player.addEventListener("heard", ({ detail }) => probed.heard.push(detail));
+  player.addEventListener("playback", ({ detail }) => probed.heard.push(detail));
   await player.open();
   await probe(player.context, player.node, "player");
 }

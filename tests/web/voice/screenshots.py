@@ -1,4 +1,4 @@
-"""Pictures of the Voice page in each of its states, to be looked at: `python -m tests.web.voice.screenshots FOLDER`."""
+"""`python -m tests.web.voice.screenshots FOLDER`: pictures of the Voice page in each of its states."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.web.conftest import load
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, visiting, wait_js
 from tests.web.voice.conftest import Site, serve_double
-from tests.web.voice.double import Script, tone
+from tests.web.voice.fake_server import Script, tone
 
 SIZES = ((390, 844), (1440, 900))
 SCHEMES = ("light", "dark")
@@ -49,7 +49,7 @@ def speaking(page: Page, site: Site) -> None:
     wait_js(page, "!fleetVoice.player.playing")
     site.double.script = Script(text=LONG, samples=tone(12.0))
     ask(page, "How do the stages work together?")
-    wait_js(page, "fleetVoice.talk.current.played > 2.5 * 24000", 30)
+    wait_js(page, "fleetVoice.conversation.current.played > 2.5 * 24000", 30)
 
 
 def interrupted(page: Page, site: Site) -> None:
@@ -61,7 +61,7 @@ def interrupted(page: Page, site: Site) -> None:
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     page.locator("#choices summary").click()
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
@@ -93,28 +93,37 @@ def settings(page: Page, site: Site) -> None:
     page.locator("#choices summary").click()
 
 
-STATES: tuple[Callable[[Page, Site], None], ...] = (
-    idle, listening, speaking, interrupted, opening, opening_missed, ended, failed, settings,
-)  # fmt: skip
+State = Callable[[Page, Site], None]
+STATES: tuple[State, ...] = (idle, listening, speaking, interrupted, opening, opening_missed, ended, failed, settings)
 
 
 @contextmanager
-def _place() -> Iterator[tuple[Browsers, Site]]:
+def _serving() -> Iterator[tuple[Browsers, Site]]:
     with tempfile.TemporaryDirectory() as name, serve_double(load(Path(name))) as site, Browsers.started(Path(name)) as browsers:
         yield browsers, site
 
 
+def draw(path: Path, state: State, width: int, height: int) -> None:
+    """Write one picture of the Voice page in a state, in light colours."""
+    with _serving() as (browsers, site):
+        _draw(path, browsers, site, state, {"viewport": {"width": width, "height": height}})
+
+
+def _draw(path: Path, browsers: Browsers, site: Site, state: State, options: dict[str, Any]) -> None:
+    site.double.reset()
+    microphone = np.concatenate([silence(1.0), voice(1.2), silence(60.0)])
+    with visiting(browsers.hearing("question", microphone), site.url, **options) as page:
+        expect(page.locator("#state")).to_have_text("Ready")
+        state(page, site)
+        page.screenshot(path=str(path))
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    sound = np.concatenate([silence(1.0), voice(1.2), silence(60.0)])
-    with _place() as (browsers, site):
+    with _serving() as (browsers, site):
         for state, (width, height), scheme in product(STATES, SIZES, SCHEMES):
-            site.double.reset()
             options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-            with visiting(browsers.hearing("question", sound), site.url, **options) as page:
-                expect(page.locator("#state")).to_have_text("Ready")
-                state(page, site)
-                page.screenshot(path=str(folder / f"voice-{state.__name__}-{scheme}-{width}.png"))
+            _draw(folder / f"voice-{state.__name__}-{scheme}-{width}.png", browsers, site, state, options)
 
 
 if __name__ == "__main__":

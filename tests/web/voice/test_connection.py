@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, tap, tapped, visiting, wait_js
 from tests.web.voice.conftest import Site
-from tests.web.voice.double import CHUNK, RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, Double, Script, tone
 from web.http.errors import Unauthorized
 from web.realtime.refusal import UNAUTHORIZED, close_reason
 
@@ -42,7 +42,7 @@ def test_a_lost_connection_is_shown_and_the_message_waits(typist: Page, double: 
     double.script = Script(refuse=(1011, ""))
     double.call(double.connections[0].drop)
     expect(typist.locator("#state")).to_have_text("Reconnecting")
-    expect(typist.locator(".reason")).to_contain_text("The gateway is away")
+    expect(typist.locator(".reason")).to_contain_text("The gateway does not answer")
     ask(typist, "are you there?")
     expect(typist.locator(".turn")).to_have_count(0)
     double.script = Script()
@@ -55,7 +55,7 @@ def test_a_conversation_the_server_forgot_is_told_again(typist: Page, double: Do
     wait_js(typist, "fleetVoice.player.totalPlayed > 0 && !fleetVoice.player.playing")
     double.script = Script(forget=True)
     double.call(double.connections[0].drop)
-    expect(typist.locator(".reason")).to_contain_text("begun anew")
+    expect(typist.locator(".reason")).to_contain_text("restored as text")
     created = wait_until(lambda: double.of_type("conversation.item.create")[1:], "the turns to be told again")
     wait_until(lambda: len(double.of_type("conversation.item.create")) == 3, "both turns")
     created = double.of_type("conversation.item.create")[1:]
@@ -99,7 +99,7 @@ def pushing(page: Page) -> None:
     """Push to talk, with the microphone on."""
     expect(page.locator("#state")).to_have_text("Ready")
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     page.locator("#talk-button").click()
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
@@ -117,7 +117,7 @@ def test_what_is_said_while_reconnecting_is_not_lost(speaker: Callable[[str, NDA
     wait_until(lambda: len(double.mic) > seen + 20, "sound on the new connection")
     page.keyboard.up("Space")
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
-    sent_ms = float(str(js(page, "fleetVoice.talk.speech.sent.ms")))
+    sent_ms = float(str(js(page, "fleetVoice.conversation.speech.sent.ms")))
     heard_ms = 1000 * len(double.heard()) / double.rate_hz
     # at most what was on its way when the connection broke
     assert heard_ms >= sent_ms - 200
@@ -169,7 +169,10 @@ def test_an_answer_that_is_interrupted_without_a_connection_ends_at_the_server_t
 
 def test_stop_waits_for_no_answer(typist: Page, double: Double) -> None:
     """Of a question that was lost on its way nothing comes any more."""
-    js(typist, "fleetVoice.talk.put({ role: 'user', kind: 'speech', itemId: null, state: 'waiting', text: '', notes: [] })")
+    js(
+        typist,
+        "fleetVoice.conversation.put({ role: 'user', kind: 'speech', itemId: null, state: 'waiting', text: '', notes: [] })",
+    )
     expect(typist.locator("#state")).to_have_text("Thinking")
     typist.locator("#stop").click()
     expect(typist.locator("#state")).to_have_text("Ready")

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, ask, js, wait_js
-from tests.web.voice.double import RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.fake_server import RATE_HZ, TEXT, Double, Script, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
 Hold = Callable[[Page], None]
@@ -36,7 +36,7 @@ def pushing(speaker: Visit) -> Page:
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(HELD_BACK)
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     page.locator("#choices summary").click()
     page.locator("#talk-button").focus()
     return page
@@ -82,7 +82,7 @@ def test_hold_that_ends_before_the_microphone_opens_asks_to_hold_again(speaker: 
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     let_go(page)
-    expect(page.locator(".reason")).to_contain_text("Nothing of that was recorded. Hold the button, or the space bar, again")
+    expect(page.locator(".reason")).to_contain_text("Nothing was recorded. Hold the button, or the space bar, again")
     hold(page)
     let_go(page)
     js(page, "window.letMicOpen()")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.conftest import Site
-from tests.web.voice.double import LEAD_S, RATE_HZ, TEXT, Double, Pcm, Script, tone
+from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, Double, Pcm, Script, tone
 
 Visit = Callable[[str, NDArray[np.int16]], Page]
 MAX_BARGE_IN_MS = 800
@@ -70,8 +70,8 @@ def test_voice_to_voice_is_measured_and_split(speaker: Visit, double: Double) ->
     label = latency.get_attribute("aria-label") or ""
     assert label.startswith("Voice to voice") and "endpointing 400 ms" in label and "network" in label
     # From the last voiced sample that was sent: what is shown is what the listener waited, buffers and all.
-    heard_ms = float(str(js(page, "fleetVoice.talk.current.audibleAt")))
-    ended = "fleetVoice.talk.speech.sent.when(fleetVoice.talk.current.timing.voiced_end_ms)"
+    heard_ms = float(str(js(page, "fleetVoice.conversation.current.audibleAt")))
+    ended = "fleetVoice.conversation.speech.sent.timeAt(fleetVoice.conversation.current.timing.voiced_end_ms)"
     waited = heard_ms - float(str(js(page, ended)))
     total = int(latency.locator(".total").inner_text().removesuffix(" ms"))
     assert total >= waited + 1000 * LEAD_SAMPLES / RATE_HZ - 5
@@ -90,10 +90,11 @@ def test_barge_in_silences_at_once(speaker: Visit, double: Double) -> None:
     print(f"barge-in: {took_ms:.0f} ms from the first voiced sample to the last one played")
     assert 0 < took_ms <= MAX_BARGE_IN_MS
     (truncate,) = wait_until(lambda: double.of_type("conversation.item.truncate"), "the cut")
-    played = int(str(js(page, "fleetVoice.talk.turns.find((turn) => turn.cut).played")))
+    played = int(str(js(page, "fleetVoice.conversation.turns.find((turn) => turn.cut).played")))
     assert truncate["audio_end_ms"] == played * 1000 // RATE_HZ
     # what the server had sent ahead was little, and none of it was heard
-    assert int(str(js(page, "fleetVoice.talk.turns.find((turn) => turn.cut).received"))) - played <= (LEAD_S + 0.5) * RATE_HZ
+    received = int(str(js(page, "fleetVoice.conversation.turns.find((turn) => turn.cut).received")))
+    assert received - played <= (LEAD_S + 0.5) * RATE_HZ
     expect(page.locator(".turn.assistant.cut-off .notes").first).to_contain_text("interrupted")
     # and the turn that interrupted is answered
     expect(page.locator(".turn.user")).to_have_count(2)
@@ -122,11 +123,11 @@ def test_echo_of_the_loudspeaker_offers_push_to_talk_by_the_second_self_interrup
     start(typist)
     expect(typist.locator("#state")).to_have_text("Listening")
     ask(typist)
-    offer = typist.locator(".walkie-offer:visible")
+    offer = typist.locator(".push-to-talk-offer:visible")
     expect(offer).to_be_visible()
     offer.click()
     wait_until(lambda: not double.detects, "the choice to arrive")
-    assert typist.locator("#walkie").is_checked()
+    assert typist.locator("#push-to-talk").is_checked()
     expect(offer).to_have_count(0)
 
 
@@ -150,13 +151,13 @@ ECHO = """
 
 def test_while_the_first_answer_begins_only_what_is_louder_than_its_echo_is_speech(typist: Page) -> None:
     """Echo cancelling takes a moment to learn the room."""
-    guarded = """({ rms, played, playing, walkie }) => import("/static/voice/speech.js").then(({ Speech }) => {
+    guarded = """({ rms, played, playing, pushToTalk }) => import("/static/voice/speech-input.js").then(({ SpeechInput }) => {
       const player = { playing, rms: 0.2, totalPlayed: played, rateHz: 24000 };
-      return Speech.prototype.guarded.call({ player, settings: { walkie } }, rms);
+      return SpeechInput.prototype.isLikelyEcho.call({ player, settings: { pushToTalk } }, rms);
     })"""
-    first = {"rms": 0.03, "played": 12_000, "playing": True, "walkie": False}
+    first = {"rms": 0.03, "played": 12_000, "playing": True, "pushToTalk": False}
     assert typist.evaluate(guarded, first)
-    for other in ({"rms": 0.1}, {"played": 60_000}, {"playing": False}, {"walkie": True}):
+    for other in ({"rms": 0.1}, {"played": 60_000}, {"playing": False}, {"pushToTalk": True}):
         assert not typist.evaluate(guarded, {**first, **other}), other
 
 
@@ -164,7 +165,7 @@ def test_push_to_talk_by_space_bar_and_by_button(speaker: Visit, double: Double)
     double.script = Script(samples=tone(60.0))
     page = speaker("steady", np.concatenate([silence(0.2), voice(30.0)]))
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     page.locator("#choices summary").click()
     start(page)
     page.locator("#talk-button").dispatch_event("pointerup")
@@ -198,7 +199,7 @@ def test_push_to_talk_by_space_bar_and_by_button(speaker: Visit, double: Double)
 def test_a_key_that_is_only_touched_says_nothing(speaker: Visit, double: Double) -> None:
     page = speaker("steady", np.concatenate([silence(0.2), voice(30.0)]))
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     start(page)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
@@ -212,14 +213,14 @@ def test_what_is_too_short_for_the_server_is_no_question(speaker: Visit, double:
     """A touch on the button is shorter than any word; and where no sound came, nothing is asked either."""
     page = speaker("steady", np.concatenate([silence(0.2), voice(30.0)]))
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     start(page)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.evaluate(PRESS_FOR, 150)
     wait_until(lambda: len(double.of_type("input_audio_buffer.clear")) == 2, "the touch to be taken back")
     expect(page.locator(".reason")).to_have_count(0)
     page.evaluate(PRESS_FOR, 1000)
-    expect(page.locator(".reason")).to_contain_text("Nothing was heard")
+    expect(page.locator(".reason")).to_contain_text("Nothing was recorded")
     expect(page.locator("#state")).to_have_text("Hold to talk")
     expect(page.locator(".turn")).to_have_count(0)
     assert len(double.of_type("input_audio_buffer.commit")) == 1 and not double.of_type("response.create")
@@ -227,7 +228,7 @@ def test_what_is_too_short_for_the_server_is_no_question(speaker: Visit, double:
 
 PRESS_FOR = """
 (ms) => {
-  const { speech } = fleetVoice.talk;
+  const { speech } = fleetVoice.conversation;
   speech.press();
   speech.pressedAt -= ms;
   speech.release();
@@ -238,7 +239,7 @@ PRESS_FOR = """
 def test_space_types_a_space_in_the_message(speaker: Visit, double: Double) -> None:
     page = speaker("steady", np.concatenate([silence(0.2), voice(30.0)]))
     page.locator("#choices summary").click()
-    page.locator("#walkie").check()
+    page.locator("#push-to-talk").check()
     start(page)
     page.locator("#message").focus()
     page.keyboard.type("a b")

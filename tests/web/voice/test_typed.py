@@ -5,7 +5,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.voice.browsers import ask, js, tap, tapped, wait_js
-from tests.web.voice.double import PARTS, RATE_HZ, TEXT, Double, Script, tone
+from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, Double, Script, tone
 
 
 def test_a_typed_message_is_answered_in_text_and_sound(typist: Page, double: Double) -> None:
@@ -92,7 +92,7 @@ def test_what_is_typed_before_an_answer_began_is_answered_together(typist: Page,
     double.script = Script(samples=tone(1.5))
     typist.locator("#message").press("Shift")
     js(typist, "fleetVoice.player.open()")
-    js(typist, "['one', 'two', 'three'].forEach((text) => fleetVoice.talk.ask(text))")
+    js(typist, "['one', 'two', 'three'].forEach((text) => fleetVoice.conversation.ask(text))")
     expect(typist.locator(".turn.user .words")).to_have_text(["one", "two", "three"])
     wait_js(typist, f"fleetVoice.player.totalPlayed === {3 * RATE_HZ // 2} && !fleetVoice.player.playing")
     expect(typist.locator(".reason")).to_have_count(0)
@@ -112,7 +112,7 @@ def test_latency_is_shown_by_part_and_leads_to_the_request(typist: Page, double:
     assert abs(sum(numbers) - total) <= len(numbers)
     expect(typist.locator("#headline")).to_be_hidden()  # which is of spoken turns
     label = latency.get_attribute("aria-label") or ""
-    assert "To first sound" in label and "talker 48 ms" in label
+    assert "To first audio" in label and "talker 48 ms" in label
 
 
 def test_text_only_plays_nothing(typist: Page, double: Double) -> None:

@@ -1,0 +1,251 @@
+"""The keeper of one command: restarts it when it crashes or is killed, and not when it ends with status 0. Knows no fleet.
+
+honcho ends all processes when one ends; a keeper outlives the command that it runs.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+import psutil
+
+from fleet.core.parent_death import signalled_with_parent
+
+CANNOT_START_S = 60.0
+STABLE_AFTER_S = 10.0
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 10.0
+"""Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only worker cannot be announced."""
+LAST_LINES = 5
+ALONE_TIMEOUT_S = 3.0
+ALONE_POLL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+READER_TIMEOUT_S = 1.0
+NOT_STARTED = 1
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WhenDead = Callable[[int, str], Awaitable[bool]]
+"""Called with the pid of a command that died and its signal or exit status; returns True if the command had served."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RestartPolicy:
+    """Decides when a command that ended is restarted. Units: seconds on one monotonic clock.
+
+    An error soon after the first start means that the command cannot start, unless it was killed or has `served`. After any later
+    death it is restarted, without end; the pauses double up to a bound, and are short again after `STABLE_AFTER_S` of running.
+    """
+
+    first_started_s: float
+    deaths: int = 0
+
+    def pause_s(self, exit_status: int, started_s: float, now_s: float, *, served: bool = False) -> float | None:
+        """Return the seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
+        failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
+        if failed_at_once and not served:
+            return None
+        self.deaths = 1 if now_s - started_s >= STABLE_AFTER_S else self.deaths + 1
+        return min(FIRST_PAUSE_S * 2.0 ** min(self.deaths - 1, 32), MAX_PAUSE_S)
+
+
+class KeeperOutput(Protocol):
+    """Destination of a command's lines and of the keeper's messages. `line` is called from a thread of its own."""
+
+    def line(self, line: bytes) -> None: ...
+    def say(self, text: str, *, error: bool = False) -> None: ...
+    def started(self, pid: int) -> None: ...
+
+
+class StartAnnouncer(Protocol):
+    """Announces the starts of a command to clients that wait for it."""
+
+    def begin(self, pause_s: float, *, stopped: bool = False) -> None: ...
+    def spawned(self, pid: int) -> None: ...
+    async def end(self, *, failed: bool) -> None: ...
+
+
+class TerminalOutput:
+    """Prints to the standard output of this process."""
+
+    def line(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+
+    def say(self, text: str, *, error: bool = False) -> None:
+        print(f"fleet: {text}", file=sys.stderr if error else sys.stdout, flush=True)
+
+    def started(self, pid: int) -> None:
+        return
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeper:
+    """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
+
+    `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis stops last, so that the other
+    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins.
+    """
+
+    arguments: list[str]
+    stop: asyncio.Event
+    output: KeeperOutput = field(default_factory=TerminalOutput)
+    env: Mapping[str, str] | None = None
+    alone: Callable[[], Awaitable[bool]] | None = None
+    when_dead: WhenDead | None = None
+    starts: StartAnnouncer | None = None
+    _served: bool = False
+    _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
+
+    @property
+    def name(self) -> str:
+        return " ".join(argument for argument in self.arguments[:2] if not argument.startswith("-"))
+
+    async def run(self) -> int:
+        """Return the exit status to end with."""
+        try:
+            return await self._run_repeatedly()
+        finally:
+            await self._end_starts(failed=not self.stop.is_set())
+
+    async def _run_repeatedly(self) -> int:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        policy = RestartPolicy(first_started_s=started_s)
+        self._announce_start(0.0)
+        while True:
+            status = await self._run_once()
+            if self.stop.is_set():
+                return max(status, 0) if status != -signal.SIGTERM else 0
+            if status == 0:
+                await self._end_starts(failed=False)
+                self.output.say(f"{self.name} ended and is not restarted; start another one with `fleet {self.name}`")
+                await self.stop.wait()
+                return 0
+            pause_s = policy.pause_s(status, started_s, loop.time(), served=self._served)
+            if pause_s is None:
+                self._report_death(f"{describe_end(status)} and is not restarted", error=True)
+                return status
+            self._announce_start(pause_s, stopped=-status in STOP_SIGNALS)
+            self._report_death(f"{describe_end(status)}; restarting it in {pause_s:.1f} s")
+            if await _set_within(self.stop, pause_s):
+                return 0
+            started_s = loop.time()
+
+    def _announce_start(self, pause_s: float, *, stopped: bool = False) -> None:
+        if self.starts:
+            self.starts.begin(pause_s, stopped=stopped)
+
+    async def _end_starts(self, *, failed: bool) -> None:
+        if self.starts:
+            await self.starts.end(failed=failed)
+
+    def _report_death(self, event: str, *, error: bool = False) -> None:
+        """Report a death and the last lines in one message: they are hard to find among the lines of other processes."""
+        last = [f"  {line.decode('utf-8', 'replace').rstrip()}" for line in self._last_lines]
+        lines = f"; its last lines:\n{chr(10).join(last)}" if last else ""
+        self.output.say(f"{self.name} {event}{lines}", error=error)
+
+    async def _run_once(self) -> int:
+        """Run the command once, in a session of its own: signals to this process group do not reach it. Return its status."""
+        self._last_lines.clear()
+        read_end, write_end = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "fleet.cli", *self.arguments, stdout=write_end, stderr=write_end, env=self.env,
+                start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
+            )  # fmt: skip
+        except OSError as error:
+            # The machine has no memory or processes to spare: counts as a death, and is tried again.
+            os.close(read_end)
+            self._last_lines.append(str(error).encode())
+            return NOT_STARTED
+        finally:
+            os.close(write_end)
+        # A pipe and a thread, not the process's own stream: a fork of the command may hold the pipe open after its death.
+        reader = threading.Thread(target=self._forward, args=(os.fdopen(read_end, "rb"),), daemon=True)
+        reader.start()
+        self.output.started(process.pid)
+        if self.starts:
+            self.starts.spawned(process.pid)
+        status = await self._until_ended(process)
+        if self.when_dead and status != 0 and not self.stop.is_set():
+            # First of all: clients wait for the tasks that it held.
+            self._served = await self.when_dead(process.pid, cause_of(status))
+        await asyncio.to_thread(reader.join, READER_TIMEOUT_S)
+        return status
+
+    def _forward(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                self._last_lines.append(line)
+                # The reader may be gone; the command must not block on a full pipe.
+                with contextlib.suppress(OSError):
+                    self.output.line(line)
+
+    async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(self.stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not ended.done():
+            if self.alone:
+                await _wait_until_alone(self.alone)
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await asyncio.wait({ended}, timeout=STOP_TIMEOUT_S)
+        if not ended.done():
+            kill_all(process.pid)
+        return await ended
+
+
+async def keep(
+    arguments: list[str],
+    alone: Callable[[], Awaitable[bool]] | None = None,
+    when_dead: WhenDead | None = None,
+    starts: StartAnnouncer | None = None,
+) -> int:
+    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with. See `Keeper`."""
+    stop = asyncio.Event()
+    for signum in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return await Keeper(arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts).run()
+
+
+def kill_all(pid: int) -> None:
+    """Send SIGKILL to a process and all its descendants, also to those in sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+
+
+def cause_of(status: int) -> str:
+    """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time signals have no name."""
+    if status >= 0:
+        return f"exit status {status}"
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
+def describe_end(status: int) -> str:
+    return f"was killed by {cause_of(status)}" if status < 0 else f"ended with status {status}"
+
+
+async def _wait_until_alone(alone: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + ALONE_TIMEOUT_S
+    while asyncio.get_running_loop().time() < deadline and not await alone():
+        await asyncio.sleep(ALONE_POLL_S)
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True

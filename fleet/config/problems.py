@@ -1,0 +1,145 @@
+"""One mistake as the user should read it: the field, what is wrong, what to write instead. Knows the schema's shape only."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from fleet.config.names import find_nearest, format_value, join_path, suggest
+from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, SamplingDefaults, VoiceConfig
+
+Place = tuple[str | int, ...]
+_NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
+_ELSEWHERE = "name a Redis that runs elsewhere by REDIS_URL in the environment"
+_RENAMED: dict[tuple[type[BaseModel], str], str] = {
+    (PolicyConfig, "ahead_s"): "low_buffer_s",
+    (PolicyConfig, "crowd"): "busy_first_chunk_factor",
+    (Limits, "max_sessions"): "max_cached_conversations",
+    (VoiceConfig, "lead_s"): "send_ahead_s",
+    (VoiceConfig, "resume_s"): "reconnect_timeout_s",
+    (LeaseConfig, "worker_s"): "worker_ttl_s",
+    (LeaseConfig, "conductor_s"): "conductor_ttl_s",
+    (LeaseConfig, "unclaimed_s"): "claim_timeout_s",
+    (LeaseConfig, "no_worker_s"): "no_worker_timeout_s",
+    (LeaseConfig, "resume_s"): "gateway_timeout_s",
+    (LeaseConfig, "session_s"): "prefix_cache_s",
+}
+"""Keys of earlier versions, by section, and the names that replaced them."""
+
+_HINTS: dict[Place, str] = {
+    ("redis", "url"): _ELSEWHERE,
+    ("redis", "host"): _ELSEWHERE,
+    ("sampling", "seed"): "a seed is each request's own",
+    ("sampling", "stop"): "stop strings are each request's own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A mistake at `path`; `message` needs the field before it."""
+
+    path: Place
+    message: str
+
+    @property
+    def field(self) -> str:
+        return join_path(self.path)
+
+
+def first_problem(error: ValidationError) -> Problem:
+    """The first mistake in a deployment, in declaration order; unknown keys come last."""
+    first = error.errors()[0]
+    return _problem(FleetConfig, (), first["loc"], first["type"], first["msg"], first["input"])
+
+
+def first_sampling_problem(error: ValidationError, section: Place) -> Problem:
+    """The same in the `SamplingDefaults` that lie at `section`."""
+    first = error.errors()[0]
+    return _problem(SamplingDefaults, section, first["loc"], first["type"], first["msg"], first["input"])
+
+
+def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, said: str, given: object) -> Problem:
+    """`kind` and `said` are pydantic's name and sentence for what is wrong with `given`."""
+    path = (*prefix, *loc)
+    if kind == "extra_forbidden":
+        return Problem(path, _unknown_key(path, _model_at(root, loc[:-1])))
+    if path[-2:-1] == ("sampling",) and path[-1] not in SamplingDefaults.model_fields:
+        return Problem(path, _unknown_key(path, SamplingDefaults))
+    if kind == "missing":
+        choices = get_args(_model_at(root, loc[:-1]).model_fields[str(loc[-1])].annotation)
+        return Problem(path, f"is missing; give it as {one_of(choices)}")
+    return Problem(path, _wrong_value(kind, said, given))
+
+
+def _wrong_value(kind: str, said: str, given: object) -> str:
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", said)
+        return f"{format_value(given)} is not known; use {one_of(known)}{suggest(given, known)}"
+    if kind in _NO_SECTION and given is None:
+        return "is empty; give it keys, or remove it"
+    if kind in _NO_SECTION:
+        return f"must be a section of keys and values (got {format_value(given)})"
+    if kind == "tuple_type":
+        example = f"[{given}]" if isinstance(given, str) and given else "[2, 4, 8]"
+        return f"must be a list, such as {example} (got {format_value(given)})"
+    return f"{said.removeprefix('Value error, ')} (got {format_value(given)})"
+
+
+def one_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _unknown_key(path: Place, model: type[BaseModel]) -> str:
+    """What the last of `path`, which `model` does not have, was probably meant to be."""
+    key, here = str(path[-1]), tuple(model.model_fields)
+    renamed = _RENAMED.get((model, key))
+    if renamed:
+        return f"was renamed to {renamed}; use that name, its meaning is the same"
+    hint = _HINTS.get(path[-2:])
+    if hint:
+        return f"unknown key; {hint}"
+    near = find_nearest(key, here)
+    if near:
+        return f"unknown key; did you mean {join_path((*path[:-1], near))}?"
+    if "." in key:
+        return "unknown key; dots are for --set, in a file write each part as a section of its own"
+    elsewhere = [name for name in _EVERY_KEY if name.split(".")[-1] == key]
+    if elsewhere:
+        return f"unknown key; did you mean {one_of(elsewhere)}?"
+    return f"unknown key; remove it, or use one of {', '.join(here)}"
+
+
+def _keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Every key of a deployment, dotted; the names of stages and edges are left open."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        section, named = _section(field)
+        if section:
+            yield from _keys(section, f"{above}{name}.NAME." if named else f"{above}{name}.")
+
+
+def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
+    model, parts = root, iter(path)
+    for part in parts:
+        section, named = _section(model.model_fields[str(part)])
+        assert section is not None, f"{join_path(path)} is no section"
+        if named:
+            next(parts)
+        model = section
+    return model
+
+
+def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
+    """The model beneath a field, and whether a name of the user's stands between them."""
+    annotation = field.annotation
+    named = get_origin(annotation) is dict
+    for one in (annotation, *get_args(annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one, named
+    return None, named
+
+
+_EVERY_KEY = (*_keys(FleetConfig), *_keys(SamplingDefaults, "stages.NAME.sampling."))

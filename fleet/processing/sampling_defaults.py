@@ -1,0 +1,35 @@
+"""How a checkpoint says that its stages sample: generation_config.json, in the field names of `Sampling`. Knows no stage."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleet.core.errors import ConfigError
+from fleet.processing.template import read_json
+
+FILE = "generation_config.json"
+_FIELD_OF = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def read_checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:
+    """What the file says under `prefix` ("talker_temperature"); a `do_sample` of false is temperature 0.
+
+    Raises: ConfigError naming the file and the key if a value is not a number.
+    """
+    given = read_json(checkpoint / FILE)
+    fields: dict[str, float | int] = {}
+    for key, name in _FIELD_OF.items():
+        value = given.get(prefix + key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{checkpoint / FILE}: {prefix + key} must be a number, not {value!r}", param="checkpoint")
+        fields[name] = value
+    if given.get(prefix + "do_sample") is False:
+        fields["temperature"] = 0.0
+    return fields

@@ -1,0 +1,89 @@
+"""README and reference pages agree with the code: links, routes, metrics, configuration keys, paths."""
+
+import re
+from pathlib import Path
+from typing import cast
+
+import pytest
+import yaml
+
+from tests.support import REPO
+from web.gateway.metrics import Metrics
+from web.openapi import OPERATIONS
+from web.ports import FleetPort
+
+README, DECISIONS, MAP, DOCS = REPO / "README.md", REPO / "fleet/DECISIONS.md", REPO / "fleet/README.md", REPO / "fleet" / "docs"
+PAGES = (README, DECISIONS, MAP, REPO / "fleet/SECURITY.md", REPO / "deploy/README.md", *sorted(DOCS.glob("*.md")))
+MAX_README_LINES, MAX_DECISION_LINES, MAX_IMAGE_BYTES = 150, 10, 200_000
+LINK = re.compile(r"\]\(([^)#]*)(?:#([\w-]+))?\)")
+SPAN = re.compile(r"`([^`\n]+)`")
+ROUTE = re.compile(r"(GET|POST|DELETE) (/[\w/{}.-]+)")
+KEY = re.compile(r"`(limits|web|voice|redis|lease|transfer|security)\.([a-z_]+)")
+WITHOUT_OPERATION = {"GET /v1/fleet/requests/{x-request-id}/stream"}
+"""Routes written with a value in place of the parameter's name."""
+
+
+def ids(path: Path) -> str:
+    return path.relative_to(REPO).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_of_a_page_lead_to_files_and_headings(page: Path) -> None:
+    for target, heading in LINK.findall(page.read_text()):
+        if "//" in target:
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+
+
+def test_every_reference_page_is_linked_from_readme_and_index() -> None:
+    names = {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+    for index in (README, DOCS / "README.md"):
+        assert names <= {Path(target).name for target, _ in LINK.findall(index.read_text())}
+
+
+def test_readme_is_short_and_its_images_small() -> None:
+    assert len(README.read_text().splitlines()) <= MAX_README_LINES
+    assert all(image.stat().st_size <= MAX_IMAGE_BYTES for image in (DOCS / "images").iterdir())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_routes_of_a_page_exist(page: Path) -> None:
+    served = {f"{operation.method} {operation.path}" for operation in OPERATIONS} | WITHOUT_OPERATION
+    shown = {f"{method} {path}" for span in SPAN.findall(page.read_text()) for method, path in ROUTE.findall(span)}
+    assert sorted(route for route in shown - served if "..." not in route) == []
+
+
+def test_every_route_has_a_row() -> None:
+    text = (DOCS / "api.md").read_text() + (DOCS / "fleet-api.md").read_text()
+    shown = {f"{method} {path}" for span in SPAN.findall(text) for method, path in ROUTE.findall(span)}
+    assert sorted({f"{operation.method} {operation.path}" for operation in OPERATIONS} - shown) == []
+
+
+def test_metrics_page_has_every_family_and_no_other() -> None:
+    catalogue = Metrics(cast(FleetPort, None), "model").registry.collect()
+    served = {family.name + ("_total" if family.type == "counter" else "") for family in catalogue}
+    shown = set(re.findall(r"`(fleet_\w+)`", (DOCS / "metrics.md").read_text()))
+    assert shown == served
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_configuration_keys_of_a_page_exist(page: Path) -> None:
+    sections = cast("dict[str, dict[str, object]]", yaml.safe_load((REPO / "configs" / "qwen3_omni.yaml").read_text()))
+    shown = KEY.findall(page.read_text())
+    assert [f"{section}.{key}" for section, key in shown if key not in sections[section]] == []
+
+
+def test_paths_of_the_map_exist() -> None:
+    spans = [span for span in SPAN.findall(MAP.read_text()) if re.fullmatch(r"[\w./-]+\.(py|lua|md|yaml)", span)]
+    places = (REPO / "fleet", REPO, REPO / "fleet" / "control" / "lua")
+    assert [span for span in spans if not any((place / span).exists() for place in places)] == []
+
+
+def test_decisions_are_numbered_and_short() -> None:
+    entries = re.split(r"^## ", DECISIONS.read_text(), flags=re.MULTILINE)[1:]
+    assert [int(entry.partition(".")[0]) for entry in entries] == list(range(1, len(entries) + 1))
+    assert [entry.splitlines()[0] for entry in entries if len(entry.strip().splitlines()) - 1 > MAX_DECISION_LINES] == []

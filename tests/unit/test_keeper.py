@@ -1,0 +1,175 @@
+"""When a kept command is started again, and when it is given up."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from fleet.cli.keeper import (
+    CANNOT_START_S,
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    STABLE_AFTER_S,
+    Keeper,
+    RestartPolicy,
+    TerminalOutput,
+    cause_of,
+)
+from fleet.config.schema import LeaseConfig
+from tests.support import await_until
+
+KILLED, FAILED = -9, 1
+
+
+def policy() -> RestartPolicy:
+    return RestartPolicy(first_started_s=0.0)
+
+
+def test_failing_soon_after_the_first_start_is_not_being_able_to_start() -> None:
+    assert policy().pause_s(FAILED, 0.0, CANNOT_START_S - 1) is None
+
+
+def test_failing_later_is_a_crash_and_is_tried_again() -> None:
+    assert policy().pause_s(FAILED, 0.0, CANNOT_START_S + 1) == FIRST_PAUSE_S
+
+
+def test_what_has_served_can_start_however_soon_it_fails() -> None:
+    assert policy().pause_s(FAILED, 0.0, 1.0, served=True) == FIRST_PAUSE_S
+
+
+def test_kills_that_follow_each_other_leave_a_role_without_a_worker_for_less_than_requests_wait() -> None:
+    """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
+    kept, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
+    for _ in range(20):
+        pause_s = kept.pause_s(KILLED, now_s, now_s + 3.0)
+        assert pause_s is not None and pause_s <= patience_s / 2
+        now_s += 3.0 + pause_s
+    assert kept.pause_s(KILLED, now_s, now_s + 12.0) == FIRST_PAUSE_S
+
+
+@pytest.mark.parametrize("now_s", [0.0, 1.0, CANNOT_START_S * 100])
+def test_being_killed_is_never_its_own_fault(now_s: float) -> None:
+    assert policy().pause_s(KILLED, 0.0, now_s) == FIRST_PAUSE_S
+
+
+def test_failing_after_a_kill_is_tried_again() -> None:
+    """Redis may be gone in the same moment: what started once can start again."""
+    kept = policy()
+    assert kept.pause_s(KILLED, 0.0, 5.0) is not None
+    assert kept.pause_s(FAILED, 5.1, 6.0) is not None
+
+
+def test_pauses_double_up_to_a_bound_and_never_end() -> None:
+    kept, now_s, pauses = policy(), 0.0, list[float]()
+    for _ in range(2000):
+        pause_s = kept.pause_s(KILLED, now_s, now_s + 0.5)
+        assert pause_s is not None
+        pauses.append(pause_s)
+        now_s += 0.5 + pause_s
+    assert pauses[:5] == [FIRST_PAUSE_S * 2**number for number in range(5)]
+    assert pauses[-1] == MAX_PAUSE_S and pauses == sorted(pauses)
+
+
+def test_having_run_well_for_a_while_makes_pauses_short_again() -> None:
+    kept = policy()
+    pauses = [kept.pause_s(KILLED, second, second + 0.5) for second in range(1, 5)]
+    assert pauses[-1] == FIRST_PAUSE_S * 8
+    assert kept.pause_s(KILLED, 10.0, 10.0 + STABLE_AFTER_S - 1) == FIRST_PAUSE_S * 16
+    assert kept.pause_s(KILLED, 100.0, 100.0 + STABLE_AFTER_S) == FIRST_PAUSE_S
+    assert kept.pause_s(KILLED, 200.0, 200.5) == FIRST_PAUSE_S * 2
+
+
+async def test_whoever_saw_it_serve_has_it_started_again() -> None:
+    """A command that ends with an error at its first start, at once: it cannot start, but for who says that it had served."""
+    told: list[int] = []
+
+    async def had_served(pid: int, cause: str) -> bool:
+        assert cause == "exit status 2"
+        told.append(pid)
+        return len(told) == 1
+
+    keeper = Keeper(arguments=["no-such-command"], stop=asyncio.Event(), when_dead=had_served)
+    ending = asyncio.create_task(keeper.run())
+
+    async def started_again() -> bool:
+        return len(told) == 2
+
+    await await_until(started_again, "it to be started again", timeout_s=60.0)
+    keeper.stop.set()
+    await ending
+
+
+@pytest.mark.parametrize(("status", "cause"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")])
+def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) -> None:
+    assert cause_of(status) == cause
+
+
+class Stopping(TerminalOutput):
+    """Ends each command by SIGTERM as soon as it runs."""
+
+    def started(self, pid: int) -> None:
+        os.kill(pid, signal.SIGTERM)
+
+
+class Starts:
+    """Records the announcements of a keeper."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def begin(self, pause_s: float, *, stopped: bool = False) -> None:
+        self.said.append(f"begin {pause_s}{' after a stop' if stopped else ''}")
+
+    def spawned(self, pid: int) -> None:
+        self.said.append("spawned")
+
+    async def end(self, *, failed: bool) -> None:
+        self.said.append("end, failed" if failed else "end")
+
+
+async def test_each_start_is_announced_before_its_pause_and_withdrawn_when_the_keeper_is_stopped() -> None:
+    starts, stop = Starts(), asyncio.Event()
+
+    async def had_served(pid: int, cause: str) -> bool:
+        if starts.said.count("spawned") == 2:
+            asyncio.get_running_loop().call_soon(stop.set)
+        return True
+
+    await Keeper(arguments=["no-such-command"], stop=stop, when_dead=had_served, starts=starts).run()
+    assert starts.said[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.said[-1] == "end"
+
+
+async def test_a_command_that_ends_well_is_announced_no_more() -> None:
+    starts = Starts()
+    keeper = Keeper(arguments=["--help"], stop=asyncio.Event(), starts=starts)
+    ending = asyncio.create_task(keeper.run())
+
+    async def withdrawn() -> bool:
+        return "end" in starts.said
+
+    await await_until(withdrawn, "the start to be withdrawn", timeout_s=60.0)
+    assert not ending.done(), "the keeper stays"
+    keeper.stop.set()
+    await ending
+    assert starts.said[:3] == ["begin 0.0", "spawned", "end"]
+
+
+async def test_a_command_that_cannot_start_is_announced_no_more() -> None:
+    starts = Starts()
+    assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
+    assert starts.said == ["begin 0.0", "spawned", "end, failed"]
+
+
+async def test_start_that_a_signal_stopped_is_said_not_to_have_failed() -> None:
+    starts, stop = Starts(), asyncio.Event()
+    keeper = Keeper(arguments=["redis", "--help"], stop=stop, output=Stopping(), starts=starts)
+    ending = asyncio.create_task(keeper.run())
+
+    async def started_again() -> bool:
+        return starts.said.count("spawned") == 2
+
+    await await_until(started_again, "the command to be started again", timeout_s=60.0)
+    stop.set()
+    await ending
+    assert starts.said[2] == "begin 0.1 after a stop"

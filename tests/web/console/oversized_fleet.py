@@ -1,0 +1,72 @@
+"""A fleet at its limits, for pages to hold: a thousand workers with long names, two hundred rows of everything, long words."""
+
+import msgspec
+
+from fleet.control.voice import HeldVoice
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
+from fleet.core.request_trace import RequestRow
+from tests.web.conftest import Gateway
+from tests.web.console.busy_gateway import fill, session
+from tests.web.fake_telemetry import now_us
+from tests.web.plausible import request_id
+
+HOST = "ip-10-224-117-203.eu-central-1.compute.internal.cluster-with-a-long-name.example.org"
+LONG = "averylongwordwithoutanyspace" * 8
+NUM_ROWS, NUM_WORKERS, NUM_ROLES = 200, 1000, 200
+
+
+def crowd(gateway: Gateway, num_requests: int = 10_000) -> None:
+    """Fills the gateway's fake, beyond what a page should show at once."""
+    fill(gateway)
+    telemetry, now = gateway.client.telemetry, now_us()
+    template = telemetry.worker_list[0]
+    telemetry.worker_list = [
+        msgspec.structs.replace(
+            template if number % 50 else telemetry.worker_list[-1],
+            id=WorkerId(f"{template.role}@{HOST}:{number}:{number:06x}"),
+            role=telemetry.queue_list[number % len(telemetry.queue_list)].role,
+            host=HOST,
+            pid=number + 100_000,
+            checkpoint=LONG[:64],
+        )
+        for number in range(NUM_WORKERS)
+    ]
+    stages = [queue.stage for queue in telemetry.queue_list]
+    telemetry.queue_list = [
+        msgspec.structs.replace(
+            telemetry.queue_list[number % len(stages)],
+            role=RoleName(f"{stages[number % len(stages)]}.part-{number}"),
+            pending=telemetry.queue_list[0].pending * 50 if number < 4 else (),
+        )
+        for number in range(NUM_ROLES)
+    ]
+    telemetry.queue_list = [
+        msgspec.structs.replace(
+            queue, pending=tuple(msgspec.structs.replace(g, epoch=place * 1000 + n) for n, g in enumerate(queue.pending))
+        )
+        for place, queue in enumerate(telemetry.queue_list)
+    ]
+    telemetry.letters = [
+        msgspec.structs.replace(telemetry.letters[0], id=request_id(number, now), why=LONG) for number in range(NUM_ROWS)
+    ]
+    telemetry.job_list = [
+        msgspec.structs.replace(telemetry.job_list[number % 4], id=f"{LONG[:36]}-{number}", error=LONG)
+        for number in range(NUM_ROWS)
+    ]
+    for number in range(NUM_ROWS):
+        view = msgspec.structs.replace(session(number, "listening", ""), voice=LONG[:40], gateway=f"gateway@{HOST}:1:1")
+        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+    telemetry.lines = [
+        msgspec.structs.replace(telemetry.lines[number], message=LONG, worker=str(telemetry.worker_list[number].id))
+        for number in range(NUM_ROWS)
+    ]
+    telemetry.rows = [_row(telemetry.rows[number % len(telemetry.rows)], number, now, stages) for number in range(num_requests)]
+
+
+def _row(template: RequestRow, number: int, now: int, stages: list[StageName]) -> RequestRow:
+    worker = f"{stages[0]}@{HOST}:{number % NUM_WORKERS}"
+    tasks = tuple(msgspec.structs.replace(task, worker=worker) for task in template.tasks)
+    return msgspec.structs.replace(
+        template, id=RequestId(f"req-{number:022x}"), error=LONG if template.error else "", tasks=tasks, created_us=now - number,
+        first_us=dict.fromkeys(template.first_us, now - number + 90_000),
+    )  # fmt: skip

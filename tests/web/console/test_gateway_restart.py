@@ -1,0 +1,114 @@
+"""Pages in a real browser outlive the gateway that served them: another one at the same address continues them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from fleet.core.errors import RedisUnreachable
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
+from tests.web.console.watched_page import watched
+from tests.web.fake_client import Script
+from tests.web.voice.browsers import ask
+
+ANSWERED = "the second gateway answers, without Redis"
+
+
+@contextmanager
+def visiting(browser: Browser, url: str) -> Iterator[Page]:
+    page = watched(browser)
+    page.goto(url)
+    yield page
+    page.close()
+
+
+def succeed(loaded: Loaded, first: ExitStack, gateway: Gateway) -> ExitStack:
+    """Stop a gateway and have another one of the same fleet take its place at the same port."""
+    first.close()
+    second = ExitStack()
+    second.enter_context(serving(loaded, client=gateway.client, port=urlsplit(gateway.url).port or 0))
+    return second
+
+
+def test_every_live_page_continues_at_another_gateway(browser: Browser, loaded: Loaded) -> None:
+    with ExitStack() as stack:
+        first = ExitStack()
+        gateway = first.enter_context(serving(loaded))
+        fill(gateway)
+        shown = {"voice": "/", **paths(gateway)}
+        pages = {name: stack.enter_context(visiting(browser, gateway.url + path)) for name, path in shown.items()}
+        assert set(LIVE_PAGES) < set(pages)
+        for page in pages.values():
+            expect(page.locator("#link")).to_have_text("connected" if page is pages["voice"] else "live")
+        gateway.client.unreachable = RedisUnreachable(ANSWERED)
+        stack.enter_context(succeed(loaded, first, gateway))
+        for page in pages.values():
+            expect(page.locator("#trouble")).to_contain_text(ANSWERED)
+        gateway.client.unreachable = None
+        for page in pages.values():
+            expect(page.get_by_text(ANSWERED)).to_have_count(0)
+
+
+def test_strip_shows_its_request_again_and_the_next_one_at_another_gateway(browser: Browser, loaded: Loaded) -> None:
+    with ExitStack() as stack:
+        first = ExitStack()
+        gateway = first.enter_context(serving(loaded))
+        page = stack.enter_context(visiting(browser, gateway.url))
+        expect(page.locator("#state")).to_have_text("Ready")
+        gateway.client.script = Script(stall_at=6)
+        ask(page)
+        expect(page.locator("#edge-text .num")).to_have_text("3/3")
+        stack.enter_context(succeed(loaded, first, gateway))
+        gateway.client.missing = ["talker"]
+        expect(page.locator("#trouble")).to_contain_text("No worker for talker")
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[0][0].id)
+        gateway.client.missing = []
+        gateway.client.script = Script()
+        ask(page, "and now?")
+        expect(page.locator(".turn.assistant .words").last).to_have_text(Script().text)
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[-1][0].id)
+
+
+def test_strip_follows_a_request_of_another_gateway_behind_the_same_address(browser: Browser, loaded: Loaded) -> None:
+    with serving(loaded) as talks, serving(loaded, client=talks.client) as shows:
+        page = watched(browser)
+        page.route("**/console/events**", lambda route: elsewhere(route, talks, shows))
+        page.goto(talks.url)
+        expect(page.locator("#state")).to_have_text("Ready")
+        talks.client.script = Script(stall_at=6)
+        ask(page)
+        expect(page.locator("#edge-text .num")).to_have_text("3/3")
+        page.close()
+
+
+def elsewhere(route: Route, here: Gateway, there: Gateway) -> None:
+    route.continue_(url=route.request.url.replace(here.url, there.url))
+
+
+@pytest.mark.parametrize(("path", "stream"), [("/", "/console/events"), ("/workers", "/console/live/workers")])
+def test_stream_whose_first_attempts_fail_connects_later(browser: Browser, gateway: Gateway, path: str, stream: str) -> None:
+    fill(gateway)
+    page = watched(browser)
+    tried: list[str] = []
+
+    def fail_twice(route: Route) -> None:
+        tried.append(route.request.url)
+        if len(tried) == 1:
+            route.fulfill(status=502, content_type="text/html", body="<p>the proxy found no gateway</p>")
+        elif len(tried) == 2:
+            route.abort("connectionrefused")
+        else:
+            route.continue_()
+
+    page.route(f"**{stream}**", fail_twice)
+    with page.expect_response(lambda answer: stream in answer.url and answer.status == 200):
+        page.goto(gateway.url + path)
+    gateway.client.unreachable = RedisUnreachable(ANSWERED)
+    expect(page.locator("#trouble")).to_contain_text(ANSWERED)
+    gateway.client.unreachable = None
+    expect(page.get_by_text("the proxy found no gateway")).to_have_count(0)
+    assert len(tried) == 3
+    page.close()

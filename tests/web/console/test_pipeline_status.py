@@ -1,0 +1,41 @@
+"""The strip counts workers that take tasks as up, and names those that drain or stand by beside them."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from fleet.core.telemetry import WorkerView
+from tests.web.conftest import Gateway
+from tests.web.console import html_audit
+from tests.web.fake_client import worker_view
+
+
+@pytest.fixture
+def workers(gateway: Gateway) -> list[WorkerView]:
+    """One worker of each stage, to be changed by the test."""
+    telemetry = gateway.client.telemetry
+    telemetry.worker_list = asyncio.run(telemetry.workers())
+    return telemetry.worker_list
+
+
+def stage_words(gateway: Gateway) -> list[str]:
+    text = "".join(html_audit.read(gateway.http.get("/").text).text)
+    return [line.strip() for line in text.splitlines() if "worker" in line and "running" in line or line == "no worker"]
+
+
+def test_draining_worker_is_not_counted_as_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers.append(worker_view("second", workers[0].role, state="draining", running=2))
+    assert stage_words(gateway)[0] == "1 worker up · 1 leaving · 2/16 running"
+    assert "No worker for" not in gateway.http.get("/").text
+
+
+def test_stage_whose_last_worker_drains_has_no_worker(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers[1] = replace(workers[1], state="draining", running=3)
+    assert stage_words(gateway)[1] == "no worker · 1 leaving · 3 running"
+    assert f"No worker for {workers[1].role}. Start one: fleet worker {workers[1].role}" in gateway.http.get("/").text
+
+
+def test_standby_worker_is_named_beside_those_that_are_up(gateway: Gateway, workers: list[WorkerView]) -> None:
+    workers.append(worker_view("second", workers[2].role, state="standby"))
+    assert stage_words(gateway)[2] == "1 worker up · 1 standing by · 0/16 running"

@@ -1,0 +1,192 @@
+"""Every page, over a busy fleet, an empty one, and with Redis away: well-formed, small, and nobody's text is its markup."""
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import WorkerId
+from fleet.core.telemetry import Job, WorkerView
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.console import html_audit
+from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths, read_only
+from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible import HOSTILE
+
+MAX_PAGE_BYTES = 100_000
+NAMES = (*LIVE_PAGES, "request", "worker")
+
+
+@pytest.fixture(scope="module")
+def busy_gateway(loaded: Loaded) -> Iterator[Gateway]:
+    with serving(loaded) as gateway:
+        fill(gateway)
+        yield gateway
+
+
+def page_of(gateway: Gateway, path: str, status: int = 200) -> str:
+    answer = gateway.http.get(path)
+    assert answer.status_code == status, answer.text[:500]
+    assert answer.headers["content-type"] == "text/html; charset=utf-8" and answer.headers["cache-control"] == "no-store"
+    assert len(answer.content) < MAX_PAGE_BYTES
+    assert not (faults := html_audit.read(answer.text).faults), faults
+    return answer.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_shows_a_busy_fleet(busy_gateway: Gateway, name: str) -> None:
+    page = page_of(busy_gateway, paths(busy_gateway)[name])
+    assert '<p class="trouble"' not in page and 'aria-current="page"' in page
+    assert "<script>alert" not in page
+
+
+@pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
+def test_what_people_and_processes_say_is_text(busy_gateway: Gateway, name: str) -> None:
+    page = page_of(busy_gateway, paths(busy_gateway)[name])
+    assert HOSTILE in "".join(html_audit.read(page).text)
+
+
+def test_unreadable_job_can_be_deleted_and_not_retried(gateway: Gateway) -> None:
+    job = Job(id="j-1", kind="", arguments=None, state="unreadable", created_us=0, error="damaged")
+    gateway.client.telemetry.job_list = [job]
+    page = page_of(gateway, "/jobs")
+    assert "damaged" in page and "Delete j-1" in page and "Retry j-1" not in page and "another version" not in page
+
+
+@pytest.mark.parametrize("name", LIVE_PAGES)
+def test_an_empty_fleet_says_what_to_do_next(gateway: Gateway, name: str) -> None:
+    gateway.client.held.clear()
+    page = page_of(gateway, f"/{name}")
+    if name not in ("workers", "queues"):  # the fake's workers are always there; queues have three such words
+        assert page.count('class="empty"') >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_redis_away_is_told_on_every_page(gateway: Gateway, name: str) -> None:
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
+    page = page_of(gateway, path, status=503)
+    assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
+    assert not re.search(r'class="empty"[^>]*>(?!Not known now)', page), "nothing is said of what cannot be read"
+    assert 'class="num">0<' not in page, "no count either"
+
+
+@pytest.mark.parametrize("path", ["/requests/req-0", "/workers/nobody"])
+def test_what_is_not_known_is_a_page_too(gateway: Gateway, path: str) -> None:
+    page = page_of(gateway, path, status=404)
+    assert 'class="trouble"' in page and 'class="empty"' in page
+
+
+@pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])
+def test_a_filter_that_means_nothing_is_named(gateway: Gateway, path: str) -> None:
+    field = path.partition("?")[2].partition("=")[0]
+    assert f"{field}: " in page_of(gateway, path, status=400)
+
+
+def test_the_filters_are_the_address(busy_gateway: Gateway) -> None:
+    everything = page_of(busy_gateway, "/requests")
+    failed = page_of(busy_gateway, "/requests?state=failed")
+    assert everything.count('<tr id="r-') == 50 and failed.count('<tr id="r-') == 12
+    assert "<option selected>failed</option>" in failed
+    shown = [row.id for row in busy_gateway.client.telemetry.rows if f'id="r-{row.id}"' in failed]
+    assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {"failed"}
+
+
+def test_pages_go_on_by_key(busy_gateway: Gateway) -> None:
+    seen: list[str] = []
+    path = "/requests?kind=text"
+    while path:
+        reader = html_audit.read(page := page_of(busy_gateway, path))
+        seen += [name.removeprefix("r-") for name in reader.ids if name.startswith("r-")]
+        _, found, rest = page.partition('rel="next" href="')
+        path = rest.partition('"')[0].replace("&amp;", "&") if found else ""
+    wanted = [row.id for row in busy_gateway.client.telemetry.rows if row.kind == "text"]
+    assert seen == sorted(wanted, reverse=True)
+
+
+def test_arrows_lead_to_the_neighbours(busy_gateway: Gateway) -> None:
+    ids = sorted((row.id for row in busy_gateway.client.telemetry.rows), reverse=True)
+    for here, way, there in ((1, "newer", ids[0]), (1, "older", ids[2])):
+        answer = busy_gateway.http.get(f"/requests/{ids[here]}/{way}")
+        assert answer.status_code == 303 and answer.headers["location"] == f"/requests/{there}"
+    for end, way in ((ids[0], "newer"), (ids[-1], "older"), ("req-unknown", "newer")):
+        assert busy_gateway.http.get(f"/requests/{end}/{way}").headers["location"] == "/requests"
+
+
+def test_a_request_that_never_was_is_known_not_to_be(busy_gateway: Gateway) -> None:
+    answer = busy_gateway.http.get("/requests/req-unknown")
+    assert answer.status_code == 404 and "Not known now" not in answer.text
+    assert "it never was, or its retention time is over" in answer.text
+
+
+def test_a_gateway_that_only_shows_has_no_buttons_that_change(loaded: Loaded) -> None:
+    with serving(read_only(loaded)) as gateway:
+        fill(gateway)
+        for path in paths(gateway).values():
+            page = page_of(gateway, path)
+            assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
+
+
+def test_a_text_graph_has_its_own_stages(text_only: Loaded) -> None:
+    with serving(text_only) as gateway:
+        gateway.client.show(FakeTelemetry())
+        assert 'id="node-lm"' in page_of(gateway, "/overview")
+
+
+def test_a_command_sends_the_same_body_again(gateway: Gateway) -> None:
+    answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
+    text = "".join(html_audit.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
+    assert f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
+    assert '"seed": 3' in text and "<b>me</b>" in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "origin"),
+    [
+        ({"host": "localhost:4711"}, "http://localhost:4711"),
+        ({"host": "[::1]:4711"}, "'http://[::1]:4711"),
+        ({"host": "localhost", "x-forwarded-proto": "https"}, "https://localhost"),
+        ({"x-forwarded-host": "fleet.example, inner", "x-forwarded-proto": "https, http"}, "https://fleet.example"),
+        ({"x-forwarded-host": "a;b$(c)", "x-forwarded-proto": "ftp"}, "'http://a;b$(c)"),
+    ],
+)
+def test_command_names_the_address_by_which_the_page_was_asked(gateway: Gateway, headers: dict[str, str], origin: str) -> None:
+    answer = gateway.create(seed=3)
+    path = f"/requests/{answer._request_id}"  # pyright: ignore[reportPrivateUsage]
+    text = "".join(html_audit.read(gateway.http.get(path, headers=headers).text).text)
+    assert f"curl {origin}/v1/chat/completions" in text and ":8000" not in text
+
+
+def test_audio_player_is_shown_only_while_there_is_audio(busy_gateway: Gateway) -> None:
+    telemetry = busy_gateway.client.telemetry
+    story = next(story for story in telemetry.traces.values() if (story.id, "audio") in telemetry.edge_logs)
+    assert "<audio" in page_of(busy_gateway, f"/requests/{story.id}")
+    log = telemetry.edge_logs.pop((story.id, "audio"))
+    page = page_of(busy_gateway, f"/requests/{story.id}")
+    telemetry.edge_logs[story.id, "audio"] = log
+    assert "<audio" not in page and "The audio is no longer kept: it is deleted a minute after the request ends." in page
+
+
+def test_orders_to_the_last_working_worker_of_a_role_are_confirmed(gateway: Gateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    only = next(view for view in telemetry.worker_list if view.role == "talker")
+    other = msgspec.structs.replace(only, id=WorkerId("other@host:9:z"))
+
+    def confirmed(*workers: WorkerView) -> list[str]:
+        telemetry.worker_list = list(workers)
+        shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
+        words = r'hx-confirm="[^"]+No other worker of \w+ takes tasks. New requests that need it are refused with 503'
+        return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {words}', shown)))
+
+    orders = [f"{only.id}/drain", f"{only.id}/stop"]
+    assert confirmed(only) == orders
+    for state in ("ready", "standby"):
+        assert confirmed(only, msgspec.structs.replace(other, state=state)) == [], state
+    for state in ("draining", "leaving", "late"):
+        found = confirmed(only, msgspec.structs.replace(other, state=state))
+        assert [where for where in found if where.startswith(only.id)] == orders, state
+    assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, role="code2wav"))
+    assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, state="died", ended_us=1))

@@ -1,0 +1,125 @@
+"""Live pages: one server-sent stream each, whose messages replace the blocks that have changed.
+
+The ids of a stream are those of the fleet's events. A page that reconnects is sent whole, so it shows what it missed.
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import FleetError, NotFound
+from web.console.login import NO_STORE
+from web.console.page_context import PageContext, Query
+from web.console.refresh import RefreshTimer
+from web.console.shell import Shell, build_shell, find_origin
+from web.console.templating import Templates
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.guard import csrf_of
+from web.http.sse import send_stream
+
+WHOLE = "page"
+"""The block, and the id of its element, that contains every live block."""
+
+
+class LivePage(Protocol):
+    """`live` names the blocks that are sent again when they change; each is one element whose id is the block's name."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def template(self) -> str: ...
+    @property
+    def active(self) -> str: ...
+    @property
+    def live(self) -> Sequence[str]: ...
+
+    async def read(self, query: Query) -> PageContext:
+        """Raises: FleetError, which the page then shows."""
+        ...
+
+    def empty(self, query: Query) -> PageContext:
+        """Return the context to show when the fleet cannot be read."""
+        ...
+
+
+class LivePages:
+    """Serves each page at its own path, and the streams of all."""
+
+    def __init__(self, gateway: Gateway, templates: Templates, pages: Sequence[LivePage]) -> None:
+        self._gateway = gateway
+        self._templates = templates
+        self._refresh = RefreshTimer(gateway)
+        self._pages = {page.key: page for page in pages}
+
+    def routes(self) -> list[Route]:
+        return [Route(page.path, self._serve(page)) for page in self._pages.values()]
+
+    def _serve(self, page: LivePage) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            context = await self._read(page, {**request.query_params, **request.path_params}, None)
+            html = self._templates.render(page.template, page=context, shell=self._shell(page, request))
+            return HTMLResponse(html, status_code=context.status, headers=NO_STORE)
+
+        return serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        page = self._pages.get(str(request.path_params["key"]))
+        if page is None:
+            await Response(status_code=404)(scope, receive, send)
+            return
+        changes = self._changes(page, request)
+        await until_disconnect(receive, send_stream(send, {}, changes))
+
+    async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
+        """Yield the whole page, then each block that differs from the one sent last."""
+        query, last_id = dict(request.query_params), request.headers.get("last-event-id", "")
+        sent: dict[str, str] = {}
+        context: PageContext | None = None
+        async with aclosing(self._refresh.wait_for_changes()) as event_ids:
+            async for event_id in event_ids:
+                context = await self._read(page, query, context)
+                blocks = {name: self._block(page, name, context, request) for name in page.live}
+                changed = {name: html for name, html in blocks.items() if sent.get(name) != html}
+                if not sent:
+                    changed = {WHOLE: self._block(page, WHOLE, context, request)}
+                sent = blocks
+                if changed:
+                    yield format_message(event_id or last_id or "0-0", changed)
+
+    async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
+        """Read the page; on an error return what was shown last, with the reason."""
+        try:
+            return await page.read(query)
+        except FleetError as error:
+            shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
+            return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
+
+    def _block(self, page: LivePage, name: str, context: PageContext, request: Request) -> str:
+        return self._templates.render_block(page.template, name, page=context, shell=self._shell(page, request))
+
+    def _shell(self, page: LivePage, request: Request) -> Shell:
+        return build_shell(self._gateway, csrf_of(request.scope), page.active, find_origin(request))
+
+
+def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
+    """Build an event that replaces the elements whose ids are the blocks' names."""
+    html = "\n".join(
+        f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>' for name, block in blocks.items()
+    )
+    return format_event(event_id, html)
+
+
+def format_event(event_id: str, html: str) -> bytes:
+    """Build a server-sent event of HTML, without its empty lines."""
+    lines = [f"data: {line}" for line in html.splitlines() if line.strip()]
+    return "\n".join([f"id: {event_id}", *lines, "", ""]).encode()

@@ -1,0 +1,145 @@
+"""Logs: the lines of all processes, searched, and followed as they come. Knows no process by name."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import BadInput, FleetError
+from fleet.core.telemetry import LEVELS, LogLine, LogQuery
+from web.console.live_pages import format_message
+from web.console.page_context import PageContext, Query, build_path, stream_path
+from web.console.refresh import wait_for_any
+from web.console.templating import Templates
+from web.gateway.gateway import Gateway
+from web.http.disconnect import until_disconnect
+from web.http.sse import send_stream
+
+PATH = "/logs"
+FIELDS = ("q", "level", "process", "worker", "request")
+PAGE_SIZE = 200
+GATHER_S = 0.25
+"""Lines that come within this time are sent together."""
+RETRY_S, LONG_S = 1.0, 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsContext(PageContext):
+    """`wanted` holds every filter, "" where it is not set. `older`, `newest`: addresses, "" where there is nothing.
+
+    `follows`: new lines come in; an older page stands still.
+    """
+
+    wanted: dict[str, str]
+    lines: tuple[LogLine, ...] = ()
+    older: str = ""
+    newest: str = ""
+    follows: bool = True
+    dropped: int = 0
+    levels: tuple[str, ...] = LEVELS
+
+    @property
+    def filtered(self) -> bool:
+        return any(self.wanted.values())
+
+
+class LogsPage:
+    key = active = "logs"
+    path = "/logs"
+    template = "logs.html"
+    live = ()
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def empty(self, query: Query) -> LogsContext:
+        return LogsContext(
+            title="Logs", stream=stream_path(self.key, read_filters(query)), wanted=read_filters(query), follows=False
+        )
+
+    async def read(self, query: Query) -> LogsContext:
+        """Raises: BadInput where a filter means nothing."""
+        wanted, before = read_filters(query), query.get("before", "")
+        page = await self._gateway.client.telemetry.logs(parse_query(wanted), before=before, limit=PAGE_SIZE)
+        return replace(
+            self.empty(query),
+            stream=stream_path(self.key, {**wanted, "after": page.newest or "0-0"}),
+            lines=page.lines,
+            older=build_path(PATH, {**wanted, "before": page.next}) if page.next else "",
+            newest=build_path(PATH, wanted) if before else "",
+            follows=not before,
+            dropped=page.dropped,
+        )
+
+
+def read_filters(query: Query) -> dict[str, str]:
+    return {name: query.get(name, "").strip() for name in FIELDS}
+
+
+def parse_query(wanted: Query) -> LogQuery:
+    """Raises: BadInput naming the field."""
+    level = wanted["level"]
+    if level and level not in LEVELS:
+        raise BadInput(f"level: {level[:40]!r} is none of {', '.join(LEVELS)}", param="level")
+    return LogQuery(text=wanted["q"], level=level, process=wanted["process"], worker=wanted["worker"], request=wanted["request"])
+
+
+class LogStream:
+    """GET /console/live/logs: each new line once, its id that of the log, so a page that comes back goes on where it was."""
+
+    def __init__(self, gateway: Gateway, views: Templates) -> None:
+        self._gateway = gateway
+        self._views = views
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        query = parse_query(read_filters(request.query_params))
+        after = request.headers.get("last-event-id") or request.query_params.get("after", "")
+        await until_disconnect(receive, send_stream(send, {}, self._messages(query, after)))
+
+    async def _messages(self, query: LogQuery, after: str) -> AsyncIterator[bytes]:
+        yield self._trouble("", after)
+        while not self._gateway.closing.is_set():
+            try:
+                async with aclosing(self._gathered(query, after)) as groups:
+                    async for lines in groups:
+                        after = lines[0].id
+                        yield format_message(after, {"lines": self._rows(lines)}, swap="afterbegin")
+            except FleetError as error:
+                yield self._trouble(error.message, after)
+                await wait_for_any(RETRY_S, self._gateway.closing)
+                yield self._trouble("", after)
+
+    async def _gathered(self, query: LogQuery, after: str) -> AsyncGenerator[list[LogLine], None]:
+        """New lines, the newest first, in groups of what comes close together; ends when the gateway closes."""
+        lines: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=PAGE_SIZE)
+        came = asyncio.Event()
+        reading = asyncio.create_task(self._read(query, after, lines, came))
+        reading.add_done_callback(lambda _: came.set())
+        try:
+            while not self._gateway.closing.is_set():
+                if reading.done() and lines.empty():
+                    reading.result()
+                    return
+                await wait_for_any(LONG_S, came, self._gateway.closing)
+                await wait_for_any(GATHER_S, self._gateway.closing)
+                came.clear()
+                if group := [lines.get_nowait() for _ in range(lines.qsize())]:
+                    yield group[::-1]
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+
+    async def _read(self, query: LogQuery, after: str, lines: "asyncio.Queue[LogLine]", came: asyncio.Event) -> None:
+        async for line in self._gateway.client.telemetry.follow_logs(query, after=after):
+            await lines.put(line)
+            came.set()
+
+    def _rows(self, lines: list[LogLine]) -> str:
+        return self._views.render("parts/lines.html", lines=lines)
+
+    def _trouble(self, words: str, mark: str) -> bytes:
+        return format_message(mark or "0-0", {"trouble": self._views.render("parts/trouble.html", message=words)})

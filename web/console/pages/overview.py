@@ -1,0 +1,199 @@
+"""Overview: the pipeline as one line, from the gateway through the graph's stages to the listener, and its last quarter hour.
+
+Knows no stage by name.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.core.ids import StageName, stage_of
+from fleet.core.request_trace import RequestFilter, RequestRow
+from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
+from web.console import formats
+from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
+from web.console.page_context import PageContext, Query, assign_colours, stream_path
+from web.gateway.gateway import Gateway
+
+NUM_FAILURES = 5
+Pick = Callable[[SeriesPoint], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSummary:
+    """`wanted`: the replicas that the deployment names. `leaving`: workers that take nothing new. `waiting` counts tasks,
+    `oldest_s` is the longest wait among them.
+
+    Units: `p50_ms`, `p95_ms` of a task, as measured last, at `at_us`; None where nothing was. `busy`: running tasks over time.
+    `burden`: the memory its workers take, and how busy what they compute on is, in words.
+    """
+
+    name: str
+    colour: int
+    up: int
+    wanted: int
+    standby: int
+    leaving: int
+    running: int
+    capacity: int
+    waiting: int
+    oldest_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    at_us: int
+    busy: str
+    burden: str
+
+    @property
+    def full(self) -> bool:
+        return 0 < self.capacity <= self.running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewContext(PageContext):
+    gateways: int
+    live: int
+    stages: tuple[StageSummary, ...]
+    charts: tuple[Chart, ...]
+    failures: tuple[RequestRow, ...]
+
+
+class OverviewPage:
+    key = active = "overview"
+    path = "/overview"
+    template = "overview.html"
+    live = ("trouble", "topology", "charts", "failures")
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def empty(self, query: Query) -> OverviewContext:
+        return replace(self._built([], [], [], 0, (), known=False), trouble="", remedy="")
+
+    async def read(self, query: Query) -> OverviewContext:
+        telemetry = self._gateway.client.telemetry
+        failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
+        return self._built(
+            await telemetry.workers(with_gone=True),
+            await telemetry.queues(),
+            await telemetry.series(),
+            await self._gateway.client.telemetry.num_live(),
+            failed.rows,
+        )
+
+    def _built(
+        self,
+        workers: Sequence[WorkerView],
+        queues: Sequence[RoleQueue],
+        series: Sequence[SeriesPoint],
+        live: int,
+        failures: Sequence[RequestRow],
+        *,
+        known: bool = True,
+    ) -> OverviewContext:
+        stages = self._stages(workers, queues, series)
+        dead = [stage.name for stage in stages if not stage.up]
+        trouble = f"No worker for {', '.join(dead)}: requests that need it wait, then fail. Start one:" if dead else ""
+        return OverviewContext(
+            title="Overview",
+            stream=stream_path(self.key, {}),
+            trouble=trouble,
+            remedy=f"fleet worker {dead[0]}" if dead else "",
+            gateways=sum(1 for view in workers if not view.role and not view.gone),
+            live=live,
+            stages=stages,
+            charts=build_charts(series, known),
+            failures=tuple(failures),
+        )
+
+    def _stages(
+        self, workers: Sequence[WorkerView], queues: Sequence[RoleQueue], series: Sequence[SeriesPoint]
+    ) -> tuple[StageSummary, ...]:
+        boxes: list[StageSummary] = []
+        for name, colour in assign_colours(self._gateway.graph).items():
+            stage = self._gateway.graph.stage(StageName(name))
+            serving = [view for view in workers if stage_of(view.role) == name and not view.gone and view.state != "late"]
+            waiting = [queue for queue in queues if queue.stage == name]
+            at_us = [point.at_us for point in series]
+            p50_ms, p50_at = find_last([point.task_p50_ms.get(name) for point in series], at_us)
+            busy: list[float | None] = [_of_stage(point.running, name) for point in series]
+            box = StageSummary(
+                name=name,
+                colour=colour,
+                up=sum(1 for view in serving if view.state == "ready"),
+                wanted=sum(role.replicas for role in self._gateway.config.roles_of(stage.name)),
+                standby=sum(1 for view in serving if view.state == "standby"),
+                leaving=sum(1 for view in serving if view.state in ("draining", "leaving")),
+                running=sum(view.running for view in serving),
+                capacity=sum(view.capacity for view in serving if view.state == "ready"),
+                waiting=sum(queue.queue_depth for queue in waiting),
+                oldest_s=max((queue.oldest_s for queue in waiting), default=0.0),
+                p50_ms=p50_ms,
+                p95_ms=find_last([point.task_p95_ms.get(name) for point in series], at_us)[0],
+                at_us=p50_at,
+                busy=draw_path(busy, find_top(busy)),
+                burden=format_resources(serving),
+            )
+            boxes.append(box)
+        return tuple(boxes)
+
+
+def format_resources(workers: Sequence[WorkerView]) -> str:
+    """Of a stage's workers together; "" where none has told anything yet."""
+    on_gpu = [view for view in workers if view.gpu]
+    if on_gpu:
+        busy = [view.gpu_percent for view in on_gpu if view.gpu_percent is not None]
+        words = f"{formats.size(sum(view.gpu_own_bytes for view in on_gpu))} on GPU"
+        return f"{words}, {max(busy)} % busy" if busy else words
+    taken = sum(view.memory_bytes for view in workers)
+    cores = sum(view.cpu_percent for view in workers) / 100
+    return f"{formats.size(taken)}, {cores:.1f} cores" if taken else ""
+
+
+def _of_stage(counts: dict[str, int], stage: str) -> float:
+    return sum(count for role, count in counts.items() if stage_of(role) == stage)
+
+
+def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...]:
+    """The four lines an operator looks at first. `known`: the fleet could be read."""
+    dry = sum(point.underruns for point in series)
+    charts = (
+        _chart(series, "rate", "Requests", formats.rate, ("only", lambda point: point.submitted / SERIES_STEP_S)),
+        _chart(
+            series,
+            "first-audio",
+            "First audio, p50 and p95",
+            formats.ms,
+            ("p50", lambda point: point.first_audio_p50_ms),
+            ("p95", lambda point: point.first_audio_p95_ms),
+        ),
+        _chart(series, "rtf", "Real-time factor, p95", formats.ratio, ("only", lambda point: point.rtf_p95)),
+        replace(
+            _chart(series, "underruns", "Underruns", _in_a_step, ("only", lambda point: float(point.underruns))),
+            now=f"{formats.count(dry)} in 15 min" if series else formats.NOTHING,
+            at_us=0,
+        ),
+    )
+    return charts if known else tuple(replace(chart, note="not known now") for chart in charts)
+
+
+def _in_a_step(value: float | None) -> str:
+    return f"{formats.count(value)} in {SERIES_STEP_S} s"
+
+
+def _chart(
+    series: Sequence[SeriesPoint], key: str, title: str, unit: Callable[[float | None], str], *picks: tuple[str, Pick]
+) -> Chart:
+    at_us = [point.at_us for point in series]
+    values = {kind: [pick(point) for point in series] for kind, pick in picks}
+    top = find_top(*values.values())
+    lasts = {kind: find_last(measured, at_us) for kind, measured in values.items()}
+    now = " / ".join(unit(value) for value, _ in lasts.values())
+    return Chart(
+        key=key,
+        title=title,
+        now=now,
+        at_us=max((at for _, at in lasts.values()), default=0),
+        note=f"top {unit(top)}" if top else "nothing measured yet" if not any(at for _, at in lasts.values()) else "none",
+        words=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
+        lines=tuple(ChartLine(kind=kind, path=draw_path(measured, top)) for kind, measured in values.items()),
+    )

@@ -1,0 +1,41 @@
+"""The routes of the console."""
+
+from starlette.routing import BaseRoute, Mount, Route
+
+from web.console.live_pages import LivePages
+from web.console.login import LoginPages
+from web.console.page_context import LIVE
+from web.console.pages.api_docs import ApiDocsPage
+from web.console.pages.jobs import JobsPage
+from web.console.pages.logs import LogsPage, LogStream
+from web.console.pages.overview import OverviewPage
+from web.console.pages.queues import QueuesPage
+from web.console.pages.request import OneRequestPage
+from web.console.pages.requests import RequestsPage
+from web.console.pages.sessions import SessionsPage
+from web.console.pages.transfers import TransfersPage
+from web.console.pages.voice import PipelineStatusEvents, VoicePage
+from web.console.pages.workers import OneWorkerPage, WorkersPage
+from web.console.static_files import HashedStaticFiles
+from web.console.templating import STATIC, Templates
+from web.gateway.gateway import Gateway
+
+
+def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:
+    requests = RequestsPage(gateway)
+    workers = (WorkersPage(gateway), OneWorkerPage(gateway), QueuesPage(gateway), TransfersPage(gateway))
+    others = (OverviewPage(gateway), OneRequestPage(gateway), SessionsPage(gateway), JobsPage(gateway), LogsPage(gateway))
+    live = LivePages(gateway, templates, (requests, *workers, *others))
+    return [
+        Route("/", VoicePage(gateway, templates).show),
+        Route("/console/events", PipelineStatusEvents(gateway, templates)),
+        *live.routes(),
+        Route("/requests/{id}/older", requests.redirect_to_older),
+        Route("/requests/{id}/newer", requests.redirect_to_newer),
+        Route(f"{LIVE}logs", LogStream(gateway, templates)),
+        Route(f"{LIVE}{{key}}", live),
+        Route("/docs", ApiDocsPage(templates).show),
+        Route("/console/login", login.log_in, methods=["GET", "POST"]),
+        Route("/console/logout", login.log_out, methods=["POST"]),
+        Mount("/static", HashedStaticFiles(directory=STATIC)),
+    ]

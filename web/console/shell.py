@@ -1,0 +1,76 @@
+"""What surrounds every page: navigation, the way in and out, what the browser must send back. Knows no page's content."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from fleet.core.clock import now_us
+from web.gateway.gateway import Gateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NavItem:
+    key: str
+    path: str
+    label: str
+
+
+NAV = (
+    NavItem(key="voice", path="/", label="Voice"),
+    NavItem(key="overview", path="/overview", label="Overview"),
+    NavItem(key="requests", path="/requests", label="Requests"),
+    NavItem(key="workers", path="/workers", label="Workers"),
+    NavItem(key="queues", path="/queues", label="Queues"),
+    NavItem(key="transfers", path="/transfers", label="Transfers"),
+    NavItem(key="sessions", path="/sessions", label="Sessions"),
+    NavItem(key="jobs", path="/jobs", label="Jobs"),
+    NavItem(key="logs", path="/logs", label="Logs"),
+    NavItem(key="docs", path="/docs", label="API"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shell:
+    """`active` is the key of the navigation's item; `csrf` goes into the header `x-csrf-token` of every change.
+
+    `read_only`: buttons that change the fleet are left out. `now_us` is this server's clock, for the ages a page shows.
+    `origin` is the address by which the browser reaches this server, such as `http://localhost:8001`.
+    """
+
+    model: str
+    active: str
+    csrf: str
+    read_only: bool
+    locked: bool
+    now_us: int
+    origin: str
+    nav: tuple[NavItem, ...] = NAV
+
+
+def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
+    """`csrf`: the token of the visitor's login, "" without one: then there is no way out either."""
+    return Shell(
+        model=gateway.model,
+        active=active,
+        csrf=csrf,
+        read_only=gateway.config.web.read_only,
+        locked=bool(csrf),
+        now_us=now_us(),
+        origin=origin,
+    )
+
+
+def find_origin(request: Request) -> str:
+    """Return scheme, host and port as the browser's address bar has them.
+
+    Behind a proxy they are what its X-Forwarded-Proto and X-Forwarded-Host name. The result is only shown to the sender of these
+    headers, so they need no trust.
+    """
+    scheme = _first(request.headers.get("x-forwarded-proto", ""))
+    host = _first(request.headers.get("x-forwarded-host", "")) or request.url.netloc
+    return f"{scheme if scheme in ('http', 'https') else request.url.scheme}://{host}"
+
+
+def _first(values: str) -> str:
+    """Return the value that the first of several proxies set."""
+    return values.partition(",")[0].strip()

@@ -1,0 +1,18 @@
+"""Static files: kept for ever by browsers under the address that bears their hash, asked about again under any other."""
+
+from urllib.parse import parse_qs
+
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from web.console.templating import STATIC, compute_digest
+
+
+class HashedStaticFiles(StaticFiles):
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("v", [""])[0]
+        current = bool(given) and response.status_code == 200 and given == compute_digest(STATIC / path)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable" if current else "no-cache"
+        return response
