@@ -19,6 +19,7 @@ hypothesis.settings.load_profile("fleet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="also run the tests marked thorough, and explore in full depth")
     parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
     parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
     parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
@@ -29,8 +30,12 @@ SLOWEST_FIRST = ("oracle", "e2e", "fundamentals", "pocket", "web/realtime", "web
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the folders; the random order within each of them stays."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `--thorough` runs, and order the folders; the random order within each of them stays."""
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     root = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
@@ -45,6 +50,12 @@ def left_open() -> Iterator[None]:
     """A socket that a module's tests leave open is an error of that module, not of whichever runs when it is collected."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Return True if explorations run in full depth (`--thorough`), instead of the share that every run takes."""
+    return bool(pytestconfig.getoption("--thorough"))
 
 
 @pytest.fixture(scope="session")

@@ -24,10 +24,10 @@ from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool
-from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import read_peer_access
+from fleet.worker.redis_link import RedisLink
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
@@ -65,8 +65,10 @@ class ThreadFleet:
         record = access.record(worker, role, fields, transfer)
         call = scripts.register(worker, role, LEASE_US, record, replicas=serves.replicas, standby=serves.standby)
         answer = text(run(client, call))
-        loop = WorkerLoop(config, worker, RoleName(role), built, Link(client, worker, RoleName(role), access.secret), transfer)
-        loop.standing_by = answer == "standby"
+        loop = WorkerLoop(
+            config, worker, RoleName(role), built, RedisLink(client, worker, RoleName(role), access.secret), transfer
+        )
+        loop.availability.standing_by = answer == "standby"
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -263,4 +265,4 @@ def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
 def held(fleet: ThreadFleet) -> set[RequestId]:
     """Requests any living worker still holds something for."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
-    return {request for loop in living for request in (*loop.tasks, *loop.lingering)}
+    return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}

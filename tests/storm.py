@@ -16,8 +16,8 @@ from fleet.control.connect import connect, run, text
 from fleet.core.errors import Aborted
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
-from fleet.worker.link import TurnResult
 from fleet.worker.loop import WorkerLoop
+from fleet.worker.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
 from tests.support import wait_until
 
@@ -105,11 +105,13 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
     """Workers and Redis hold nothing for any request; all are given the time that their slow poll takes."""
     client = fleet.clients[0]
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
-    before = [loop.vitals for loop in living]
+    before = [loop.maintenance.vitals for loop in living]
 
     def left() -> list[str]:
         # What a loop counted before we came says nothing: each takes stock once more.
-        stale = [f"{loop.role} has not taken stock" for loop, old in zip(living, before, strict=True) if loop.vitals is old]
+        stale = [
+            f"{loop.role} has not taken stock" for loop, old in zip(living, before, strict=True) if loop.maintenance.vitals is old
+        ]
         return stale or _held_by_workers(fleet, living) or _left_in_redis(client)
 
     try:
@@ -123,14 +125,16 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
 
 def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:
     """As each loop says itself: only its own thread may ask its engine and its transfer while it runs."""
-    busy = [f"{loop.role} counts {loop.vitals}" for loop in living if _counts(loop)]
-    offering = [f"{loop.role} offers {loop.passing.offers.requests()}" for loop in living if loop.passing.offers.requests()]
+    busy = [f"{loop.role} counts {loop.maintenance.vitals}" for loop in living if _counts(loop)]
+    offering = [
+        f"{loop.role} offers {loop.hand_offs.offers.open_requests()}" for loop in living if loop.hand_offs.offers.open_requests()
+    ]
     pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
     return [*busy, *offering, *pulling, *(f"somebody holds {request}" for request in held(fleet))]
 
 
 def _counts(loop: WorkerLoop) -> int:
-    return sum(int(loop.vitals[name]) for name in ("running", "pages_used", "slots_used"))
+    return sum(int(loop.maintenance.vitals[name]) for name in ("running", "pages_used", "slots_used"))
 
 
 def _left_in_redis(client: redis.Redis) -> list[str]:

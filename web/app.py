@@ -20,11 +20,11 @@ from web.fleet_api.routes import FleetApi
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
 from web.http.errors import on_fleet_error, on_http_error
-from web.http.guard import Guard, Rules
-from web.http.hosts import Hosts
+from web.http.guard import AccessRules, Guard
+from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
 from web.http.middleware import RequestContext
-from web.http.origins import Cors, Origins
+from web.http.origins import AllowedOrigins, Cors
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
@@ -40,10 +40,10 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
-    origins = Origins(config.web, has_key=has_key)
+    origins = AllowedOrigins(config.web, has_key=has_key)
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys()
     refusal_log = RefusalLog()
-    rules = Rules(api_key, config.web, Hosts(config.web, has_key=has_key), origins, logins, wrong_keys)
+    rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
     views = Templates()
     login = LoginPages(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(

@@ -1,6 +1,6 @@
-"""GET /openapi.json: the HTTP API for machines, made of the very types that requests are checked with and answers encoded from.
+"""GET /openapi.json: the OpenAPI document, generated from the types that validate requests and encode responses.
 
-A route of the API has a row in `OPERATIONS`; a test compares the two. Knows no stage.
+Every route of the API has a row in `OPERATIONS`; a test compares the two. Knows no stage.
 """
 
 import re
@@ -20,18 +20,18 @@ from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (
     AbortResult,
-    Deleted,
+    DeadLetterList,
+    DeletionResult,
     JobBody,
-    Jobs,
-    Letters,
+    JobList,
     LogList,
-    Ordered,
-    Queues,
-    Redelivered,
+    QueueList,
+    RedeliveryResult,
     RequestList,
-    Retried,
-    Series,
-    WorkerStories,
+    RetryResult,
+    SeriesList,
+    WorkerList,
+    WorkerOrderResult,
 )
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
@@ -52,9 +52,9 @@ Schema = dict[str, object]
 class Operation:
     """One method of one route.
 
-    `body` is what it takes as JSON, `form` as multipart beside a `file`. `answer` is what it says as JSON, `others` are other
-    shapes of that; `media` other kinds of what it may answer. `headers` and `query` are those of the request that it reads.
-    `statuses`: of answers that are no error.
+    `body` is the JSON request body, `form` the fields of a multipart body beside `file`. `answer` is the JSON response, `others`
+    are alternatives to it, `media` other media types of the response. `headers` and `query` are parameters of the request.
+    `statuses`: those of successful responses.
     """
 
     method: str
@@ -76,11 +76,11 @@ OPERATIONS: tuple[Operation, ...] = (
         body=ChatBody, answer=ChatCompletion, media=(EVENTS,),
     ),
     Operation(
-        method="POST", path="/v1/audio/speech", summary="Speak a text, as it stands, while it is made",
+        method="POST", path="/v1/audio/speech", summary="Convert text to speech, streamed",
         body=SpeechBody, media=(*MEDIA_TYPES.values(), EVENTS),
     ),
     Operation(
-        method="POST", path="/v1/audio/transcriptions", summary="Write down what a sound says",
+        method="POST", path="/v1/audio/transcriptions", summary="Transcribe speech",
         form=TranscriptionForm, answer=Transcription, others=(VerboseTranscription,), media=(TEXT, EVENTS),
     ),
     Operation(method="POST", path="/v1/audio/translations", summary="Not served: always 404", statuses=()),
@@ -94,64 +94,65 @@ OPERATIONS: tuple[Operation, ...] = (
         body=SecretBody, answer=Secret,
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests", summary="Requests, the newest first", answer=RequestList,
+        method="GET", path="/v1/fleet/requests", summary="Requests, newest first", answer=RequestList,
         query={
             "state": "in this state", "stage": "with a task of this stage", "worker": "that this worker had",
-            "kind": "of this kind", "model": "to this model", "min_ms": "that took as long at least, ms",
-            "q": "a part of the id", "limit": "rows", "before": "the `next` of the page before",
+            "kind": "of this kind", "model": "to this model", "min_ms": "minimum duration in ms",
+            "q": "a part of the id", "limit": "rows", "before": "`next` of the previous page",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's story", answer=RequestDetail),
+    Operation(method="GET", path="/v1/fleet/requests/{request_id}", summary="A request's trace", answer=RequestDetail),
     Operation(method="DELETE", path="/v1/fleet/requests/{request_id}", summary="Abort a request", answer=AbortResult),
     Operation(
         method="GET", path="/v1/fleet/requests/{request_id}/stream",
-        summary="Go on with a streamed answer; refused where web.read_only is set",
-        media=(EVENTS,), headers={"Last-Event-ID": "the id of the last event that was received"},
+        summary="Resume a streamed answer; refused if web.read_only is set",
+        media=(EVENTS,), headers={"Last-Event-ID": "id of the last received event"},
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/audio", summary="The answer's sound, while it is kept",
+        method="GET", path="/v1/fleet/requests/{request_id}/audio", summary="The answer's audio, while it is stored",
         media=(MEDIA_TYPES["wav"],),
     ),
     Operation(
-        method="GET", path="/v1/fleet/requests/{request_id}/trace", summary="The story as Perfetto reads it", media=(JSON,)
+        method="GET", path="/v1/fleet/requests/{request_id}/trace", summary="The trace as Perfetto reads it", media=(JSON,)
     ),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Ask the same again", answer=Retried,
+        method="POST", path="/v1/fleet/requests/{request_id}/retry", summary="Submit the same request again", answer=RetryResult,
         statuses=(201,),
     ),
     Operation(
-        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=Redelivered,
+        method="POST", path="/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver", answer=RedeliveryResult,
         summary="Take a stage's task back from its worker, to be granted again",
-        query={"epoch": "refuse where the task has been granted again since this one was seen"},
+        query={"epoch": "refuse if the task has another epoch by now"},
     ),
     Operation(
-        method="GET", path="/v1/fleet/workers", summary="Workers, those of the last minutes, and roles without one",
-        answer=WorkerStories,
+        method="GET", path="/v1/fleet/workers", summary="Workers, recently ended workers, and roles without a worker",
+        answer=WorkerList,
     ),
     Operation(
         method="POST", path="/v1/fleet/workers/{worker_id}/{order}", summary="Order a worker: drain, resume, stop or dump",
-        answer=Ordered,
+        answer=WorkerOrderResult,
     ),
-    Operation(method="GET", path="/v1/fleet/queues", summary="What waits for each role, and who serves it", answer=Queues),
-    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=Letters),
+    Operation(method="GET", path="/v1/fleet/queues", summary="Queue and workers of each role", answer=QueueList),
+    Operation(method="GET", path="/v1/fleet/dead-letters", summary="Requests that killed workers", answer=DeadLetterList),
     Operation(
-        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Try one again", answer=Retried, statuses=(201,)
+        method="POST", path="/v1/fleet/dead-letters/{request_id}/retry", summary="Submit its request again", answer=RetryResult,
+        statuses=(201,),
     ),
-    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Drop one", answer=Deleted),
+    Operation(method="DELETE", path="/v1/fleet/dead-letters/{request_id}", summary="Delete a dead letter", answer=DeletionResult),
     Operation(method="GET", path="/v1/fleet/transfers", summary="Tensors between workers, by edge", answer=Transfers),
-    Operation(method="GET", path="/v1/fleet/series", summary="The last fifteen minutes in numbers", answer=Series),
+    Operation(method="GET", path="/v1/fleet/series", summary="Time series of the last fifteen minutes", answer=SeriesList),
     Operation(
-        method="GET", path="/v1/fleet/logs", summary="Lines of every process, the newest first", answer=LogList,
+        method="GET", path="/v1/fleet/logs", summary="Log lines of all processes, newest first", answer=LogList,
         query={
             "q": "a part of the message", "level": "this level and above", "worker": "of this worker",
             "request": "about this request", "process": "of this process", "limit": "lines",
-            "before": "the `next` of the page before",
+            "before": "`next` of the previous page",
         },
     ),
-    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=Jobs),
+    Operation(method="GET", path="/v1/fleet/jobs", summary="Background jobs", answer=JobList),
     Operation(method="POST", path="/v1/fleet/jobs", summary="Start a job", body=JobBody, answer=Job, statuses=(201,)),
     Operation(method="GET", path="/v1/fleet/jobs/{job_id}", summary="One job", answer=Job),
-    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Forget a job that has ended", answer=Deleted),
+    Operation(method="DELETE", path="/v1/fleet/jobs/{job_id}", summary="Delete a finished job", answer=DeletionResult),
     Operation(
         method="GET", path="/v1/fleet/jobs/{job_id}/files/{name}", media=(JSON, "image/png"),
         summary="A file of a job's report: report.json or report.png",
@@ -175,8 +176,8 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema:
-    """OpenAPI 3.1 of a server of this model."""
-    bodies = [given for op in operations for given in (op.body, op.form) if given is not None]
+    """Return the OpenAPI 3.1 document of a server of this model."""
+    bodies = [body for op in operations for body in (op.body, op.form) if body is not None]
     models = [body for body in bodies if issubclass(body, BaseModel)]
     structs = [body for body in bodies if issubclass(body, msgspec.Struct)]
     structs += [answer for op in operations for answer in _shapes(op)]
@@ -200,45 +201,45 @@ def document(model: str, operations: Sequence[Operation] = OPERATIONS) -> Schema
 
 
 class OpenApi:
-    """The document is made when first asked for."""
+    """Serves the document, which is generated by the first request."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._made: bytes | None = None
+        self._document: bytes | None = None
 
     async def describe(self, _request: Request) -> Response:
-        self._made = self._made or msgspec.json.encode(document(self._gateway.model))
-        return Response(self._made, media_type=JSON)
+        self._document = self._document or msgspec.json.encode(document(self._gateway.model))
+        return Response(self._document, media_type=JSON)
 
 
 def _operation(op: Operation) -> Schema:
     parameters = [
         *(_parameter(name, "path", name.replace("_", " ")) for name in re.findall(r"{(\w+)}", op.path)),
-        *(_parameter(name, "header", what) for name, what in op.headers.items()),
-        *(_parameter(name, "query", what) for name, what in op.query.items()),
+        *(_parameter(name, "header", text) for name, text in op.headers.items()),
+        *(_parameter(name, "query", text) for name, text in op.query.items()),
     ]
-    failed = {"description": "what went wrong", "content": {JSON: {"schema": _ref(ErrorEnvelope)}}}
-    made: Schema = {
+    failed = {"description": "the error", "content": {JSON: {"schema": _ref(ErrorEnvelope)}}}
+    operation: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{op.method.lower()}{op.path}").strip("_"),
         "summary": op.summary,
         "parameters": parameters,
-        "responses": {**{str(status): _answered(op) for status in op.statuses}, "default": failed},
+        "responses": {**{str(status): _success_response(op) for status in op.statuses}, "default": failed},
     }
     if op.body is not None:
-        made["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
     if op.form is not None:
         file: Schema = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
         form: Schema = {"schema": {"allOf": [_ref(op.form), file]}}
-        made["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
-    return made
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+    return operation
 
 
-def _parameter(name: str, place: str, what: str) -> Schema:
+def _parameter(name: str, place: str, text: str) -> Schema:
     schema = {"type": "string", "minLength": 1}
-    return {"name": name, "in": place, "required": place == "path", "description": what, "schema": schema}
+    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": schema}
 
 
-def _answered(op: Operation) -> Schema:
+def _success_response(op: Operation) -> Schema:
     content: Schema = {kind: {} for kind in op.media}
     shapes = [_ref(shape) for shape in _shapes(op)]
     if shapes:

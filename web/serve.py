@@ -30,24 +30,24 @@ from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 from web.http.tls import TlsFiles, tls_files
 from web.realtime.client_events import MAX_EVENT_BYTES
-from web.startup_message import how_to_reach
+from web.startup_message import startup_lines
 
 log = logging.getLogger("fleet.web")
 
 GRACE_S = 4.0
-"""How long answers under way may still run after a stop signal. Those that need longer are then told where they go on."""
+"""Time for answers to finish after a stop signal; unfinished ones then get an error event and can be resumed elsewhere."""
 BACKLOG = 2048
-"""Connections that wait to be accepted: those of clients that connect as soon as the address is announced, too."""
-PARTING_S = 1.0
-"""How long these may take to tell it."""
+"""Connections that wait to be accepted, also those of clients that connect as soon as the address is printed."""
+DETACH_S = 1.0
+"""Time for sending these error events."""
 ABORTING_S = 0.5
-"""Before uvicorn's time is over, connections are aborted whose clients do not read: time for what runs behind them to end."""
+"""Time before the end of uvicorn's time-out at which stalled connections are aborted, so that their requests can end."""
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that ends the console's endless streams first, or its grace time would always run out.
+    """Uvicorn that first ends the console's endless streams, which would use up its grace time.
 
-    It leaves signals to `serve`: its own handling would end the process before the fleet is left in order.
+    `serve` handles signals: uvicorn's own handling would end the process before it leaves the fleet.
     """
 
     def __init__(self, config: BoundedConfig, app: Starlette) -> None:
@@ -60,7 +60,7 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """A second call does not wait for answers under way."""
+        """Stop; a second call does not wait for unfinished answers."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -71,24 +71,24 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.closing.set()
         loop = asyncio.get_running_loop()
-        parting = loop.call_later(GRACE_S, self._app.state.detach_all)
+        detaching = loop.call_later(GRACE_S, self._app.state.detach_all)
         assert self.config.timeout_graceful_shutdown is not None
         aborting = loop.call_later(self.config.timeout_graceful_shutdown - ABORTING_S, self._table.abort_all)
         try:
             await super().shutdown(sockets)
         finally:
-            parting.cancel()
+            detaching.cancel()
             aborting.cancel()
             self._table.stop()
             self._app.state.close()
 
 
 def run(config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path) -> None:
-    """Serve until SIGTERM or SIGINT. What goes wrong at start is one line on stderr and exit status 1."""
+    """Serve until SIGTERM or SIGINT. A failure at start is one line on stderr and exit status 1."""
     config = config.model_copy(update={"checkpoint": str(checkpoint)})
     try:
         with _bound_socket(config.web.host, config.web.port) as listener:
-            # libuv's loop: fifty microphones are 2,500 frames a second
+            # uvloop: fifty microphones send 2,500 frames a second
             uvloop.run(serve(config, settings, redis_url, checkpoint, listener))
     except (FleetError, OSError) as error:
         print(f"fleet web: {error}", file=sys.stderr)
@@ -118,7 +118,7 @@ async def serve(
 def uvicorn_config(
     app: Starlette, config: FleetConfig, tls: TlsFiles | None = None, max_connections: int | None = None
 ) -> BoundedConfig:
-    """`max_connections`: the limit of the process; None: that of the configuration."""
+    """Return uvicorn's configuration. `max_connections`: limit of the process; None: that of the deployment."""
     bounds = Bounds.of(config.web, max_connections or config.web.max_connections)
     return BoundedConfig(
         app,
@@ -130,11 +130,11 @@ def uvicorn_config(
         log_level="warning",
         access_log=False,
         server_header=False,
-        # deflate costs time and gains nothing on sound
+        # compression takes time and does not shrink audio
         ws_per_message_deflate=False,
-        # a little more than an event may have, so that one that is too long is told so
+        # above the limit of an event, so that a larger one gets its own error
         ws_max_size=MAX_EVENT_BYTES + 1024 * 1024,
-        timeout_graceful_shutdown=math.ceil(GRACE_S + PARTING_S + ABORTING_S),
+        timeout_graceful_shutdown=math.ceil(GRACE_S + DETACH_S + ABORTING_S),
     )
 
 
@@ -145,7 +145,7 @@ def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port in use is told at once. Raises: OSError naming the fix."""
+    """Bind before anything is loaded, so that a used port is reported immediately. Raises: OSError with the remedy."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,5 +159,5 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 
 
 def _announce(config: FleetConfig, listener: socket.socket) -> None:
-    for line in how_to_reach(config.web, listener.getsockname()[1]):
+    for line in startup_lines(config.web, listener.getsockname()[1]):
         print(f"fleet web: {line}", flush=True)

@@ -1,4 +1,4 @@
-"""How a person's browser reaches this gateway, in the lines printed at start. Knows no route and opens nothing."""
+"""The lines printed at start: the gateway's address, and how browsers on other machines reach it. Knows no route."""
 
 import getpass
 import os
@@ -10,10 +10,10 @@ from fleet.config.schema import WebConfig
 EVERYWHERE = ("0.0.0.0", "::")
 
 
-def how_to_reach(web: WebConfig, port: int, env: Mapping[str, str] = os.environ) -> list[str]:
-    """The address; and where a browser elsewhere would have no microphone at it, the way that gives it one.
+def startup_lines(web: WebConfig, port: int, env: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the address, and a way to get microphone access from another machine where the address does not allow it.
 
-    `env`: SSH_CONNECTION says that whoever reads this sits at another machine, and how that reaches this one.
+    `env`: SSH_CONNECTION is set if the user is on another machine, and has the address by which that reaches this one.
     """
     scheme = web.scheme
     shown = "localhost" if web.host in EVERYWHERE or is_loopback(web.host) else web.host
@@ -33,7 +33,7 @@ def how_to_reach(web: WebConfig, port: int, env: Mapping[str, str] = os.environ)
 
 
 def _ssh_line(port: int, connection: str) -> str | None:
-    """`connection` as sshd gives it: the client's address and port, then those by which it reached this machine."""
+    """`connection`: value of SSH_CONNECTION, that is address and port of the client, then of this machine."""
     words = connection.split()
     if len(words) != 4:
         return None

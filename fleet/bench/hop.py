@@ -27,7 +27,7 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.worker.link import Link, TurnResult
+from fleet.worker.redis_link import RedisLink, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
 WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}
@@ -92,7 +92,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     with _server() as url:
         client = connect(url, one_connection=True)
         ping_us = tuple(_took_us(client.ping) for _ in range(NUM_PINGS))
-        links = {stage: Link(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
+        links = {stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
         job, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
         command = [sys.executable, "-m", "fleet.bench.hop"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
@@ -127,7 +127,7 @@ def _server() -> Iterator[str]:
             process.wait()
 
 
-def _open_request(ask: Ask, links: Mapping[StageName, Link], url: str, count: int) -> tuple[_Job, Epoch]:
+def _open_request(ask: Ask, links: Mapping[StageName, RedisLink], url: str, count: int) -> tuple[_Job, Epoch]:
     """A live request of one edge between two owned tasks; also the epoch of the consumer's."""
     spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
     ask(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
@@ -150,7 +150,7 @@ def _ok(reply: Reply) -> Sequence[Reply]:
     return parts
 
 
-def _consume(link: Link, job: _Job, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]) -> list[float]:
+def _consume(link: RedisLink, job: _Job, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]) -> list[float]:
     """Wait for every chunk as a worker does, acknowledging in strides, and note how old each was on arrival."""
     ages_us: list[float] = []
     acked = 0

@@ -54,11 +54,11 @@ class _End:
 
     def __init__(self, worker: WorkerId) -> None:
         self.pool = KVPool(SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu"))
-        self.table, others = self.pool.borrow(), self.pool.borrow()
+        self.table, others = self.pool.open_table(), self.pool.open_table()
         for page in range(NUM_PAGES):
             for table in (self.table, others):
                 self.pool.grow(table, (page + 1) * PAGE_TOKENS)
-        self.plain = HostMemory(self.pool.place(self.table).length_bytes)
+        self.plain = HostMemory(self.pool.locate(self.table).length_bytes)
         self.transfer = open_transfer("nixl", worker, ARENA_BYTES, ARENA_BYTES)
         assert self.pool.memory is not None
         for memory in (self.pool.memory, self.plain.region):
@@ -89,26 +89,26 @@ class _Reader:
     def __init__(self, end: _End, connection: Connection, lent: _Lent) -> None:
         self._pool, self._plain, self._transfer = end.pool, end.plain, end.transfer
         self._connection, self._lent = connection, lent
-        self._pool.give_back(end.table)
+        self._pool.close_table(end.table)
 
     def check(self) -> None:
         table = self._read_blocks()
         if self._pool.read(table, NUM_PAGES * PAGE_TOKENS).tobytes() != self._lent.data:
             raise BenchError("the pages that were read are not those that were lent")
-        self._pool.give_back(table)
+        self._pool.close_table(table)
 
     def blocks_us(self) -> float:
         began_ns = time.perf_counter_ns()
         table = self._read_blocks()
         took_us = (time.perf_counter_ns() - began_ns) / 1000
-        self._pool.give_back(table)
+        self._pool.close_table(table)
         return took_us
 
     def _read_blocks(self) -> PageTable:
         """As an engine receives pages, and a worker reads into them."""
-        table = self._pool.borrow()
+        table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS, clean=False)
-        spans = spans_between(self._lent.pages, self._pool.place(table))
+        spans = spans_between(self._lent.pages, self._pool.locate(table))
         _await(self._transfer.read_blocks(LENDER, self._lent.metadata, spans, READ_S))
         return table
 
@@ -125,11 +125,11 @@ class _Reader:
         assert copy.tensor.ref is not None
         began_ns = time.perf_counter_ns()
         data = _await(self._transfer.pull(copy.tensor.ref, self._lent.metadata, READ_S))
-        table = self._pool.borrow()
+        table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS)
         self._pool.write(table, np.frombuffer(data, np.uint8), NUM_PAGES * PAGE_TOKENS)
         took_us = (time.perf_counter_ns() - began_ns) / 1000
-        self._pool.give_back(table)
+        self._pool.close_table(table)
         return copy.took_us + took_us
 
 
@@ -161,7 +161,7 @@ def _lender() -> Iterator[tuple[Connection, _Lent]]:
 
 def _lend(connection: Connection) -> None:
     end = _End(LENDER)
-    place = end.pool.place(end.table)
+    place = end.pool.locate(end.table)
     noise = np.random.default_rng(1).integers(0, 256, place.length_bytes, np.uint8)
     end.pool.write(end.table, noise, NUM_PAGES * PAGE_TOKENS)
     # Also because memory that was never written to is one shared page, and faster than any other.

@@ -14,7 +14,7 @@ from fleet.core.ids import EdgeName, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, EngineOutput
 from fleet.graphs import ChunkPolicy, Edge, Graph
-from fleet.stages.base import BuiltStage, Item, TaskAdapter
+from fleet.stages.base import BuiltStage, EdgeItem, TaskAdapter
 
 Policy = Callable[[Edge], ChunkPolicy]
 Answers = dict[RequestId, dict[EdgeName, list[Arrays]]]
@@ -46,7 +46,7 @@ class _Chunker:
     ordinals: dict[Walk, int] = field(default_factory=dict[Walk, int])
     num_chunks: int = 0
 
-    def offer(self, item: Item) -> Iterator[tuple[Walk, Arrays, bool]]:
+    def offer(self, item: EdgeItem) -> Iterator[tuple[Walk, Arrays, bool]]:
         """Chunks that the item releases: (consumer's walk, arrays, final)."""
         if item.arrays:
             ordinal = self.ordinals.get(item.walk, 0)
@@ -103,7 +103,7 @@ class SlowTwin:
         for spec in specs:
             self._open(run, spec, (blobs or {}).get(spec.id))
         while run.open_edges:
-            ready = [name for name, stage in self._built.items() if stage.engine.ready()]
+            ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
             if not ready:
                 raise AssertionError(f"no stage can step, and these edges have not ended: {sorted(run.open_edges)}")
             for name in ready:
@@ -155,10 +155,10 @@ class SlowTwin:
         adapter = run.adapters[name, request]
         for item in adapter.produce(output):
             yield from self._pass_on(run, request, item)
-        if adapter.stopped():
+        if adapter.is_stopped():
             self._built[name].engine.finish(request)
 
-    def _pass_on(self, run: _Run, request: RequestId, item: Item) -> Iterator[Made]:
+    def _pass_on(self, run: _Run, request: RequestId, item: EdgeItem) -> Iterator[Made]:
         chunker = run.chunkers[item.edge, request]
         for walk, arrays, final in chunker.offer(item):
             at_s = time.perf_counter() - run.began_s

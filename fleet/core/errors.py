@@ -13,12 +13,11 @@ def quoted(name: str) -> str:
 class FleetError(Exception):
     """Base of all errors of ours.
 
-    `code` is stable and machine-readable, `status` the HTTP status it maps to, `retryable` whether the same call may
-    succeed later and `retry_after_s` how long to wait until then, `param` the field of the user's input that is at fault, if any.
+    `code` is stable and machine-readable, `retryable` whether the same call may succeed later and `retry_after_s` how long to
+    wait until then, `param` the field of the user's input that is at fault, if any.
     """
 
     code: ClassVar[str] = "server_error"
-    status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     retry_after_s: int = 1
 
@@ -32,21 +31,18 @@ class BadInput(FleetError):
     """The user's input is at fault; the message names the field and the fix."""
 
     code = "invalid_value"
-    status = 400
 
 
 class InputTooLarge(BadInput):
     """A body, prompt or audio clip exceeds a configured limit."""
 
     code = "input_too_large"
-    status = 413
 
 
 class ContextLengthExceeded(InputTooLarge):
     """A prompt has more tokens than the model, or this deployment, takes. Code and wording are those that clients look for."""
 
     code = "context_length_exceeded"
-    status = 400
 
     @staticmethod
     def of(where: str, limit: int, however: str) -> "ContextLengthExceeded":
@@ -65,28 +61,24 @@ class UnsupportedValue(BadInput):
 
 class ModelNotFound(BadInput):
     code = "model_not_found"
-    status = 404
 
 
 class NotFound(BadInput):
     """Nothing of that name is known, or not any more."""
 
     code = "not_found"
-    status = 404
 
 
 class Conflict(BadInput):
     """It is there, and in a state in which this cannot be done to it."""
 
     code = "conflict"
-    status = 409
 
 
 class SecretInUse(BadInput):
     """A short-lived client secret has as many voice sessions open as it may."""
 
     code = "secret_in_use"
-    status = 429
 
 
 class ConfigError(FleetError):
@@ -109,7 +101,6 @@ class Overloaded(FleetError):
     """The queue bound is reached."""
 
     code = "rate_limit_exceeded"
-    status = 429
     retryable = True
 
 
@@ -121,7 +112,6 @@ class NoWorker(FleetError):
     """A role that the request needs has no live worker, and none is expected."""
 
     code = "overloaded"
-    status = 503
     retryable = True
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
@@ -133,7 +123,6 @@ class WorkerLost(FleetError):
     """Worker after worker died over the request, the last one with nothing else to do; it is among the dead letters."""
 
     code = "worker_lost"
-    status = 503
     retryable = True
 
 
@@ -141,20 +130,17 @@ class Aborted(FleetError):
     """The request was ended on purpose, by the API or because its client's gateway is gone."""
 
     code = "aborted"
-    status = 409
 
 
 class GatewayStopping(FleetError):
     """The gateway leaves before the answer ends; any other goes on with it from the last event id."""
 
     code = "gateway_stopping"
-    status = 503
     retryable = True
 
 
 class RedisUnreachable(FleetError):
     code = "redis_unreachable"
-    status = 503
     retryable = True
 
 
@@ -180,7 +166,6 @@ class TransferError(FleetError):
     """Tensors could not be pulled (deadline, checksum, generation); they are made again."""
 
     code = "transfer_failed"
-    status = 503
     retryable = True
 
 
@@ -194,14 +179,12 @@ class OutOfPages(EngineError):
     """The KV pool cannot ever hold the request."""
 
     code = "context_length_exceeded"
-    status = 400
 
 
 class OutOfMemory(EngineError):
     """Work for one request found no memory; it may find some when less runs at once."""
 
     code = "out_of_memory"
-    status = 503
     retryable = True
 
 

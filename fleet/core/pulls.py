@@ -3,11 +3,9 @@
 Pure. Knows no transport.
 """
 
-from itertools import accumulate
-
 import msgspec
 
-from fleet.core.hops import BOUNDS_US, PER_DECADE, HopCounts, decode_hops
+from fleet.core.hops import HopCounts, decode_hops
 
 KV = "kv"
 """The name under which pages of a split stage are counted, which travel on no edge."""
@@ -21,7 +19,6 @@ class PullCounts(msgspec.Struct, kw_only=True):
     num_failed: int = 0
     in_flight: int = 0
     durations: str = ""
-    total_us: int = 0
 
     def __add__(self, other: "PullCounts") -> "PullCounts":
         return PullCounts(
@@ -30,14 +27,7 @@ class PullCounts(msgspec.Struct, kw_only=True):
             num_failed=self.num_failed + other.num_failed,
             in_flight=self.in_flight + other.in_flight,
             durations=(decode_hops(self.durations) + decode_hops(other.durations)).encoded(),
-            total_us=self.total_us + other.total_us,
         )
-
-    def cumulative(self, per_decade: int) -> list[tuple[int, int]]:
-        """(bound, pulls of at most that duration), of the bounds of `HopCounts` that many a decade. Units: microseconds."""
-        counts = list(accumulate(decode_hops(self.durations).counts))
-        # Longer ones count at the last bound, which is therefore left to the total.
-        return list(zip(BOUNDS_US, counts, strict=True))[: -1 : PER_DECADE // per_decade]
 
 
 _decoder = msgspec.json.Decoder(dict[str, PullCounts])
@@ -66,7 +56,6 @@ class PullTally:
         counts = self._of(edge)
         counts.num_pulls += 1
         counts.num_bytes += num_bytes
-        counts.total_us += took_us
         self._durations.setdefault(edge, HopCounts()).add(took_us)
 
     def failed(self, edge: str) -> None:

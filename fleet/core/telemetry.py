@@ -25,7 +25,7 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
 
     Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute. `num_failed`: tried again, or made
-    again. `in_flight`: now.
+    again. `in_flight`: now. `durations`: pulls by duration, one count for each of `hops.BOUNDS_US`.
     """
 
     edge: str
@@ -36,6 +36,7 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_s: float
     p50_ms: float | None
     p95_ms: float | None
+    durations: tuple[int, ...] = ()
 
 
 class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):

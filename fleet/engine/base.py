@@ -1,8 +1,8 @@
 """The contract between a worker and the batch loop inside it.
 
-A worker submits requests, feeds them inputs in order, and calls `step()`; each call runs at most one batch pass and returns what
-it made. The engine knows no Redis, no edge and no stage: what an array means is between it and the stage's adapter.
-Arrays at this border are numpy (host memory, C-contiguous).
+A worker submits requests, feeds them inputs in order, and calls `step()`; each call runs at most one batch pass and returns its
+outputs. The engine knows no Redis, no edge and no stage: the stage's adapter defines the meaning of arrays, which are numpy (host
+memory, C-contiguous).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """One request's settings. `params` are free-form strings that only the model behind the engine reads (a voice, say).
+    """One request's settings. `params` are free-form strings for the model behind the engine (a voice, say).
 
-    `history` is what an earlier owner's engine drew for this request, from the first on and joined along axis 0: it is not drawn
-    again but returned again, and what follows continues it; or what the request itself gives. Empty where an answer begins anew.
-    `session`: when the request has ended by itself or by `finish`, what was computed of it is kept for the next request of this
-    name, which need not compute the rows with which it begins alike. Where empty, nothing is kept nor taken.
+    `history`: the outputs that an earlier owner's engine drew for this request, or that the request itself contains, from the
+    first one on and joined along axis 0: they are returned again without being drawn, and later outputs continue them.
+    `session`: after a normal end, the computed rows are cached for the session's next request, which reuses those that it begins
+    with. Without a name nothing is cached or reused.
     """
 
     request_id: RequestId
@@ -47,7 +47,7 @@ class EngineInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutput:
-    """What one pass made for one request, in order. `final` ends the request; `error` ends it without the rest."""
+    """Output of one pass for one request, in order. `final` ends the request; `error` ends it early."""
 
     request_id: RequestId
     walk: Walk
@@ -58,9 +58,9 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlocks:
-    """The computed keys and values of a request's first `num_rows` rows, as the pages of the pool they come from.
+    """A copy of the computed keys and values of a request's first `num_rows` rows, as pages of their pool.
 
-    Shapes: `data` is uint8 [bytes]; what it holds is between engines of one stage and one configuration.
+    Shapes: `data` is uint8 [bytes], readable by engines of the same stage and configuration.
     """
 
     num_rows: int
@@ -69,8 +69,8 @@ class KVBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPages:
-    """Pages of an engine's own pool that belong to no request: full ones, lent for another engine to read, or empty ones, into
-    which another's are read. They hold, or will hold, the keys and values of `num_rows` rows. `table` is the engine's own.
+    """Pages of an engine's pool that belong to no request, for keys and values of `num_rows` rows: full ones that are lent for
+    another engine to read, or empty ones that another's are read into. `table` is private to the engine.
     """
 
     num_rows: int
@@ -80,17 +80,16 @@ class KVPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """`running` requests are held; `ready` could take part in the next step. Pages are 0 for an engine without a KV pool.
+    """`running`: requests submitted and not ended; `ready`: those that the next step can run. Pages are 0 without a KV pool.
 
-    `pages_kept` are those of `pages_used` that no request holds but sessions do. `rows_reused` counts the rows that sessions have
-    spared, since the engine was made.
+    `pages_cached`: the part of `pages_used` that caches prefixes of sessions. `rows_reused`: cached rows reused since the start.
     """
 
     running: int
     ready: int
     pages_used: int = 0
     pages_total: int = 0
-    pages_kept: int = 0
+    pages_cached: int = 0
     rows_reused: int = 0
 
 
@@ -98,74 +97,76 @@ class Engine(Protocol):
     """One batch loop. Not thread-safe: every method is called from the worker's loop thread."""
 
     def submit(self, request: EngineRequest) -> None:
-        """Take a request. Raises: OutOfPages when it could never fit."""
+        """Add a request. Raises: OutOfPages if it can never fit."""
         ...
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        """Append input. A request unknown (ended, aborted) is ignored. Returns how many of its rows its session spares."""
+        """Append input and return how many of its rows are reused from the session. Unknown (ended) requests are ignored."""
         ...
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        """A paused request (no credit downstream) is skipped by `step()`; the batch goes on without it."""
+        """Make `step()` skip a request (which has no credit), or resume it."""
         ...
 
-    def ready(self) -> bool:
-        """Whether `step()` would run a pass now."""
+    def is_ready(self) -> bool:
+        """Return True if `step()` would run a pass now."""
         ...
 
     def due_in_s(self) -> float:
-        """Seconds until `ready()` with what was fed: 0 if it is so now, infinite if more input must come first."""
+        """Return the seconds until `is_ready()` with the input so far: 0 if ready now, infinite if more input is needed."""
         ...
 
     def step(self) -> Sequence[EngineOutput]:
         """Run one batch pass over every ready request (bounded by the batch and prefill-chunk limits).
 
-        A failure of one request is an output with `error`; the others go on.
+        A failure of one request is an output with `error`; the others continue.
         """
         ...
 
     def finish(self, request_id: RequestId) -> None:
-        """End a request early but normally (a stop string was met, or another goes on with it): no more outputs, memory freed."""
+        """End a request early but normally (a stop string, or a hand-off): no more outputs, memory freed or cached."""
         ...
 
-    def kept(self, session: str) -> int:
-        """How many rows are kept for a session. What is kept is given up whenever a request needs the memory."""
+    def num_cached_rows(self, session: str) -> int:
+        """Return the number of rows cached for a session. Cached rows are dropped whenever a request needs the memory."""
         ...
 
-    def forget(self, session: str | None = None) -> None:
-        """Give up what is kept for a session, or for all of them."""
+    def drop_cached(self, session: str | None = None) -> None:
+        """Drop the cached rows of a session, or of all sessions."""
         ...
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
-        """A copy of what is computed of a request, for another engine to adopt; None where there is nothing."""
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
+        """Return a copy of a request's computed rows for `import_kv` of another engine; None if there are none."""
         ...
 
-    def memory(self) -> Memory | None:
-        """Where its pages lie, if another process can read them there."""
+    def kv_memory(self) -> Memory | None:
+        """Return the memory of the pages, if another process can read it."""
         ...
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
-        """Finish a request, and keep what is computed of it for another engine to read, until `take_back`. None, and nothing
-        done, where there is nothing, or the pages cannot be spared.
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
+        """Finish a request and lend its pages for another engine to read, until `free_pages`.
+
+        Return None without effect if nothing is computed or the pool is short of pages.
         """
         ...
 
-    def receive(self, num_rows: int) -> KVPages | None:
-        """Pages to read so many rows into, until `adopt` or `take_back`; None where there are none to spare."""
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
+        """Reserve pages to read `num_rows` rows into, until `import_kv` or `free_pages`; None if the pool is short of pages."""
         ...
 
-    def take_back(self, pages: KVPages) -> None:
-        """What was lent, or received and not adopted, is free again: nobody reads it or writes to it any more."""
+    def free_pages(self, pages: KVPages) -> None:
+        """Free pages that were lent or reserved, and that no engine reads or writes any more."""
         ...
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        """Take over what another engine computed, for a request that was fed and has not begun. Whether that was possible: if
-        not, it is computed here, which takes longer and changes nothing. Received pages are then the request's.
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+        """Import another engine's rows for a request that was fed and has not begun; reserved pages then belong to the request.
+
+        Return False if that is impossible: the rows are computed, with the same result.
         """
         ...
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget a request and free its memory. Idempotent; unknown ids are ignored."""
+        """Drop a request and free its memory. Idempotent; unknown ids are ignored."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -1,7 +1,7 @@
-"""A deterministic engine without weights: it passes the contract tests and drives control-plane scale tests.
+"""A deterministic engine without weights, for contract tests and control-plane benchmarks. Knows no stage.
 
-Each input row moves a per-request checksum; each output row is made of it. What comes out depends on the rows that went in, never
-on how they were cut into pieces or when they came. Knows no stage.
+Each input row updates a per-request checksum, from which output rows are computed. Outputs depend on the input rows only, not on
+how they were cut into pieces or when they arrived.
 """
 
 import math
@@ -22,15 +22,15 @@ from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest, 
 
 DECODE = Walk("decode")
 OUT = "out"
-"""The array of an output's rows, and of a history's."""
+"""Name of the array of output rows, also in a history."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """`out` are all numbers made, for whoever goes on; `again` rows that were made elsewhere and are still to be returned.
+    """`out`: all numbers produced, for an export; `replayed`: rows produced elsewhere that are still to be returned.
 
-    `trail`: the rows taken, each with the checksum after it; `follows`: that of the session's last request. `due_s`: when its
-    next step may begin.
+    `trail`: the rows absorbed, each with the checksum after it; `cached`: the trail of the session's last request. `due_s`: the
+    earliest time of the next step.
     """
 
     request: EngineRequest
@@ -39,11 +39,11 @@ class _Running:
     absorbed: int = 0
     made: int = 0
     out: "array[int]" = field(default_factory=lambda: array("i"))
-    again: list[list[int]] = field(default_factory=list[list[int]])
+    replayed: list[list[int]] = field(default_factory=list[list[int]])
     fed_final: bool = False
     paused: bool = False
     trail: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
-    follows: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
+    cached: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
     due_s: float = 0.0
 
     def absorb(self, row: bytes) -> None:
@@ -52,18 +52,18 @@ class _Running:
         if self.request.session:
             self.trail.append((row, self.state))
 
-    def follow(self) -> int:
-        """Take the rows that the session's last request took too, but for the last of all; how many."""
-        for row, state in self.follows:
+    def reuse_cached(self) -> int:
+        """Skip the rows with which the session's last request began too, except the last row; return how many."""
+        for row, state in self.cached:
             if len(self.rows) < 2 or self.rows[0] != row:
                 break
             self.state = state
             self.trail.append((self.rows.popleft(), state))
-        self.absorbed, self.follows = len(self.trail), []
+        self.absorbed, self.cached = len(self.trail), []
         return self.absorbed
 
     def emit(self, width: int) -> list[int]:
-        if not self.made:  # not before: what is kept of a prompt must serve any seed
+        if not self.made:  # not before: a cached prompt must serve any seed
             self.state = zlib.crc32(b"%d" % self.request.sampling.seed, self.state)
         self.made += 1
         values: list[int] = []
@@ -74,12 +74,12 @@ class _Running:
 
 
 class FakeEngine:
-    """Up to max_tokens rows, one a step.
+    """Produces up to max_tokens rows, one per step.
 
-    `autoregressive`: a step takes one input row, waiting for it until the input is final; otherwise a codec, with one output row
-    per input row and no bound. `source`: the whole input is a prompt, taken before the first row, and kept for its session.
-    `step_s`: from one step of a request to its next one, at least; each request keeps its own time, as one whose listener plays.
-    Rows of a history take the place of the first ones made; those after them are what they would have been.
+    `autoregressive`: a step consumes one input row, waiting for it until the input is final; otherwise a codec, with one output
+    row per input row and no bound. `source`: the whole input is a prompt, consumed before the first row and cached for its
+    session. `step_s`: minimum interval between the steps of one request. Rows of a history replace the first ones produced; later
+    rows are the same as without a history.
 
     Shapes: each output has `out`: int32 [n, width], and so has a history.
     """
@@ -91,13 +91,13 @@ class FakeEngine:
         self._autoregressive, self._source = autoregressive, source
         self._step_s = step_s
         self._running: dict[RequestId, _Running] = {}
-        self._kept: dict[str, list[tuple[bytes, int]]] = {}
+        self._cached: dict[str, list[tuple[bytes, int]]] = {}
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
         if request.request_id in self._running:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        self._running[request.request_id] = _Running(request, follows=self._kept.pop(request.session, []))
+        self._running[request.request_id] = _Running(request, cached=self._cached.pop(request.session, []))
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         running = self._running.get(request_id)
@@ -106,7 +106,7 @@ class FakeEngine:
         assert not running.fed_final, "input after the final one"
         running.rows += _rows(piece.arrays)
         running.fed_final = piece.final
-        num_reused = running.follow() if running.follows and running.fed_final else 0
+        num_reused = running.reuse_cached() if running.cached and running.fed_final else 0
         self._rows_reused += num_reused
         return num_reused
 
@@ -115,7 +115,7 @@ class FakeEngine:
         if running is not None:
             running.paused = paused
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self.due_in_s() <= 0
 
     def due_in_s(self) -> float:
@@ -125,13 +125,13 @@ class FakeEngine:
     def _can_step(self, running: _Running) -> bool:
         if running.paused:
             return False
-        return running.fed_final or bool(running.again) or (bool(running.rows) and not self._source)
+        return running.fed_final or bool(running.replayed) or (bool(running.rows) and not self._source)
 
     def step(self) -> Sequence[EngineOutput]:
         now_s = time.monotonic()
         batch = [(key, r) for key, r in self._running.items() if r.due_s <= now_s and self._can_step(r)][: self._max_batch]
         for _, running in batch:
-            # A step that began a little late does not put off those after it: the mean pace is `step_s`.
+            # A step that begins a little late does not delay the next ones: the mean interval is `step_s`.
             began_s = running.due_s if now_s - running.due_s < self._step_s else now_s
             running.due_s = began_s + self._step_s
         return [self._advance(key, running) for key, running in batch]
@@ -146,9 +146,9 @@ class FakeEngine:
         return EngineOutput(request_id=key, walk=DECODE, arrays={OUT: out}, final=final)
 
     def _decode(self, running: _Running) -> list[list[int]]:
-        if running.again:
-            again, running.again = running.again, []
-            return again
+        if running.replayed:
+            replayed, running.replayed = running.replayed, []
+            return replayed
         take = len(running.rows) if self._source else min(1, len(running.rows))
         for _ in range(take):
             running.absorb(running.rows.popleft())
@@ -168,38 +168,38 @@ class FakeEngine:
 
     def finish(self, request_id: RequestId) -> None:
         running = self._running.pop(request_id, None)
-        trail = (running.trail or running.follows) if running is not None else []
+        trail = (running.trail or running.cached) if running is not None else []
         if running is not None and trail and self._source:
-            self._kept[running.request.session] = trail
+            self._cached[running.request.session] = trail
 
-    def kept(self, session: str) -> int:
-        return len(self._kept.get(session, ()))
+    def num_cached_rows(self, session: str) -> int:
+        return len(self._cached.get(session, ()))
 
-    def forget(self, session: str | None = None) -> None:
-        for name in list(self._kept) if session is None else [session]:
-            self._kept.pop(name, None)
+    def drop_cached(self, session: str | None = None) -> None:
+        for name in list(self._cached) if session is None else [session]:
+            self._cached.pop(name, None)
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
-        """The checksum, and what was made, which is returned again from there since there is no history."""
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
+        """Return the checksum and all output, which the importing engine returns again since it has no history."""
         running = self._running.get(request_id)
         if running is None or not running.made or not self._autoregressive:
             return None
         numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
         return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         return None
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
         return None
 
-    def receive(self, num_rows: int) -> KVPages | None:
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
         return None
 
-    def take_back(self, pages: KVPages) -> None:
-        """There are none."""
+    def free_pages(self, pages: KVPages) -> None:
+        """Do nothing: pages are never lent or reserved."""
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         running = self._running.get(request_id)
         if running is None or isinstance(blocks, KVPages) or running.made or len(blocks.data) % np.dtype(np.int64).itemsize:
             return False
@@ -210,7 +210,7 @@ class FakeEngine:
             running.rows.popleft()
         running.state, running.absorbed, running.made = state, absorbed, len(out) // self._width
         running.out.extend(out)
-        running.again = [out[at : at + self._width] for at in range(0, len(out), self._width)]
+        running.replayed = [out[at : at + self._width] for at in range(0, len(out), self._width)]
         return True
 
     def abort(self, request_id: RequestId) -> None:

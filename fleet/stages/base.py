@@ -14,7 +14,7 @@ from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class EdgeItem:
     """One item for an output edge, before the chunk policy groups items into chunks (arrays are joined along axis 0).
 
     `walk` is the producer's walk when it was made. `final` closes the edge; a final item may have no arrays.
@@ -26,15 +26,15 @@ class Item:
     final: bool = False
 
 
-Made = Mapping[tuple[EdgeName, Walk], Arrays]
+LoggedOutput = Mapping[tuple[EdgeName, Walk], Arrays]
 """What a task has appended so far, by edge and by the walk in which it was made, joined along axis 0; without remote tensors."""
-NOTHING_MADE: Made = MappingProxyType({})
+NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
     """One request's work in one stage."""
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """What to submit, and the inputs that come from the request itself. `made` becomes the engine's history."""
         ...
 
@@ -42,11 +42,11 @@ class TaskAdapter(Protocol):
         """Turn one chunk, in index order, into engine inputs. `walk` is this stage's walk from this chunk on."""
         ...
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         """Turn one engine output into items. On `output.final` every output edge of the stage must get its final item."""
         ...
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether the request has met its end by itself (a stop string): the worker then calls `engine.finish`."""
         ...
 

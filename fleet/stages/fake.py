@@ -13,7 +13,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
 from fleet.graphs import Edge, Graph
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
 
 SAMPLES_PER_ROW = 1920
 
@@ -44,7 +44,7 @@ class FakeTask:
         self._outputs = [_Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
         self._is_source = not graph.edges_to(options.stage)
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
         if not self._is_source:
             return EngineRequest(request_id=self._spec.id, sampling=sampling), ()
@@ -56,18 +56,18 @@ class FakeTask:
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         rows = output.arrays[OUT]
-        items: list[Item] = []
+        items: list[EdgeItem] = []
         for edge in self._outputs:
             pieces = edge.pieces(rows) or [{}]
             for position, arrays in enumerate(pieces):
                 last = output.final and position == len(pieces) - 1
                 if arrays or last:
-                    items.append(Item(edge=edge.name, walk=output.walk, arrays=arrays, final=last))
+                    items.append(EdgeItem(edge=edge.name, walk=output.walk, arrays=arrays, final=last))
         return items
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return False
 
 

@@ -5,22 +5,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from fleet.core.errors import ConfigError
-from fleet.engine.torch.build import Device, PoolLimits, build_loop, open_device
+from fleet.engine.torch.build import ComputeDevice, PoolLimits, build_loop, open_device
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
-from fleet.engine.torch.program import Program, Task
+from fleet.engine.torch.program import Program, ProgramTask
 from fleet.models.checkpoint import WeightReader
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuildOptions
 
-TaskT = TypeVar("TaskT", bound=Task)
+TaskT = TypeVar("TaskT", bound=ProgramTask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class StageSetup:
     """A stage's device, checkpoint folder and limits, checked."""
 
     folder: Path
-    where: Device
+    where: ComputeDevice
     pool: PoolLimits
     limits: LoopLimits
 
@@ -31,10 +31,10 @@ class Setup:
         return build_loop(program, self.where, self.pool, self.limits)
 
 
-def set_up(options: BuildOptions) -> Setup:
+def prepare_stage(options: BuildOptions) -> StageSetup:
     """Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-    return Setup(
+    return StageSetup(
         folder=options.checkpoint,
         where=where,
         pool=PoolLimits(num_pages=options.kv_pages, page_size=options.page_size_tokens),

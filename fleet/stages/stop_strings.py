@@ -10,7 +10,7 @@ from fleet.core.errors import ConfigError
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 
 
-class StopWatch:
+class StopDetector:
     """Tells at which token an answer met a stop string. Costs nothing where there are none."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Callable[[], Tokenizer]) -> None:
@@ -18,15 +18,15 @@ class StopWatch:
         self._trimmer = StopTrimmer(stops)
 
     @property
-    def met(self) -> bool:
+    def is_met(self) -> bool:
         return self._trimmer.stopped
 
-    def see(self, token: int) -> bool:
+    def add(self, token: int) -> bool:
         """Whether this token completes a stop string."""
         if self._detokenizer is None:
             return False
         self._trimmer.add(self._detokenizer.add([token]))
-        return self.met
+        return self.is_met
 
 
 def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:

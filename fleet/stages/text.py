@@ -14,17 +14,17 @@ from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.program import CausalLM
 from fleet.processing.context_length import limit_answer_length, read_num_positions
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import end_ids_of, set_up
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.lm_setup import end_ids_of, prepare_stage
 from fleet.stages.sampling import sampling_of
-from fleet.stages.stop_strings import StopWatch, tokenizer_of
+from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
 ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 
 def build(options: BuildOptions) -> BuiltStage:
     """Raises: ConfigError."""
-    setup = set_up(options)
+    setup = prepare_stage(options)
     weights = setup.reader()
     weights.check()
     model = CausalLM(
@@ -37,7 +37,7 @@ def build(options: BuildOptions) -> BuiltStage:
     tokenizer, positions = tokenizer_of(setup.folder), read_num_positions(setup.folder)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
-        return TextAdapter(spec, StopWatch(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
+        return TextAdapter(spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions)
 
     return BuiltStage(engine=setup.loop(model), adapter=adapter, weight_names=tuple(weights.under("")))
 
@@ -45,12 +45,12 @@ def build(options: BuildOptions) -> BuiltStage:
 class TextAdapter:
     """One request. `positions`: how many the model was made for; an answer that comes to the last of them ends by its length."""
 
-    def __init__(self, spec: RequestSpec, watch: StopWatch, positions: int | None) -> None:
+    def __init__(self, spec: RequestSpec, watch: StopDetector, positions: int | None) -> None:
         self._spec, self._positions = spec, positions
         min_tokens = sampling_of(spec, TEXT, LM).min_tokens
         self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given, min_tokens=min_tokens)
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: ContextLengthExceeded for a prompt that leaves the answer no position."""
         num_prompt = len(self._spec.prompt_ids)
         if self._positions is not None and num_prompt >= self._positions:
@@ -65,8 +65,8 @@ class TextAdapter:
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         return () if output.error is not None else self._tokens.items(output, output.arrays[TOKEN])
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return self._tokens.stopped

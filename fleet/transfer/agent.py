@@ -1,8 +1,8 @@
-"""One NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but no slots and no requests.
+"""One NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but neither slots nor requests.
 
 NIXL's bindings are called without its Python wrapper, for two reasons. The wrapper fixes the progress thread's delay at 0,
 which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007 at 10 ms, at the same latency, since traffic wakes the
-thread). And it ties transfer handles to the agent, while the end of an agent must be certain here.
+thread). And its transfer handles keep the agent alive, while the end of an agent must be certain here.
 Descriptors are (address, length, device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle.
 """
 
@@ -27,10 +27,9 @@ PROGRESS_DELAY_US = 10_000
 
 
 def check_metadata(peer: str, metadata: bytes) -> None:
-    """Refuse metadata that is damaged, or another agent's, before anything is made for it: NIXL parses what it is given, and an
-    agent that is closed as soon as it was made may crash the process (UCX 1.23 over shared memory).
+    """Raise TransferError if metadata is damaged or another agent's, before an agent is created for it.
 
-    Raises: TransferError.
+    NIXL parses any metadata, and closing an agent right after its creation may crash the process (UCX 1.23, shared memory).
     """
     raw, digest = metadata[:-DIGEST_BYTES], metadata[-DIGEST_BYTES:]
     if digest != _digest(peer, raw):
@@ -77,10 +76,10 @@ class _Bindings(Protocol):
 def load_bindings() -> _Bindings:
     """Import NIXL. Raises: ImportError where it is not installed or its libraries are not found."""
     # Read by UCX and NIXL when they are loaded, and by nothing else. Their error lines would repeat, for every dead peer,
-    # what our TransferError says once. `setdefault` leaves both to whoever debugs the transport itself.
+    # what TransferError says once. `setdefault` keeps the operator's setting, to debug the transport itself.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
-    # Importing NIXL turns off the reporting of errors in log handlers for the whole process.
+    # Importing NIXL disables error reports of log handlers for the whole process.
     raise_exceptions = logging.raiseExceptions
     try:
         return cast(_Bindings, importlib.import_module("nixl._bindings"))
@@ -91,8 +90,8 @@ def load_bindings() -> _Bindings:
 class Agent:
     """A NIXL agent over regions of host memory, with its progress thread.
 
-    Invariants: after `close` no read that it started can write into the memory any more. Nothing less ensures that: with
-    NIXL 1.5.1 over TCP, a read under way lands in full after its handle was released and the remote agent removed.
+    Invariants: after `close` no read that it started can write to the memory. Nothing less ensures that: with NIXL 1.5.1 over
+    TCP, a read in progress completes even after its handle was released and the remote agent removed.
     Raises: TransferError from every method when NIXL fails.
     """
 
@@ -105,61 +104,61 @@ class Agent:
         )
         config = self._bindings.nixlAgentConfig()
         config.useProgThread, config.useListenThread, config.pthrDelay = True, False, PROGRESS_DELAY_US
-        with self._explained("start an agent"):
+        with self._translating_errors("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]
         for region in regions:
             self.register(region)
 
     def register(self, region: Memory) -> None:
-        """Make a region a source of peers' reads and a destination of ours; what `metadata` gave before does not tell of it."""
-        with self._explained("register memory"):
+        """Make a region readable by peers and a destination of reads; metadata returned earlier does not contain it."""
+        with self._translating_errors("register memory"):
             regions = [(region.address, region.length_bytes, HOST_DEVICE, "")]
             self._open().registerMem(self._bindings.nixlRegDList(self._bindings.DRAM_SEG, regions), self._backends)
 
     def metadata(self) -> bytes:
-        """Return what peers load to read from this agent, with a digest of it and of the agent's name."""
-        with self._explained("give its metadata"):
+        """Return the metadata that peers load to read from this agent, with a digest of it and of the agent's name."""
+        with self._translating_errors("return its metadata"):
             raw = self._open().getLocalMD()
         return raw + _digest(self._name, raw)
 
     def add_peer(self, metadata: bytes) -> str:
         """Make a peer's memory readable; return the peer's name. The metadata has passed `check_metadata`."""
-        with self._explained("load a peer's metadata"):
+        with self._translating_errors("load a peer's metadata"):
             return self._open().loadRemoteMD(metadata[:-DIGEST_BYTES]).decode()
 
     def connect(self, peer: str) -> None:
-        """Begin to connect to a peer, which the first read would do else."""
-        with self._explained(f"connect to {peer}"):
+        """Begin to connect to a peer; otherwise the first read does."""
+        with self._translating_errors(f"connect to {peer}"):
             self._open().makeConnection(peer, self._backends)
 
     def start_read(self, peer: str, spans: Sequence[Span]) -> int:
-        """Begin to copy spans from a peer's memory into ours; return the handle to ask `is_done` with."""
-        with self._explained(f"start a read from {peer}"):
+        """Begin to copy spans of a peer's memory to local memory; return the handle for `is_done`."""
+        with self._translating_errors(f"start a read from {peer}"):
             local = self._descriptors([(span.local_address, span.length_bytes, HOST_DEVICE) for span in spans])
             remote = self._descriptors([(span.remote_address, span.length_bytes, HOST_DEVICE) for span in spans])
-            # No local name for the agent: a traceback that someone keeps would keep it from being torn down.
+            # No local variable for the agent: a stored traceback would keep it alive.
             handle = self._open().createXferReq(self._bindings.NIXL_READ, local, remote, peer, b"", self._backends)
             self._open().postXferReq(handle, b"")
             return handle
 
     def is_done(self, handle: int) -> bool:
-        with self._explained("finish a read"):
+        with self._translating_errors("finish a read"):
             return self._open().getXferStatus(handle) == self._bindings.NIXL_SUCCESS
 
     def release(self, handle: int) -> None:
-        """Forget a finished read. Releasing one under way would neither stop it nor keep what it uses."""
-        with self._explained("release a read"):
+        """Forget a finished read. Releasing one in progress would not stop it."""
+        with self._translating_errors("release a read"):
             self._open().releaseXferReq(handle)
 
     def close(self) -> None:
-        """Tear the agent down with every read under way. Idempotent."""
+        """Close the agent with every read in progress. Idempotent."""
         if self._nixl is None:
             return
-        gone = weakref.ref(self._nixl)
-        # The bindings have no call for it: dropping the only reference is what joins the thread and closes the sockets.
+        agent = weakref.ref(self._nixl)
+        # The bindings have no call for it: dropping the only reference joins the thread and closes the sockets.
         self._nixl = None
-        assert gone() is None, "something else holds the NIXL agent; its reads could still land"
+        assert agent() is None, "another reference keeps the NIXL agent alive; its reads could still complete"
 
     def _open(self) -> _NixlAgent:
         if self._nixl is None:
@@ -170,7 +169,7 @@ class Agent:
         return self._bindings.nixlXferDList(self._bindings.DRAM_SEG, spans)
 
     @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
+    def _translating_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except self._errors as error:

@@ -1,4 +1,4 @@
-"""Who holds which bytes of the arena: slots of any size, counted per request. Pure arithmetic on offsets; knows no memory."""
+"""Allocation of the arena's bytes: slots of any size, counted per request. Pure arithmetic on offsets; knows no memory."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A span of the arena. `generation` is never given out twice, so a slot's offset with another generation is another slot."""
+class ArenaSlot:
+    """A span of the arena. `generation` is unique, so the same offset with another generation is another slot."""
 
     offset: int
     size_bytes: int
@@ -26,10 +26,10 @@ class Slot:
 
 
 class Arena:
-    """First fit over [0, capacity); what is freed joins its neighbours at once.
+    """First-fit allocator over [0, capacity); freed slots merge with adjacent holes.
 
     Slots with a request count against that request's cap; slots without one are destinations of reads.
-    A quarantined slot belongs to no request and comes back through `free` only.
+    A quarantined slot belongs to no request and is released by `free` only.
     Invariants (`check`): slots and holes tile [0, capacity) exactly once, no two holes touch, every count adds up.
     """
 
@@ -37,8 +37,8 @@ class Arena:
         self.capacity_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
         self.request_cap_bytes = request_cap_bytes
         self._holes: list[tuple[int, int]] = [(0, self.capacity_bytes)] if self.capacity_bytes else []
-        self._slots: dict[int, Slot] = {}
-        self._by_request: dict[RequestId, dict[int, Slot]] = {}
+        self._slots: dict[int, ArenaSlot] = {}
+        self._by_request: dict[RequestId, dict[int, ArenaSlot]] = {}
         self._quarantined: set[int] = set()
         self._last_generation = 0
 
@@ -57,7 +57,7 @@ class Arena:
     def request_bytes(self, request: RequestId) -> int:
         return sum(slot.size_bytes for slot in self._by_request.get(request, {}).values())
 
-    def allocate(self, num_bytes: int, request: RequestId | None = None) -> Slot:
+    def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
         """Raises: TransferError if no hole is large enough, or the request would exceed its cap."""
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if request is not None and self.request_bytes(request) + size_bytes > self.request_cap_bytes:
@@ -65,30 +65,32 @@ class Arena:
                 f"request {request} holds {self.request_bytes(request)} bytes of the arena and asks for {size_bytes} more; "
                 f"its cap is {self.request_cap_bytes} (transfer.request_cap_mib)"
             )
-        slot = Slot(offset=self._take(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request)
+        slot = ArenaSlot(
+            offset=self._allocate_hole(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request
+        )
         self._last_generation = slot.generation
         self._slots[slot.generation] = slot
         if request is not None:
             self._by_request.setdefault(request, {})[slot.generation] = slot
         return slot
 
-    def free(self, slot: Slot) -> None:
-        """Give a slot back, quarantined or not. A slot is freed once."""
+    def free(self, slot: ArenaSlot) -> None:
+        """Free a slot, quarantined or not, once."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         del self._slots[slot.generation]
         self._leave_request(slot)
         self._quarantined.discard(slot.generation)
-        self._give(slot.offset, slot.size_bytes)
+        self._add_hole(slot.offset, slot.size_bytes)
 
-    def free_request(self, request: RequestId) -> list[Slot]:
-        """Give back every slot of the request and return them; none if it has none."""
+    def free_request(self, request: RequestId) -> list[ArenaSlot]:
+        """Free every slot of the request and return them."""
         slots = list(self._by_request.get(request, {}).values())
         for slot in slots:
             self.free(slot)
         return slots
 
-    def quarantine(self, slot: Slot) -> None:
-        """Keep a slot from being given out again while something may still write into it."""
+    def quarantine(self, slot: ArenaSlot) -> None:
+        """Keep a slot allocated while a read may still write into it."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         self._leave_request(slot)
         self._quarantined.add(slot.generation)
@@ -103,11 +105,11 @@ class Arena:
             assert offset + size < following, f"two holes touch at {following}"
         owned = {generation for slots in self._by_request.values() for generation in slots}
         requests = {generation for generation, slot in self._slots.items() if slot.request is not None}
-        assert owned == requests - self._quarantined, "a slot is missing from its request, or in one it left"
+        assert owned == requests - self._quarantined, "a slot is missing from its request, or listed by one that it left"
         assert self._quarantined <= self._slots.keys(), "a quarantined slot is not held"
-        assert all(self._by_request.values()), "a request without slots is remembered"
+        assert all(self._by_request.values()), "a request without slots is still listed"
 
-    def _leave_request(self, slot: Slot) -> None:
+    def _leave_request(self, slot: ArenaSlot) -> None:
         if slot.request is None or slot.generation in self._quarantined:
             return
         slots = self._by_request[slot.request]
@@ -115,7 +117,7 @@ class Arena:
         if not slots:
             del self._by_request[slot.request]
 
-    def _take(self, size_bytes: int) -> int:
+    def _allocate_hole(self, size_bytes: int) -> int:
         for position, (offset, size) in enumerate(self._holes):
             if size > size_bytes:
                 self._holes[position] = (offset + size_bytes, size - size_bytes)
@@ -129,7 +131,7 @@ class Arena:
             f"largest hole {largest}, {self.quarantined_slots} slots quarantined (transfer.arena_mib)"
         )
 
-    def _give(self, offset: int, size_bytes: int) -> None:
+    def _add_hole(self, offset: int, size_bytes: int) -> None:
         position = bisect_left(self._holes, (offset, 0))
         if position < len(self._holes) and offset + size_bytes == self._holes[position][0]:
             size_bytes += self._holes.pop(position)[1]

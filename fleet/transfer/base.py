@@ -1,4 +1,4 @@
-"""The contract of a transfer: publish a tensor's bytes, pull them elsewhere. NIXL and the inline twin pass the same tests."""
+"""The contract of a transfer: one worker publishes a tensor's bytes, another pulls them. Both implementations pass its tests."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,38 +9,38 @@ from fleet.core.pages import Memory, Span
 
 
 class Pull(Protocol):
-    """A read under way. Poll it; never wait on it in the engine's loop."""
+    """A read in progress. Poll it; the engine's loop never waits for it."""
 
     def poll(self) -> bytes | None:
-        """The verified bytes once they are here, else None. Raises: TransferError on deadline, checksum or generation."""
+        """Return the verified bytes once they have arrived, else None. Raises: TransferError on deadline, checksum or generation."""
         ...
 
     def cancel(self) -> None:
-        """The bytes are not wanted any more: free their destination as soon as that is safe. Idempotent.
+        """Abandon the read: its destination is freed as soon as that is safe. Idempotent.
 
-        A read that is neither polled nor cancelled is given up at its deadline.
+        A read that is neither polled nor cancelled is abandoned at its deadline.
         """
         ...
 
 
 class BlockRead(Protocol):
-    """A read of blocks under way. Poll it; never wait on it in the engine's loop.
+    """A read of blocks in progress. Poll it; the engine's loop never waits for it.
 
-    What arrives is not checked, for blocks bear neither generation nor checksum: whoever lends them keeps them unchanged until
-    the reader has said that it is done, and the reader uses them only if they were still lent then.
+    The bytes are not verified, since blocks have neither generation nor checksum: the lender keeps them unchanged until the
+    reader confirms, and the reader uses them only if they were still lent then.
     """
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is written to the destination any more: until then it may be used for nothing else."""
+        """True once nothing can write to the destination any more; until then it must not be used for anything else."""
         ...
 
     def poll(self) -> bool:
-        """Whether every block is in its place. Raises: TransferError on deadline, or when the peer is gone."""
+        """Return True once every block has arrived. Raises: TransferError on deadline, or when the peer is gone."""
         ...
 
     def cancel(self) -> None:
-        """The blocks are not wanted any more. Idempotent. A read that is not polled is given up at its deadline."""
+        """Abandon the read. Idempotent. A read that is not polled is abandoned at its deadline."""
         ...
 
 
@@ -51,19 +51,19 @@ class Transfer(Protocol):
     """
 
     def register(self, memory: Memory) -> bool:
-        """Let peers read blocks from this memory, and read theirs into it. Whether that is possible here.
+        """Allow reads of blocks from and into this memory; return False if this transfer cannot.
 
-        Comes before `metadata`, and before anything is pulled.
+        Call before `metadata` and before any pull.
         """
         ...
 
     @property
     def shares_memory(self) -> bool:
-        """Whether some was registered."""
+        """True if memory was registered."""
         ...
 
     def metadata(self) -> bytes:
-        """What peers need in order to pull from here; kept in the worker's Redis hash. Never a pickle that we load."""
+        """Return the metadata that peers need to pull from here, stored in the worker's Redis hash. Never loaded as a pickle."""
         ...
 
     def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
@@ -71,18 +71,18 @@ class Transfer(Protocol):
         ...
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
-        """Begin reading a tensor from a peer's arena, to be given up `deadline_s` seconds from now.
+        """Begin to read a tensor from a peer's arena, with a deadline `deadline_s` seconds from now.
 
         Raises: TransferError when the peer is gone or no destination is free.
         """
         ...
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        """Prepare for reads from a peer, which would else be done at the first. Takes a while. Raises: TransferError."""
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        """Connect to a peer ahead of the first read. May take 0.2 s. Raises: TransferError."""
         ...
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
-        """Begin reading blocks from a peer's registered memory into ours, to be given up `deadline_s` seconds from now.
+        """Begin to read blocks of a peer's registered memory into local memory, with a deadline `deadline_s` seconds from now.
 
         Raises: TransferError when the peer is gone.
         """
@@ -92,30 +92,30 @@ class Transfer(Protocol):
         """Free every slot of the request. Idempotent."""
         ...
 
-    def owing(self) -> list[WorkerId]:
-        """Peers that hold up the destination of a read that was given up: one that is gone for good is to be forgotten."""
+    def stalled_peers(self) -> list[WorkerId]:
+        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` if one is gone for good."""
         ...
 
     def forget_peer(self, peer: WorkerId) -> None:
-        """The peer is gone for good: drop its agent and free the destinations quarantined on its account."""
+        """Drop the agent of a peer that is gone for good, and free the destinations of its reads."""
         ...
 
     def used_slots(self) -> int:
-        """Slots held now; 0 when nothing is in flight."""
+        """Return the number of slots in use; 0 when nothing is in flight."""
         ...
 
     def used_bytes(self) -> int:
-        """Of the arena, held now."""
+        """Return the bytes of the arena in use."""
         ...
 
     @property
     def registered_bytes(self) -> int:
-        """Memory that peers may read, or that theirs is read into."""
+        """Size of the memory that peers may read or that is read into."""
         ...
 
     @property
     def backend(self) -> str:
-        """What carries the bytes, for people to read."""
+        """Name of the transport, for display."""
         ...
 
     def close(self) -> None: ...

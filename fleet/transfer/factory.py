@@ -1,4 +1,4 @@
-"""Which transfer a worker gets. NIXL is imported here at the earliest, so that a fleet without it starts."""
+"""Choice of a worker's transfer. NIXL is imported only when one is opened, so that a fleet without it starts."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The twin for where NIXL is missing: a tensor's bytes ride in its chunk header, through Redis. Counts what NIXL would hold."""
+"""Transfer without NIXL: a tensor's bytes are sent in its chunk header, through Redis, and counted as if in an arena."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from fleet.transfer.memory import flat_bytes
 
 
 class InlineTransfer:
-    """See `base.Transfer`. Nothing here is ever pulled; the bounds are those of an arena, so that both kinds refuse alike."""
+    """See `base.Transfer`. Nothing is pulled; the bounds are those of an arena, so that both kinds refuse the same tensors."""
 
     def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
         self.agent = agent
@@ -35,23 +35,25 @@ class InlineTransfer:
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
         raise TransferError(
-            f"{ref.agent} published a tensor by NIXL, but {self.agent} has none; set transfer.kind alike for every worker"
+            f"{ref.agent} published a tensor by NIXL, which {self.agent} does not run; set transfer.kind alike for every worker"
         )
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        """Nobody is ever read from."""
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        """Do nothing: peers are never read from."""
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
-        raise TransferError(f"{peer} lends blocks by NIXL, but {self.agent} has none; set transfer.kind alike for every worker")
+        raise TransferError(
+            f"{peer} lends blocks by NIXL, which {self.agent} does not run; set transfer.kind alike for every worker"
+        )
 
     def release(self, request: RequestId) -> None:
         self.arena.free_request(request)
 
-    def owing(self) -> list[WorkerId]:
+    def stalled_peers(self) -> list[WorkerId]:
         return []
 
     def forget_peer(self, peer: WorkerId) -> None:
-        """There is nothing of a peer's to drop."""
+        """Do nothing: peers hold no resources here."""
 
     def used_slots(self) -> int:
         return self.arena.used_slots
@@ -68,4 +70,4 @@ class InlineTransfer:
         return "redis"
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: nothing is open."""

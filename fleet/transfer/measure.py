@@ -1,4 +1,4 @@
-"""How fast reads are on this machine: a second process publishes, this one pulls. Run as a module, it is that publisher."""
+"""Speed of reads on this machine: a second process publishes, this one pulls. Run as a module, it is the publisher."""
 
 import socket
 import statistics
@@ -25,7 +25,7 @@ HEADROOM_BYTES = 4096
 
 
 class ReadSpeed(NamedTuple):
-    """The median of a whole pull: read, copy and checksum."""
+    """Median of a whole pull: read, copy and checksum."""
 
     num_bytes: int
     p50_us: float
@@ -38,7 +38,7 @@ class _Offer(msgspec.Struct):
 
 
 def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed]:
-    """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one that is not counted.
+    """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one warm-up.
 
     Raises: ConfigError where NIXL does not start, TransferError if a read fails.
     """
@@ -71,12 +71,12 @@ def _arena_bytes(sizes: Sequence[int]) -> int:
 
 @contextmanager
 def _publisher(sizes: Sequence[int]) -> Iterator[_Offer]:
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fleet.transfer.measure", str(theirs.fileno()), *map(str, sizes)]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
+    parent_end, child_end = socket.socketpair()
+    command = [sys.executable, "-m", "fleet.transfer.measure", str(child_end.fileno()), *map(str, sizes)]
+    process = subprocess.Popen(command, pass_fds=[child_end.fileno()])
+    child_end.close()
     try:
-        with Connection(ours.detach()) as connection:
+        with Connection(parent_end.detach()) as connection:
             if not connection.poll(START_S):
                 raise TransferError(f"the publishing process did not start within {START_S:.0f} s")
             try:
@@ -95,7 +95,7 @@ def _publish(fd: int, sizes: Sequence[int]) -> None:
     tensors = [transfer.publish(REQUEST, "uint8", (size,), bytes(size)) for size in sizes]
     with Connection(fd) as connection:
         connection.send_bytes(msgspec.msgpack.encode(_Offer(metadata=transfer.metadata(), tensors=tensors)))
-        # Nothing is ever sent: this returns when the reader ends, however it ends.
+        # Nothing is ever sent: this returns when the reader has ended, for whatever reason.
         connection.poll(None)
 
 

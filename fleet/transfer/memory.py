@@ -1,6 +1,6 @@
-"""The arena's bytes, and how a tensor lies in them: a header with the generation, then the tensor. Knows no NIXL.
+"""The arena's memory, and the layout of a slot: a header with the generation, then the tensor. Knows no NIXL.
 
-A read takes header and tensor together; what is checked is a private copy, so that nothing landing later can reach it.
+A read copies header and tensor together; a private copy is verified, so that late writes cannot change it.
 """
 
 import ctypes
@@ -12,14 +12,14 @@ import zlib
 from fleet.core.chunk import DTYPE_BYTES, TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.pages import Memory
-from fleet.transfer.arena import Slot
+from fleet.transfer.arena import ArenaSlot
 
 HEADER = struct.Struct("<QQ")
-"""Generation, tensor length in bytes. A wiped header is zero, and no generation is."""
+"""Generation, tensor length in bytes. A wiped header is zero, which is no generation."""
 
 
 def flat_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> memoryview:
-    """A tensor's bytes as one flat view, to be measured before anything is allocated for it."""
+    """Return a tensor's bytes as one flat view, whose size is checked before anything is allocated for it."""
     view = memoryview(data)
     assert view.nbytes == math.prod(shape) * DTYPE_BYTES[dtype], f"{view.nbytes} bytes published as {dtype}{shape}"
     # A view with a zero in its shape cannot be cast.
@@ -27,12 +27,12 @@ def flat_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> 
 
 
 def stored_bytes(length_bytes: int) -> int:
-    """What a tensor of `length_bytes` takes up in a slot."""
+    """Return the size of a slot for a tensor of `length_bytes`."""
     return HEADER.size + length_bytes
 
 
 class HostMemory:
-    """One page-aligned buffer for a worker's life, so that it is registered once and never moves."""
+    """One page-aligned buffer for a worker's lifetime, registered once."""
 
     def __init__(self, length_bytes: int) -> None:
         self._map = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -44,21 +44,21 @@ class HostMemory:
     def region(self) -> Memory:
         return Memory(self.address, self.length_bytes)
 
-    def seal(self, slot: Slot, source: memoryview) -> int:
+    def seal(self, slot: ArenaSlot, source: memoryview) -> int:
         """Copy a tensor's flat bytes into a slot under their header; return their checksum."""
         start = slot.offset + HEADER.size
-        # The header goes last: until it is there, a reader of the slot's former content is refused.
+        # The header is written last: until then, readers of the slot's former content are refused.
         self.wipe(slot)
         self.view[start : start + source.nbytes] = source
         HEADER.pack_into(self.view, slot.offset, slot.generation, source.nbytes)
         return zlib.crc32(source)
 
-    def wipe(self, slot: Slot) -> None:
-        """Refuse reads of this slot from now on, without touching its tensor."""
+    def wipe(self, slot: ArenaSlot) -> None:
+        """Make later reads of this slot fail, without changing its tensor."""
         HEADER.pack_into(self.view, slot.offset, 0, 0)
 
-    def open(self, slot: Slot, ref: TensorRef) -> bytes:
-        """Copy out what a read of `ref` has put into `slot`, and check it.
+    def open(self, slot: ArenaSlot, ref: TensorRef) -> bytes:
+        """Copy what a read of `ref` has written to `slot`, and verify it.
 
         Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those that were published.
         """

@@ -1,7 +1,7 @@
-"""A worker's end of NIXL: what it publishes lies in its arena for peers to read; what it pulls lands in the same arena.
+"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it pulls.
 
 NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and checksum are right.
-Two kinds of agent: one that peers read from, under the worker's id and for its life, and one per peer to read by.
+There are two kinds of agent: one that peers read from, named and living like the worker, and one per peer that it reads from.
 """
 
 import time
@@ -13,15 +13,15 @@ from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import BACKEND, HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
-from fleet.transfer.link import Link, NixlBlockRead, NixlPull
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
+from fleet.transfer.peer_link import NixlBlockRead, NixlPull, PeerLink
 from fleet.transfer.reach import LOCAL, Reach
 
 
 class NixlTransfer:
     """See `base.Transfer`.
 
-    Invariants: a slot is in use while a request has it published, while a read may write into it, and never otherwise.
+    Invariants: a slot is in use only while a request has published it or a read may write to it.
     Raises: ImportError where NIXL is missing, TransferError where it does not start.
     """
 
@@ -32,7 +32,7 @@ class NixlTransfer:
         self._server = Agent(agent, [self.memory.region], reach)
         self._metadata = self._server.metadata()
         self._more: list[Memory] = []
-        self._links: dict[WorkerId, Link] = {}
+        self._links: dict[WorkerId, PeerLink] = {}
         self._forgotten: set[WorkerId] = set()
 
     def register(self, memory: Memory) -> bool:
@@ -68,8 +68,8 @@ class NixlTransfer:
         self.reap()
         return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
 
-    def meet(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        self._link(peer, peer_metadata).meet()
+    def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
+        self._link(peer, peer_metadata).connect()
 
     def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         self.reap()
@@ -79,9 +79,9 @@ class NixlTransfer:
         for slot in self.arena.free_request(request):
             self.memory.wipe(slot)
 
-    def owing(self) -> list[WorkerId]:
+    def stalled_peers(self) -> list[WorkerId]:
         self.reap()
-        return [peer for peer, link in self._links.items() if any(not pull.wanted() for pull in link.reads)]
+        return [peer for peer, link in self._links.items() if any(not pull.is_wanted() for pull in link.reads)]
 
     def forget_peer(self, peer: WorkerId) -> None:
         self._forgotten.add(peer)
@@ -105,7 +105,7 @@ class NixlTransfer:
         return f"nixl {BACKEND}"
 
     def reap(self) -> None:
-        """Take back the destinations of given-up reads that have ended since."""
+        """Free the destinations of abandoned reads that have completed."""
         for peer, link in list(self._links.items()):
             link.reap()
             if link.closed:
@@ -117,12 +117,12 @@ class NixlTransfer:
         self._links.clear()
         self._server.close()
 
-    def _link(self, peer: WorkerId, peer_metadata: bytes) -> Link:
+    def _link(self, peer: WorkerId, peer_metadata: bytes) -> PeerLink:
         if peer in self._forgotten:
-            raise TransferError(f"{peer} is gone, and no worker returns under its former id")
+            raise TransferError(f"{peer} is gone; a worker that joins again has a new id")
         link = self._links.get(peer)
         if link is None or link.closed:
-            link = self._links[peer] = Link(
+            link = self._links[peer] = PeerLink(
                 f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more, self.reach
             )
         return link

@@ -1,4 +1,4 @@
-"""From where a worker's memory may be read: this host only, by shared memory, or the hosts of a network. Checks the interface.
+"""Network access to a worker's memory: this host only, by shared memory, or the hosts of a network. Checks the interface.
 
 UCX has no authentication: a peer that can connect to an agent can read and write the memory of its process. So the agent of a
 local-only worker opens no network socket: its peers open its shared memory through `/proc`, which the kernel permits to processes
@@ -27,9 +27,9 @@ RDMA_DEVICES = Path("/sys/class/infiniband")
 YAMA_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 CAP_SYS_PTRACE = 19
 LOCAL_TRANSPORTS = "posix,cma"
-"""Messages through a shared segment, and the kernel's copy between processes of one user, by which tensors go. Not `sysv`: its
+"""Messages through a shared segment, and the kernel's copy between processes of one user, for tensors. Not `sysv`: its
 segments are open to the group. Not `posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
-entry that is never complete, and closing the agent then never ends (after 3 of 100 reads that were broken off, with UCX 1.23).
+incomplete entry, and closing the agent then never returns (after 3 of 100 interrupted reads, with UCX 1.23).
 """
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
 """With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of 4.3 MB."""
@@ -42,7 +42,7 @@ NO_DEVICES_USED = "all"
 
 
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the UCX settings of an operator, without those that a parent process of Fleet made for itself."""
+    """Return the UCX settings of an operator, without those that a parent process of Fleet set for itself."""
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     if (given.get("UCX_TLS"), given.get("UCX_NET_DEVICES")) == (LOCAL_TRANSPORTS, NO_DEVICES_USED):
         for name in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_POSIX_ERROR_HANDLING"):
@@ -51,7 +51,7 @@ def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _GIVEN = settings_given(os.environ)
-"""UCX settings in the environment at the start of the process; `enforce` changes the current environment."""
+"""UCX settings in the environment when the process started; `enforce` changes the current environment."""
 _logged: set[str] = set()
 
 
@@ -63,14 +63,14 @@ class Reach:
 
     @property
     def place(self) -> str:
-        """A local-only worker reads only from workers of the same place; one that others can reach has none."""
+        """Identity of the host and user, which peers of a local-only worker share; empty for a worker with network access."""
         if self.devices:
             return ""
         spaces = [os.readlink(path) for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid") if os.path.islink(path)]
         return " ".join([socket.gethostname(), str(os.getuid()), *spaces, self.settings({})["UCX_TLS"]])
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return UCX's settings. The configuration decides what may connect; those `given` by an operator, how."""
+        """Return UCX's settings: the configuration decides which peers may connect, the operator's (`given`) how."""
         if self.devices:
             return {
                 "UCX_NET_DEVICES": ",".join(self.devices),
@@ -83,7 +83,7 @@ class Reach:
             **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
             "UCX_NET_DEVICES": NO_DEVICES_USED,
             "UCX_TLS": LOCAL_TRANSPORTS,
-            # Else UCX takes no shared memory for endpoints that report the death of a peer.
+            # Without it UCX uses no shared memory for endpoints that report the death of a peer.
             "UCX_POSIX_ERROR_HANDLING": "y",
         }
 
@@ -96,7 +96,7 @@ class Reach:
         self._log_in_force(settings)
 
     def _log_in_force(self, settings: Mapping[str, str]) -> None:
-        """Log once what is in force where network sockets are open, or the environment asks for something else."""
+        """Log once the settings in force if network sockets are open or settings of the environment are overridden."""
         asked = [(name, _GIVEN[name]) for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN]
         unused = [f"{name}={value}" for name, value in asked if settings[name] != value]
         uses_tcp = settings["UCX_TLS"] == "tcp"
@@ -106,7 +106,7 @@ class Reach:
             if uses_tcp:
                 parts.append("any user of this host can connect, since the kernel permits no copies between processes (ptrace)")
         if unused:
-            parts.append(f"not used of the environment: {' '.join(unused)}; set {SETTING} instead")
+            parts.append(f"ignored settings of the environment: {' '.join(unused)}; set {SETTING} instead")
         line = "; ".join(parts)
         if line not in _logged and (unused or self.devices or uses_tcp):
             _logged.add(line)
@@ -118,7 +118,7 @@ LOCAL = Reach()
 
 @cache
 def copies_between_processes() -> bool:
-    """Return True if UCX will find `cma` usable: the conditions that it checks itself."""
+    """Return True if UCX can use `cma`, by the conditions that it checks itself."""
     source, into = ctypes.c_uint64(1), ctypes.c_uint64(0)
     spans = [(ctypes.c_uint64 * 2)(ctypes.addressof(value), 8) for value in (into, source)]
     copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
@@ -135,7 +135,7 @@ def _capabilities() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDevices:
-    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device; none of InfiniBand."""
+    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device; empty for InfiniBand."""
 
     addresses: Mapping[str, tuple[IpAddress, ...]]
     rdma: Mapping[str, tuple[str, ...]]

@@ -1,7 +1,7 @@
-"""Both ends of a hand-off of computed blocks: the source's offers, and the new owner's pull. Knows no Redis.
+"""Both ends of a hand-off of KV blocks: offers of the source, and the new owner's import. Knows no Redis.
 
-Blocks are lent where they lie, in the pool's own pages, if both pools are memory that peers can read; else a copy is offered. A
-pull that fails costs time only: what was to be adopted is computed. So does memory that is not found, at either end.
+Pages are lent where they lie in the source's pool if peers can read both pools; else a copy is offered. An import that fails, for
+lack of memory at either end too, costs time only: the new owner computes the rows.
 """
 
 import logging
@@ -22,20 +22,22 @@ from fleet.transfer.base import BlockRead, Pull, Transfer
 log = logging.getLogger(__name__)
 
 KV = "kv"
+OFFER_LEASE_S = 10.0
+"""How long an offer stands that no worker imports."""
 NO_MEMORY = (MemoryError, RuntimeError)
-"""What is raised where none is found: by torch the second."""
+"""Errors of a failed allocation: torch raises the second."""
 
 
 def share_pool(engine: Engine, transfer: Transfer) -> None:
-    """Let peers read the engine's pages where they lie, where that is possible. Comes before the transfer's metadata is told."""
-    memory = engine.memory()
+    """Let peers read the engine's pages in place, where that is possible. Call before the transfer's metadata is published."""
+    memory = engine.kv_memory()
     if memory is not None:
         transfer.register(memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its arena, or here as `data`."""
+    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its arena, or inline as `data`."""
 
     num_rows: int
     source: WorkerId
@@ -45,10 +47,10 @@ class Offer:
 
 
 class Offers:
-    """What this worker holds for others, until it was taken or withdrawn.
+    """Blocks that this worker holds for others, until they are imported or withdrawn.
 
-    Lent pages have no generation, so nobody may still take them when they are used again: `free` comes after the script that says
-    so (`confirm`, `release`), or after the end of the request, or of this incarnation.
+    Lent pages have no generation, so no peer may still import them when they are reused: call `free` only after the script that
+    ensures this (`confirm`, `release`), or after the end of the request or of this incarnation.
     """
 
     def __init__(self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float) -> None:
@@ -56,26 +58,26 @@ class Offers:
         self._until: dict[RequestId, float] = {}
         self._lent: dict[RequestId, KVPages] = {}
 
-    def requests(self) -> list[RequestId]:
+    def open_requests(self) -> list[RequestId]:
         return list(self._until)
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
-        """End a request in the engine, and keep what is computed of it: the pages themselves if they can be lent, or a copy.
+        """End a request in the engine and keep its computed rows: the pages themselves if they can be lent, else a copy.
 
-        None where there is nothing, or neither could be had.
+        None if nothing is computed, or neither was possible.
         """
         blocks: KVBlocks | KVPages | None = None
         try:
-            blocks = self._engine.lend(request) if self._transfer.shares_memory else None
-            blocks = blocks or self._engine.export(request)
-        except Exception:  # the engine's failure over one request, which goes on without
-            log.exception("request %s: what is computed of it cannot be handed on; the next owner computes it", request)
+            blocks = self._engine.lend_pages(request) if self._transfer.shares_memory else None
+            blocks = blocks or self._engine.export_kv(request)
+        except Exception:  # the engine's failure over one request, which continues without the blocks
+            log.exception("request %s: the computed rows cannot be handed off; the next owner recomputes them", request)
         if not isinstance(blocks, KVPages):
             self._engine.finish(request)
         return blocks
 
     def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
-        """What to tell the next owner; None if there is nothing, or no room for a copy."""
+        """Open an offer to the next owner; None if there are no blocks, or no room for a copy."""
         if blocks is None:
             return None
         self.free(request)
@@ -84,10 +86,10 @@ class Offers:
             self._lent[request], pages = blocks, blocks.at
         else:
             try:
-                wire = self._transfer.publish(_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
+                wire = self._transfer.publish(_arena_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
             except (TransferError, *NO_MEMORY) as error:
-                log.warning("request %s: what is computed of it is not offered: %s", request, str(error) or type(error).__name__)
-                self._transfer.release(_owner(request))
+                log.warning("request %s: the computed rows are not offered: %s", request, str(error) or type(error).__name__)
+                self._transfer.release(_arena_owner(request))
                 return None
             if wire.ref is not None:
                 location[KV] = wire.ref
@@ -97,7 +99,7 @@ class Offers:
         return Offer(num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data)
 
     def expire(self, request: RequestId) -> None:
-        """It is to be withdrawn."""
+        """Make an offer due for withdrawal."""
         if request in self._until:
             self._until[request] = 0.0
 
@@ -110,26 +112,26 @@ class Offers:
             return
         pages = self._lent.pop(request, None)
         if pages is not None:
-            self._engine.take_back(pages)
+            self._engine.free_pages(pages)
         else:
-            self._transfer.release(_owner(request))
+            self._transfer.release(_arena_owner(request))
 
 
-def _owner(request: RequestId) -> RequestId:
-    """The arena frees by owner, and what else was published for the request must stay."""
+def _arena_owner(request: RequestId) -> RequestId:
+    """A name of its own for the copy, since the arena frees by owner and the request's other tensors must stay."""
     return RequestId(f"{request}/{KV}")
 
 
 class KVImport:
-    """The pull of what was offered. `blocks` once it is here; `failed` once it will not come. `pulled_us`: when it came.
+    """The pull of an offer. `blocks` is set once it has arrived, at `pulled_us`; `failed` once it cannot arrive any more.
 
-    Pages that are read into belong to it until the engine adopts them, or `take_back`.
+    Pages that are read into belong to the import until the engine imports them, or `free_pages`.
     """
 
     def __init__(
         self, offer: Offer, engine: Engine, transfer: Transfer, peer: Callable[[WorkerId], bytes], deadline_s: float
     ) -> None:
-        """`peer`: what is needed to read from a worker. Raises, when called: TransferError for one that is gone."""
+        """`peer` returns the metadata needed to read from a worker; it raises TransferError if the worker is gone."""
         self._offer, self._engine, self._transfer, self._peer = offer, engine, transfer, peer
         self._deadline_s = deadline_s
         self._pull: Pull | None = None
@@ -139,34 +141,34 @@ class KVImport:
         self.pulled_us: int | None = None
         self.blocks: KVBlocks | KVPages | None = None
         if offer.data:
-            self._arrived(self._made(offer.data))
+            self._on_arrival(self._as_blocks(offer.data))
 
     @property
     def num_bytes(self) -> int:
-        """Of what was pulled; 0 before it is here."""
+        """Size of the blocks; 0 before they have arrived."""
         if isinstance(self.blocks, KVPages):
             return self.blocks.at.length_bytes
         return self.blocks.data.nbytes if self.blocks is not None else 0
 
     def poll(self) -> None:
-        """Go on with the pull, beginning it the first time."""
+        """Continue the pull; the first call begins it."""
         if self.failed or self.blocks is not None:
             return
         try:
             blocks = self._poll_pages(self._offer.pages) if self._offer.pages is not None else self._poll_copy()
         except (TransferError, *NO_MEMORY) as error:
-            log.info("blocks of %s do not come: %s", self._offer.source, str(error) or type(error).__name__)
+            log.info("blocks of %s cannot be pulled: %s", self._offer.source, str(error) or type(error).__name__)
             self.failed = True
             return
         if blocks is not None:
-            self._arrived(blocks)
+            self._on_arrival(blocks)
 
     def _poll_pages(self, remote: PagesRef) -> KVPages | None:
         if self._read is None:
-            self._pages = self._engine.receive(self._offer.num_rows)
+            self._pages = self._engine.reserve_pages(self._offer.num_rows)
             spans = spans_between(remote, self._pages.at) if self._pages is not None else []
             if not spans:
-                raise TransferError("there is no room for the blocks, or the pools are not alike")
+                raise TransferError("there is no room for the blocks, or the two pools differ in layout")
             source = self._offer.source
             self._read = self._transfer.read_blocks(source, self._peer(source), spans, self._deadline_s)
         return self._pages if self._read.poll() else None
@@ -177,33 +179,53 @@ class KVImport:
             assert isinstance(ref, TensorRef), "blocks without room are not offered"
             self._pull = self._transfer.pull(ref, self._peer(ref.agent), self._deadline_s)
         data = self._pull.poll()
-        return self._made(data) if data is not None else None
+        return self._as_blocks(data) if data is not None else None
 
-    def _made(self, data: bytes) -> KVBlocks:
+    def _as_blocks(self, data: bytes) -> KVBlocks:
         return KVBlocks(num_rows=self._offer.num_rows, data=np.frombuffer(data, np.uint8))
 
-    def _arrived(self, blocks: KVBlocks | KVPages) -> None:
+    def _on_arrival(self, blocks: KVBlocks | KVPages) -> None:
         self.blocks, self.pulled_us = blocks, now_us()
 
     def cancel(self) -> None:
-        for under_way in (self._pull, self._read):
-            if under_way is not None and self.blocks is None:
-                under_way.cancel()
+        for pending in (self._pull, self._read):
+            if pending is not None and self.blocks is None:
+                pending.cancel()
 
-    def adopt(self, request: RequestId) -> bool:
-        """Give the engine what came. Whether it took it; what it fails over, it computes."""
+    def import_into(self, request: RequestId) -> bool:
+        """Give the blocks to the engine; return False if it must compute the rows instead."""
         try:
-            taken = self.blocks is not None and self._engine.adopt(request, self.blocks)
-        except Exception:  # the engine's failure over one request, which goes on without
-            log.exception("request %s: what came for it cannot be adopted; it is computed here", request)
-            taken = False
-        if taken:
+            imported = self.blocks is not None and self._engine.import_kv(request, self.blocks)
+        except Exception:  # the engine's failure over one request, which continues without the blocks
+            log.exception("request %s: the pulled blocks cannot be imported; the rows are computed here", request)
+            imported = False
+        if imported:
             self._pages = None
-        return taken
+        return imported
 
-    def take_back(self) -> bool:
-        """Free what nobody adopted, as soon as nothing can land in it any more. Whether that is done."""
+    def free_pages(self) -> bool:
+        """Free pages that were not imported, once no read can write to them any more; return True when none are left."""
         if self._pages is not None and (self._read is None or self._read.settled):
-            self._engine.take_back(self._pages)
+            self._engine.free_pages(self._pages)
             self._pages = None
         return self._pages is None
+
+
+class AbandonedImports:
+    """Imports that are no longer wanted, each until its pages are free."""
+
+    def __init__(self) -> None:
+        self._imports: list[KVImport] = []
+
+    def abandon(self, kv_import: KVImport | None) -> None:
+        if kv_import is not None:
+            kv_import.cancel()
+            self._imports.append(kv_import)
+
+    def free_pages(self) -> None:
+        self._imports = [kv_import for kv_import in self._imports if not kv_import.free_pages()]
+
+    def close(self) -> None:
+        """Free everything after the transfer was closed: no read is left."""
+        self.free_pages()
+        assert not self._imports, "a read continues although its transfer is closed"

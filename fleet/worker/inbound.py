@@ -7,7 +7,7 @@ Arrived = tuple[Chunk, Location]
 
 
 class InboundEdge:
-    """Index is the name, first arrival wins, and a chunk never straddles a transition.
+    """A chunk is identified by its index, its first arrival counts, and it never straddles a transition.
 
     With `wait_for_walk` the conductor drives: a boundary chunk is held until its walk is assigned.
     Invariants: chunks leave in index order without a gap; `consumed` only grows; nothing leaves after the final chunk.
@@ -22,26 +22,26 @@ class InboundEdge:
         self._walks: dict[int, Walk] = {}
 
     def put(self, chunk: Chunk, location: Location) -> None:
-        """Take a chunk; one already held or consumed is dropped."""
+        """Add a chunk; one already held or consumed is ignored."""
         if chunk.index >= self.consumed and chunk.index not in self._held:
             self._held[chunk.index] = (chunk, location)
 
     def relocate(self, index: int, location: Location) -> None:
-        """The tensors of a chunk that waits here have been made again, elsewhere."""
+        """Update the location of a waiting chunk's tensors, which were recomputed elsewhere."""
         if index in self._held:
             self._held[index] = (self._held[index][0], location)
 
-    def assign(self, from_index: int, walk: Walk) -> None:
-        """The conductor's word: from this index on the consumer is in `walk`. The first word for an index stands."""
+    def assign_walk(self, from_index: int, walk: Walk) -> None:
+        """Record the conductor's decision that `walk` begins at this index. The first decision for an index stands."""
         self._walks.setdefault(from_index, walk)
 
     @property
     def num_held(self) -> int:
-        """Chunks that came and were not consumed."""
+        """Chunks that have arrived and are not consumed."""
         return len(self._held)
 
     def peek(self) -> Arrived | None:
-        """The next chunk if it is here and its walk is known."""
+        """Return the next chunk if it has arrived and its walk is known."""
         arrived = self._held.get(self.consumed)
         if arrived is None or self.ended:
             return None
@@ -51,7 +51,7 @@ class InboundEdge:
         return arrived
 
     def take(self) -> tuple[Chunk, Location, Walk]:
-        """Consume the chunk `peek` showed; moves the walk if the chunk begins a transition."""
+        """Consume the chunk that `peek` returned; enter the next walk if the chunk begins a transition."""
         arrived = self.peek()
         assert arrived is not None, "take() without a chunk to take"
         chunk, location = arrived
@@ -61,7 +61,3 @@ class InboundEdge:
         self.consumed += 1
         self.ended = chunk.final
         return chunk, location, self.walk
-
-    def missing(self) -> bool:
-        """Whether a later chunk is here but the next one is not."""
-        return bool(self._held) and self.consumed not in self._held

@@ -1,8 +1,8 @@
-"""Keeping a worker's right to act: a thread that renews the lease while the engine loop moves. Knows no task.
+"""A worker's lease: a thread renews it while the engine loop makes progress. Knows no task.
 
-A loop that is stuck must lose its right, so the thread stops renewing when the progress stamp is older than the bound: a pass may
-take longer than a lease. A long known operation (loading, compiling) announces a longer bound. It tells where the threads are
-when it stops, and when people ask.
+A stuck loop must lose its rights, so renewals stop once its last progress is older than a bound, which exceeds a lease since a
+pass may take longer than one. A long known operation (loading, compiling) announces a longer bound. The thread logs the stacks of
+all threads when it stops renewing, and when an operator orders a dump.
 """
 
 import logging
@@ -25,7 +25,7 @@ STUCK_S = 6.0
 
 
 class Lease:
-    """`lost` is set once a renewal was refused: the incarnation is over, its tasks are another's."""
+    """`lost` is set once a renewal was refused: the incarnation is over, and its tasks belong to other workers."""
 
     def __init__(
         self, client: redis.Redis, worker: WorkerId, lease_s: float, vitals: Callable[[], Mapping[str, int | str]]
@@ -46,7 +46,7 @@ class Lease:
             self._thread.join(timeout=5.0)
 
     def progress(self, bound_s: float | None = None) -> None:
-        """The loop moved. `bound_s` announces that the next move may take this long."""
+        """Record that the loop made progress. `bound_s`: the longest time that the next iteration may take."""
         self._bound_s = max(bound_s or 0.0, STUCK_S, 2 * self._lease_s)
         self._stamp = time.monotonic()
 
@@ -57,7 +57,7 @@ class Lease:
             if not stuck:
                 self._renew()
             elif not was_stuck:
-                log_stacks(log, f"the engine loop has not moved for {self._bound_s:.1f} s; the lease is left to lapse")
+                log_stacks(log, f"the engine loop has made no progress for {self._bound_s:.1f} s; its lease is not renewed")
 
     def _renew(self) -> None:
         try:
@@ -66,6 +66,6 @@ class Lease:
             log.warning("the lease could not be renewed: %s", error)
             return
         if answer == "dump":
-            log_stacks(log, f"the stacks of {self._worker}, as was asked")
+            log_stacks(log, f"stacks of {self._worker}, by an operator's order")
         elif answer != "ok":
             self.lost.set()

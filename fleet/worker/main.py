@@ -1,4 +1,4 @@
-"""One worker process: load the stage's weights, join the role, loop until told to stop. The graph names the builder."""
+"""One worker process: loads its stage's weights, joins its role and serves until it is stopped. The graph names the builder."""
 
 import hashlib
 import importlib
@@ -23,15 +23,14 @@ from fleet.core.errors import ConfigError, RedisUnreachable, VersionSkew
 from fleet.core.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
-from fleet.core.telemetry import WorkerOrder
 from fleet.stages.base import Builder, BuildOptions, BuiltStage
 from fleet.transfer.base import Transfer
-from fleet.worker.device import Gauge
+from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import share_pool
 from fleet.worker.lease import Lease
-from fleet.worker.link import Link
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.peers import PeerAccess, read_peer_access
+from fleet.worker.redis_link import RedisLink
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +41,10 @@ SKEW_FIX = "run one version and one checkpoint in one fleet, and set one dtype a
 
 
 def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuildOptions:
-    """Resolve one stage's part of the configuration into what its builder may know."""
-    mine, graph = config.stage(stage), config.graph_declaration()
+    """Resolve one stage's part of the configuration into its builder's options."""
+    own, graph = config.stage(stage), config.graph_declaration()
     ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
-    device = mine.device or config.device
+    device = own.device or config.device
     device = _auto_device(config) if device == "auto" else _checked_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
@@ -57,13 +56,13 @@ def build_options(config: FleetConfig, stage: StageName, checkpoint: Path) -> Bu
         device=device,
         dtype=dtype,
         numerics=config.numerics,
-        max_batch=mine.max_batch,
-        prefill_chunk_tokens=mine.prefill_chunk_tokens,
-        kv_pages=mine.kv_pages,
-        page_size_tokens=mine.page_size_tokens,
-        threads=mine.threads,
+        max_batch=own.max_batch,
+        prefill_chunk_tokens=own.prefill_chunk_tokens,
+        kv_pages=own.kv_pages,
+        page_size_tokens=own.page_size_tokens,
+        threads=own.threads,
         window_ramp=ramps[0] if ramps else defaults.window_ramp,
-        extra=dict(mine.extra),
+        extra=dict(own.extra),
     )
 
 
@@ -76,20 +75,20 @@ def _auto_device(config: FleetConfig) -> str:
 
 
 def _checked_device(device: str) -> str:
-    """Raises: ConfigError for a device this machine does not have."""
+    """Return the device. Raises: ConfigError if this machine does not have it."""
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return device
     import torch
 
-    there = torch.cuda.device_count() if kind == "cuda" else 0
-    if not there or (number and (not number.isdigit() or int(number) >= there)):
-        raise ConfigError(f"device: {device!r} is not here ({there} CUDA devices); use auto or cpu", param="device")
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if not count or (number and (not number.isdigit() or int(number) >= count)):
+        raise ConfigError(f"device: {device!r} does not exist here ({count} CUDA devices); use auto or cpu", param="device")
     return device
 
 
 def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> BuiltStage:
-    """Import the stage's builder and run it. Raises: ConfigError in one line when the checkpoint will not do."""
+    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint cannot be used."""
     if config.engine == "fake":
         from fleet.stages.fake import build
 
@@ -103,58 +102,58 @@ def build_stage(config: FleetConfig, stage: StageName, checkpoint: Path) -> Buil
 
 
 class WorkerProcess:
-    """Incarnations one after another: each has its own id, lease, transfer agent and loop; the engine outlives them."""
+    """A sequence of incarnations, each with its own id, lease, transfer agent and loop; the engine outlives them."""
 
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
         device: str = "", dtype: str = "", labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
         access: PeerAccess | None = None,
     ) -> None:  # fmt: skip
-        """`access`: from where peers may read, and the fleet's secret; None: read from the configuration.
+        """`access`: the access of peers; None: read from the configuration.
 
-        `fingerprint` says which checkpoint the stage was built from, `dtype` in what it computes; "" where it needs none.
-        `when_joined` is called by each incarnation once it is registered.
+        `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like `dtype`. `when_joined` is called
+        by each incarnation once it is registered.
         """
         self.config, self.role, self.redis_url, self.built = config, role, redis_url, built
         self.fingerprint, self.device, self.dtype = fingerprint, device, dtype
         self.access = access or read_peer_access(config)
-        self.gauge = Gauge(device)
+        self.device_monitor = DeviceMonitor(device)
         self.labels = labels or Labels("worker")
         self.when_joined = when_joined
         self.stop = threading.Event()
         self.loop: WorkerLoop | None = None
-        self.last: WorkerId | None = None
+        self.last_id: WorkerId | None = None
 
     def run(self) -> None:
         while not self.stop.is_set():
             try:
                 self._incarnation()
             except ResponseError as error:
-                log.warning("this incarnation's inbox is gone (%s): it was fenced; joining anew", error)
+                log.warning("this incarnation's inbox is gone (%s): it was fenced; the worker joins again", error)
                 self._drop_tasks()
             except (RedisError, RedisUnreachable) as error:
                 if self.loop is None:
                     raise
-                log.warning("redis is away (%s); joining anew", error)
+                log.warning("Redis is unreachable (%s); the worker joins again", error)
                 self._drop_tasks()
                 self.stop.wait(0.5)
 
     def _drop_tasks(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
             self.built.engine.abort(request)
-        self.built.engine.forget()
+        self.built.engine.drop_cached()
 
     def _incarnation(self) -> None:
         worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
         self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
         client, lease_client = connect(self.redis_url, one_connection=True), connect(self.redis_url)
-        if self.last is not None:
-            # Nobody need wait for the lease of an incarnation that we know to be over.
-            run(client, scripts.fence_worker("", self.last))
-        in_force = _order_of(self.loop)
+        if self.last_id is not None:
+            # Other workers need not wait for the lease of an incarnation that is certainly over.
+            run(client, scripts.fence_worker("", self.last_id))
+        order = self.loop.availability.order_in_force() if self.loop else None
         if self.loop is not None:
-            self.loop.passing.close()
-        self.last = worker
+            self.loop.hand_offs.close()
+        self.last_id = worker
         from fleet.transfer.factory import open_transfer
 
         settings = self.config.transfer
@@ -166,43 +165,47 @@ class WorkerProcess:
                 share_pool(self.built.engine, transfer)
             stands_by = self._register(client, worker, transfer)
             self.when_joined()
-            link = Link(client, worker, self.role, self.access.secret)
-            loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer)
-            loop.standing_by = stands_by
-            self.loop = loop
-            if in_force is not None:
-                run(client, scripts.order(worker, in_force))
-            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, lambda: {**loop.vitals, **self.gauge.read()})
-            lease.start()
-            log.info("worker %s %s", worker, "stands by" if stands_by else "is ready")
-            try:
-                loop.run(lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(), lease.progress)
-                if loop.may_leave():
-                    self.stop.set()
-                if lease.lost.is_set():
-                    log.warning("this incarnation's lease is gone: it was fenced; joining anew")
-                if self.stop.is_set() and not lease.lost.is_set():
-                    run(client, scripts.drain(worker))
-                    self._drain(loop, lease)
-            finally:
-                lease.stop()
-                self._drop_tasks()
+            link = RedisLink(client, worker, self.role, self.access.secret)
+            self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer)
+            self.loop.availability.standing_by = stands_by
+            if order is not None:
+                run(client, scripts.order(worker, order))
+            self._serve(self.loop, client, lease_client)
             run(client, scripts.fence_worker("", worker))
         finally:
             transfer.close()
             client.close()
             lease_client.close()
 
+    def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
+        """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""
+        ttl_s = self.config.lease.worker_ttl_s
+        lease = Lease(lease_client, loop.worker, ttl_s, lambda: {**loop.maintenance.vitals, **self.device_monitor.read()})
+        lease.start()
+        log.info("worker %s %s", loop.worker, "stands by" if loop.availability.standing_by else "is ready")
+        try:
+            loop.run(lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(), lease.progress)
+            if loop.may_leave():
+                self.stop.set()
+            if lease.lost.is_set():
+                log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
+            elif self.stop.is_set():
+                run(client, scripts.drain(loop.worker))
+                self._drain(loop, lease)
+        finally:
+            lease.stop()
+            self._drop_tasks()
+
     def _drain(self, loop: WorkerLoop, lease: Lease) -> None:
-        """Told to stop: take nothing new, finish what can be finished soon."""
-        loop.draining = True
+        """Accept no new task, and finish those that end soon."""
+        loop.availability.draining = True
         until = time.monotonic() + DRAIN_S
-        while loop.holds_anything() and time.monotonic() < until and not lease.lost.is_set():
+        while loop.tasks.holds_anything() and time.monotonic() < until and not lease.lost.is_set():
             loop.turn()
             lease.progress()
 
     def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer) -> bool:
-        """Whether it is to stand by. Raises: VersionSkew."""
+        """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
         fields: dict[str, str | bytes] = {
             "kind": "worker",
@@ -216,7 +219,7 @@ class WorkerProcess:
             "device": self.device,
             "backend": transfer.backend,
             "registered_bytes": str(transfer.registered_bytes),
-            **self._must_agree(serves.stage),
+            **self._shared_settings(serves.stage),
         }
         lease_us = int(self.config.lease.worker_ttl_s * 1e6)
         record = self.access.record(worker, self.role, fields, transfer)
@@ -227,16 +230,16 @@ class WorkerProcess:
             raise VersionSkew(f"worker {self.role} is refused: {why}" + (f"; {SKEW_FIX}" if kind == "skew" else ""))
         return text(answer) == "standby"
 
-    def _must_agree(self, stage: StageName) -> dict[str, str]:
-        """In what both halves of a split stage must be alike beside their checkpoint, to read each other's keys and values."""
-        mine = self.config.stage(stage)
-        if mine.split is None:
+    def _shared_settings(self, stage: StageName) -> dict[str, str]:
+        """Return the settings in which both halves of a split stage must agree to read each other's keys and values."""
+        own = self.config.stage(stage)
+        if own.split is None:
             return {}
-        return {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(mine.page_size_tokens)}
+        return {"stage": stage, "dtype": self.dtype, "page_size_tokens": str(own.page_size_tokens)}
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Tells checkpoints apart without reading them whole: the configuration, and of each weight file its size and first bytes."""
+    """Hash a checkpoint's configuration and the size and first bytes of each weight file, without reading them whole."""
     digest = hashlib.sha256()
     for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
         with file.open("rb") as data:
@@ -244,18 +247,11 @@ def fingerprint_of(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _order_of(loop: WorkerLoop | None) -> WorkerOrder | None:
-    """What the last incarnation was bidden, and this one still is."""
-    if loop is None or not loop.draining:
-        return None
-    return "stop" if loop.leaving else "drain"
-
-
 def run_worker(
     config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None,
     when_joined: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError for a role the graph does not have."""
+    """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role."""
     serves = config.role(role)
     config = config.for_role(serves)
     access = read_peer_access(config)

@@ -1,6 +1,6 @@
-"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts credits. Pure.
+"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts credit. Pure.
 
-A new owner makes again what the log holds: those rows are not released a second time, and the log's next index is the next.
+A new owner recomputes what the log holds: those rows are not released a second time, and chunk numbers continue after the log's.
 """
 
 import time
@@ -14,46 +14,47 @@ from fleet.core.errors import ChunkOrderError
 from fleet.core.ids import Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
-from fleet.stages.base import Item
+from fleet.stages.base import EdgeItem
+
+NO_WALK = Walk("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A chunk to be: its index, its joined arrays, and what its header will say. `ordinal` counts items of `producer_walk`,
-    `first_row` rows of the edge.
+    """A chunk before it is sent. `ordinal` counts items of `producer_walk`, `first_row` rows of the edge.
 
-    `again`: the log holds this chunk; only where its remote tensors lie is new.
+    `is_logged`: the log holds this chunk; only the location of its remote tensors is new.
     """
 
     index: int
     arrays: Arrays
-    producer_walk: Walk
-    ordinal: int
-    boundary: bool
-    walk: Walk | None
-    final: bool
-    num_items: int
+    producer_walk: Walk = NO_WALK
+    ordinal: int = 0
+    boundary: bool = False
+    walk: Walk | None = None
+    final: bool = False
+    num_items: int = 0
     first_row: int = 0
-    again: bool = False
+    is_logged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logged:
-    """What the log of an edge holds: the rows of each chunk and the walk it was made in, and whether the last one is final.
+class EdgeLog:
+    """Contents of an edge's log: the rows and the producer's walk of each chunk, and whether the last one is final.
 
-    `elsewhere`: the chunks with tensors whose bytes are not in the log. `consumed`: chunks taken.
+    `remote`: chunks with tensors whose bytes are not in the log. `consumed`: chunks that the consumer has acknowledged.
     """
 
     rows: Sequence[int] = ()
     walks: Sequence[Walk] = ()
-    elsewhere: Set[int] = frozenset()
+    remote: Set[int] = frozenset()
     final: bool = False
     consumed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """Logged chunks that are still to be made again, the first in part: `items` are `num_rows` of its rows."""
+    """Logged chunks that are still to be recomputed, the first one partly: `items` are `num_rows` of its rows."""
 
     rows: deque[int]
     index: int = 0
@@ -72,10 +73,10 @@ class _Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Listened:
-    """Somebody who plays every item at once, and when there is nothing waits. Whoever takes an edge over takes it that nothing is
-    left to play: the one before may have been gone for long.
+class _Playback:
+    """Estimate of a client that plays items as they arrive and pauses when there are none.
 
+    A new owner of an edge assumes that nothing is left to play, since the time since its predecessor's last chunk is unknown.
     `num_items`: released after the first chunk.
     """
 
@@ -83,58 +84,58 @@ class _Listened:
     dry_at_s: float
     num_items: int = 0
 
-    def released(self, now_s: float, num_items: int, item_s: float) -> None:
+    def add_released(self, now_s: float, num_items: int, item_s: float) -> None:
         self.num_items += num_items if now_s > self.began_s else 0
         self.dry_at_s = max(self.dry_at_s, now_s) + num_items * item_s
 
     def left_s(self, now_s: float, num_waiting: int) -> float:
-        """To play, when one more item than those waiting is there, made as fast as those before."""
-        made = self.num_items + num_waiting
-        return self.dry_at_s - now_s - (now_s - self.began_s) / made
+        """Return the buffered time once one more item than those waiting has been produced, at the mean pace so far."""
+        num_produced = self.num_items + num_waiting
+        return self.dry_at_s - now_s - (now_s - self.began_s) / num_produced
 
 
 class OutboundEdge:
     """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing follows the final chunk.
 
-    `marks` is whether this side writes the transition markers (`transition_source: producer`). Units: `clock` in seconds.
+    `writes_markers`: this side writes the transition markers (`transition_source: producer`). Units: `clock` in seconds.
+    `consumer_unassigned`: no worker owned the consumer's task when this was last read.
     """
 
     def __init__(
-        self, edge: Edge, policy: ChunkPolicy, credits: int, *, marks: bool, logged: Logged | None = None,
+        self, edge: Edge, policy: ChunkPolicy, credits: int, *, writes_markers: bool, logged: EdgeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.edge, self._policy, self._credits, self._marks = edge, policy, credits, marks
-        logged = logged or Logged()
+        self.edge, self._policy, self._credits, self._writes_markers = edge, policy, credits, writes_markers
+        logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
         self.ended = False
         self.consumer_unassigned = False
-        """Whether nobody ran its consumer when that was last looked at."""
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
-        self._logged_walks, self._elsewhere = logged.walks, logged.elsewhere
+        self._logged_walks, self._logged_remote = logged.walks, logged.remote
         self._skipped: frozenset[Walk] = frozenset()
         self._ordinals: dict[Walk, int] = {}
         self._last_walk: Walk | None = None
         self._group: _Group | None = None
         self._items: list[Arrays] = []
         self._clock = clock
-        self._listened = self._begin_listening(clock()) if logged.rows else None
+        self._playback = self._begin_playback(clock()) if logged.rows else None
 
-    def offer(self, item: Item, num_answers: int = 1) -> list[Draft]:
-        """Take one item, with so many answers under way; returns the chunks it releases, in order."""
+    def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
+        """Add one item, with `num_answers` tasks in progress; return the chunks that it releases, in order."""
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
         if item.walk in self._skipped and not item.final:
             return []
-        drafts, rest = self._replayed(item) if self._replay.rows else ([], item.arrays)
+        drafts, rest = self._replay_item(item) if self._replay.rows else ([], item.arrays)
         if self._logged_final:
             self.ended = item.final
-            return [*drafts, self._end_again()] if item.final else drafts
+            return [*drafts, self._logged_end()] if item.final else drafts
         if rest:
             drafts += self._enter_group(item)
             self._items.append(rest)
             size = self._policy.size(self.produced, num_answers)
-            if size is not None and (len(self._items) >= size or self._is_awaited()):
+            if size is not None and (len(self._items) >= size or self._runs_low()):
                 drafts.append(self._release(final=item.final))
         if item.final and not (drafts and drafts[-1].final):
             drafts.append(self._release(final=True, walk=item.walk))
@@ -142,14 +143,14 @@ class OutboundEdge:
         return drafts
 
     def skip(self, walks: Sequence[Walk]) -> None:
-        """What the log holds of these walks, which come first, is not made again."""
+        """Expect no items of these walks, which come first: the log's chunks of them are not recomputed."""
         self._skipped = frozenset(walks)
         while self._replay.rows and self._logged_walks[self._replay.index] in self._skipped:
             self._replay.rows.popleft()
             self._replay.index += 1
 
-    def _replayed(self, item: Item) -> tuple[list[Draft], Arrays]:
-        """Lay the item's rows against the log; returns chunks whose remote tensors are new, and the rows that are not logged."""
+    def _replay_item(self, item: EdgeItem) -> tuple[list[Draft], Arrays]:
+        """Match the item's rows with the log; return chunks whose remote tensors are new, and the rows that are not logged."""
         drafts: list[Draft] = []
         rest, replay = item.arrays, self._replay
         if rest:
@@ -159,13 +160,13 @@ class OutboundEdge:
             replay.items.append(part)
             replay.num_rows += self.num_rows(part)
             if replay.num_rows == replay.rows[0]:
-                drafts += self._made_again(_join(replay.items))
+                drafts += self._end_replayed_chunk(_join(replay.items))
         if rest:
-            # The rest begins a chunk, and so its own group; the count of items goes on.
+            # The rest begins a chunk, and so its own group; the item was counted already.
             self._ordinals[item.walk] -= 1
         return drafts, rest
 
-    def _made_again(self, arrays: Arrays) -> list[Draft]:
+    def _end_replayed_chunk(self, arrays: Arrays) -> list[Draft]:
         replay = self._replay
         index = replay.index
         replay.rows.popleft()
@@ -173,22 +174,14 @@ class OutboundEdge:
         while replay.rows and replay.rows[0] == 0:  # an empty final chunk
             replay.rows.popleft()
         remote = {name: array for name, array in arrays.items() if name in self.edge.remote}
-        if not remote or index not in self._elsewhere:
-            return []
-        return [
-            Draft(index=index, arrays=remote, producer_walk=Walk(""), ordinal=0, boundary=False, walk=None, final=False,
-                  num_items=0, again=True)
-        ]  # fmt: skip
+        return [Draft(index=index, arrays=remote, is_logged=True)] if remote and index in self._logged_remote else []
 
-    def _end_again(self) -> Draft:
-        """The final chunk, which the log holds: it can end the task all the same."""
-        return Draft(
-            index=self.produced - 1, arrays={}, producer_walk=Walk(""), ordinal=0, boundary=False, walk=None, final=True,
-            num_items=0,
-        )  # fmt: skip
+    def _logged_end(self) -> Draft:
+        """The final chunk, sent again although the log holds it, since its append can also end the task."""
+        return Draft(index=self.produced - 1, arrays={}, final=True)
 
     def num_rows(self, arrays: Arrays) -> int:
-        """Rows of the edge's first tensor, by which the log is counted."""
+        """Return the rows of the edge's first tensor, by which the log is counted."""
         first = next((name for name in self.edge.tensors if name in arrays), None)
         return len(arrays[first]) if first is not None else 0
 
@@ -199,8 +192,8 @@ class OutboundEdge:
             raise ChunkOrderError(f"edge {self.edge.name}: it was cut otherwise before; do all workers have one version?")
         return {k: v[:num_rows] for k, v in arrays.items()}, {k: v[num_rows:] for k, v in arrays.items()}
 
-    def _enter_group(self, item: Item) -> list[Draft]:
-        """Start a new group where the consumer's walk changes, releasing what the old one held."""
+    def _enter_group(self, item: EdgeItem) -> list[Draft]:
+        """Start a new group where the consumer's walk changes, releasing the items of the previous one."""
         ordinal = self._ordinals.get(item.walk, 0)
         self._ordinals[item.walk] = ordinal + 1
         target = self.edge.consumer_walk(item.walk, ordinal)
@@ -212,46 +205,46 @@ class OutboundEdge:
             self._group = _Group(item.walk, ordinal, target, boundary)
         return drafts
 
-    def _begin_listening(self, now_s: float) -> _Listened | None:
+    def _begin_playback(self, now_s: float) -> _Playback | None:
         timed = self._policy.low_buffer_s and self.edge.item_ms
-        return _Listened(began_s=now_s, dry_at_s=now_s) if timed else None
+        return _Playback(began_s=now_s, dry_at_s=now_s) if timed else None
 
-    def _is_awaited(self) -> bool:
-        """Whether who listens since the first chunk will have little left to play when there is one more item."""
-        return self._listened is not None and self._listened.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
+    def _runs_low(self) -> bool:
+        """Return True if a client that plays since the first chunk would run low while one more item is produced."""
+        return self._playback is not None and self._playback.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
 
     def _release(self, *, final: bool, walk: Walk | None = None) -> Draft:
         group = self._group if self._items else None
         draft = Draft(
             index=self.produced,
             arrays=_join(self._items),
-            producer_walk=group.producer_walk if group else walk or Walk(""),
+            producer_walk=group.producer_walk if group else walk or NO_WALK,
             ordinal=group.ordinal if group else 0,
             boundary=group.boundary if group else False,
-            walk=group.consumer_walk if group and group.boundary and self._marks else None,
+            walk=group.consumer_walk if group and group.boundary and self._writes_markers else None,
             final=final,
             num_items=len(self._items),
             first_row=self._num_rows,
         )
         self._num_rows += self.num_rows(draft.arrays)
         now_s = self._clock()
-        self._listened = self._listened or self._begin_listening(now_s)
-        if self._listened is not None:
-            self._listened.released(now_s, len(self._items), self.edge.item_ms / 1000)
+        self._playback = self._playback or self._begin_playback(now_s)
+        if self._playback is not None:
+            self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
         self._items = []
         self.produced += 1
         return draft
 
-    def credit(self, consumed: int) -> None:
+    def add_credit(self, consumed: int) -> None:
         self.acked = max(self.acked, consumed)
 
     def is_ahead(self) -> bool:
-        """Whether its consumer has taken so much less than was made that this side should wait."""
+        """Return True if as many chunks are unacknowledged as the edge's credits allow."""
         return not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
 
     def has_credit(self) -> bool:
-        """Also while the log is made again: its consumer may be new, too, and wait for tensors of chunks that count as taken. And
-        while nobody runs its consumer, which may wait for the very slot that this side would hold.
+        """Return True if the task may produce, without acknowledgements in two cases: during replay, since a new consumer may
+        wait for tensors of chunks that count as consumed; and if the consumer has no owner, since it may wait for this slot.
         """
         return self.consumer_unassigned or not self.is_ahead()
 

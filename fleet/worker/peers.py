@@ -19,7 +19,7 @@ class PeerAccess:
     secret: FleetSecret | None = None
 
     def record(self, worker: WorkerId, role: str, fields: Record, transfer: Transfer) -> dict[str, str | bytes]:
-        """Return what a worker registers: `fields`, how its transfer is reached, and a MAC of it where there is a secret."""
+        """Return the record that a worker registers: `fields`, its transfer's metadata and reach, and a MAC with the secret."""
         metadata = transfer.metadata()
         record: dict[str, str | bytes] = {**fields, "role": role, "transfer": metadata}
         if metadata:
@@ -28,7 +28,7 @@ class PeerAccess:
 
 
 def read_peer_access(config: FleetConfig) -> PeerAccess:
-    """Check what the configuration says of peers. Raises: ConfigError naming `transfer.interface` or `security.fleet_secret`."""
+    """Check the configuration of access by peers. Raises: ConfigError naming `transfer.interface` or `security.fleet_secret`."""
     transfer, security = config.transfer, config.security
     uses_network = transfer.kind != "redis"
     reach = reach_of(transfer.interface, allow_public=security.allow_public_transfer) if uses_network else LOCAL

@@ -1,4 +1,4 @@
-"""Where each thread of this process is, as text, for people who ask what a worker does, or why it does nothing. Knows no task."""
+"""Stacks of all threads of this process as text, to see why a worker is slow or stuck. Knows no task."""
 
 import logging
 import sys
@@ -6,23 +6,25 @@ import threading
 import traceback
 
 MAX_FRAMES = 25
-"""Of a thread, the innermost."""
+"""Logged of each thread: the innermost ones."""
 
 
 def stacks() -> str:
-    """The main thread, which is the engine loop's, comes last, and those that many share, such as idle ones of a pool, first and
-    once: what is too long for the log loses its beginning.
+    """Format every thread's stack: stacks that many threads share (idle ones of a pool) first and once, the main thread's, which
+    runs the engine loop, last, since a line too long for the log loses its beginning.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     of_stack: dict[str, list[int]] = {}
     for ident, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
         of_stack.setdefault("".join(traceback.format_stack(frame)[-MAX_FRAMES:]).rstrip(), []).append(ident)
-    told = sorted(of_stack.items(), key=lambda item: (main in item[1], -len(item[1])))
-    return "\n".join(f"Thread {', '.join(str(names.get(ident, ident)) for ident in idents)}:\n{stack}" for stack, idents in told)
+    ordered = sorted(of_stack.items(), key=lambda item: (main in item[1], -len(item[1])))
+    return "\n".join(
+        f"Thread {', '.join(str(names.get(ident, ident)) for ident in idents)}:\n{stack}" for stack, idents in ordered
+    )
 
 
 def log_stacks(log: logging.Logger, why: str) -> None:
-    """A warning that bears every thread's stack, and not only its own as `stack_info` would."""
+    """Log a warning with every thread's stack, not only the caller's as `stack_info` does."""
     file, line, function, _ = log.findCaller(stacklevel=2)
     log.handle(log.makeRecord(log.name, logging.WARNING, file, line, why, (), None, func=function, sinfo=stacks()))

@@ -1,7 +1,8 @@
-"""One request's work in this worker: its adapter and its edges. Knows no Redis; the loop sends what it makes."""
+"""One request's work in this worker: its adapter, its edges and its phase. Knows no Redis; the loop sends what it produces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
@@ -13,25 +14,42 @@ from fleet.core.receipts import Receipts
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
-from fleet.stages.base import Made, TaskAdapter
-from fleet.worker.claimed import Logs
+from fleet.stages.base import LoggedOutput, TaskAdapter
+from fleet.worker.claim import TaskLogs
 from fleet.worker.hand_off import KVImport
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, Logged, OutboundEdge
+from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
+
+
+class Phase(Enum):
+    """The state of a task's request in the engine, which computes it in `RUNNING` only."""
+
+    IMPORTING = "importing"
+    """Keys and values that another worker computed are being pulled."""
+    RUNNING = "running"
+    OUT_OF_CREDIT = "out of credit"
+    HANDED_OFF = "handed off"
+    """The engine has finished this role's walks; the task ends here once the hand-off is written."""
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.IMPORTING: frozenset({Phase.RUNNING, Phase.OUT_OF_CREDIT}),
+    Phase.RUNNING: frozenset({Phase.IMPORTING, Phase.OUT_OF_CREDIT, Phase.HANDED_OFF}),
+    Phase.OUT_OF_CREDIT: frozenset({Phase.RUNNING}),
+    Phase.HANDED_OFF: frozenset(),
+}
 
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """Invariant: everything written for it bears `epoch`; once refused as stale, the task is dropped at once.
+    """Invariants: every write for it carries `epoch`; a task whose write was refused as stale is dropped. `kv_import` is set in
+    phase `IMPORTING` only; the phase is left at the first feed after the import has ended.
 
-    `unsent` are chunks released and not yet appended, in order over all edges. `paused` mirrors what the engine was told.
-    `alone`: no other task may run beside it. `adoption`: blocks computed elsewhere that are on their way, for which the engine
-    waits. `moments`: how the task came here from another worker, until that is told. `logged` counts the chunks of each input
-    edge when the task was opened. `given_up`: the engine has done its part here, and the next role goes on. `spared` counts the
-    rows that its session's earlier turn had computed. `stirred`: something came or was made since it was last fed. `owes`: it
-    consumed or made something since acknowledgements were last taken. Both only spare the loop looking at idle tasks.
-    `receipts`: how its inputs came, for its story. `rested`: by input edge, the chunks taken when it was last told that nothing
-    is left to do.
+    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: chunks acknowledged, by input edge. `alone`:
+    no other task may run beside it. `timings`: of a hand-off from another worker, until they are written. `logged`: the number of
+    chunks in each input's log when the task was opened. `cached_rows`: rows that an earlier turn of the session had computed.
+    `dirty`: feeding it may change something. `ack_due`: acknowledgements may be due. Both only save looking at idle tasks.
+    `idle_consumed`: chunks consumed of each input when the task was last reported idle.
     """
 
     spec: RequestSpec
@@ -42,14 +60,13 @@ class Task:
     outbound: dict[EdgeName, OutboundEdge]
     producers: dict[EdgeName, StageName]
     strides: dict[EdgeName, int]
+    phase: Phase = Phase.RUNNING
     unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
-    paused: bool = False
     alone: bool = False
     kv_import: KVImport | None = None
     timings: HandOff | None = None
     logged: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
-    handed_off: bool = False
     cached_rows: int = 0
     dirty: bool = True
     ack_due: bool = True
@@ -60,10 +77,32 @@ class Task:
     def request(self) -> RequestId:
         return self.spec.id
 
-    def produced(self, output: EngineOutput, num_answers: int = 1) -> None:
-        """Turn an engine output into chunks ready to send; items for edges the request does not run are dropped.
+    @property
+    def paused(self) -> bool:
+        return self.phase in (Phase.IMPORTING, Phase.OUT_OF_CREDIT)
 
-        `num_answers`: under way in this worker.
+    def enter(self, phase: Phase) -> None:
+        assert phase in TRANSITIONS[self.phase], f"request {self.request}: {self.phase} cannot become {phase}"
+        self.phase = phase
+
+    def begin_import(self, kv_import: KVImport) -> None:
+        self.enter(Phase.IMPORTING)
+        self.kv_import = kv_import
+
+    def end_import(self) -> KVImport | None:
+        kv_import, self.kv_import = self.kv_import, None
+        return kv_import
+
+    def next_phase(self) -> Phase:
+        """Return the phase after a feed: that of an import while it lasts, else as credit allows."""
+        if self.kv_import is not None or self.phase is Phase.HANDED_OFF:
+            return self.phase
+        return Phase.RUNNING if self.has_credit() else Phase.OUT_OF_CREDIT
+
+    def add_output(self, output: EngineOutput, num_answers: int = 1) -> None:
+        """Turn an engine output into chunks ready to send; items for edges that the request does not run are discarded.
+
+        `num_answers`: tasks in progress in this worker.
         """
         self.dirty = self.ack_due = True
         for item in self.adapter.produce(output):
@@ -71,22 +110,26 @@ class Task:
             if edge is not None:
                 self.unsent += [(edge, draft) for draft in edge.offer(item, num_answers)]
 
-    def credited(self, edge: EdgeName, consumed: int) -> None:
+    def add_credit(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:
-            self.outbound[edge].credit(consumed)
+            self.outbound[edge].add_credit(consumed)
             self.dirty = True
 
     def may_move(self) -> bool:
-        """Whether feeding it could change anything: False only where it surely would not."""
+        """Return False only if feeding the task certainly changes nothing."""
         return self.dirty or self.paused or any(edge.num_held for edge in self.inbound.values())
 
     def has_read_logs(self) -> bool:
         return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
 
-    def adopted(self, walks: Sequence[Walk]) -> None:
-        """What was made in these walks is not made again."""
+    def skip_walks(self, walks: Sequence[Walk]) -> None:
+        """Skip the logged output of these walks: the engine will not produce it again."""
         for edge in self.outbound.values():
             edge.skip(walks)
+
+    def is_over(self) -> bool:
+        """Return True once the adapter has met the end (a stop string) and every output edge has ended."""
+        return self.adapter.is_stopped() and self.all_ended()
 
     def all_ended(self) -> bool:
         return all(edge.ended for edge in self.outbound.values())
@@ -94,73 +137,82 @@ class Task:
     def has_credit(self) -> bool:
         return all(edge.has_credit() for edge in self.outbound.values())
 
-    def rest_due(self) -> dict[EdgeName, int]:
-        """With its engine idle: the chunks taken of each input, if it waits for more and that is not told; else nothing."""
-        taken = {name: edge.consumed for name, edge in self.inbound.items()}
-        held = any(edge.num_held for edge in self.inbound.values())
-        if self.paused or self.kv_import is not None or held or taken == self.idle_consumed:
+    def take_idle_report(self) -> dict[EdgeName, int]:
+        """Return the chunks consumed of each input if the task, with its engine idle, waits for more and this was not reported
+        yet; else nothing.
+        """
+        consumed = {name: edge.consumed for name, edge in self.inbound.items()}
+        has_chunks = any(edge.num_held for edge in self.inbound.values())
+        if self.paused or has_chunks or consumed == self.idle_consumed:
             return {}
-        self.idle_consumed = taken
-        return taken
+        self.idle_consumed = consumed
+        return consumed
 
-    def acks_due(self) -> list[Ack]:
-        """Acknowledge in strides; the end of an edge, and of the task, at once."""
+    def take_acks(self) -> list[Ack]:
+        """Acknowledge in strides; the end of an edge, and of the task, immediately."""
         due: list[Ack] = []
         self.ack_due = False
         closing = self.all_ended()
         for name, edge in self.inbound.items():
             behind = edge.consumed - self.acked.get(name, 0)
-            if closing or (behind and (behind >= self.strides[name] or edge.ended)):
-                self.acked[name] = edge.consumed
-                due.append(
-                    Ack(request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
-                        producer=self.producers[name], closed=closing and not edge.ended)
-                )  # fmt: skip
+            if not closing and not (behind and (behind >= self.strides[name] or edge.ended)):
+                continue
+            self.acked[name] = edge.consumed
+            ack = Ack(
+                request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
+                producer=self.producers[name], closed=closing and not edge.ended,
+            )  # fmt: skip
+            due.append(ack)
         return due
 
 
 def open_task(
     spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig,
-    *, logs: Logs, alone: bool = False,
+    *, logs: TaskLogs, alone: bool = False,
 ) -> Task:  # fmt: skip
-    """Lay out a task's edges as the graph and the configuration say, the outgoing ones where their logs end."""
+    """Create a task's edges as graph and configuration declare them, with outputs that continue where their logs end."""
     graph = config.graph_declaration()
     running = graph.edges_for(spec.outputs)
     first_walk = graph.stage(stage).walks[0]
     waits = config.transition_source_of(stage) == "conductor"
     inputs = [edge for edge in running if edge.target == stage]
-    return Task(
+    task = Task(
         spec=spec,
         stage=stage,
         epoch=epoch,
         adapter=adapter,
         inbound={edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs},
-        outbound={edge.name: _outbound(edge, config, logs) for edge in running if edge.source == stage},
+        outbound={edge.name: _open_outbound(edge, config, logs) for edge in running if edge.source == stage},
         producers={edge.name: edge.source for edge in inputs},
         strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
         alone=alone,
         logged={edge: len(chunks) for edge, chunks in logs.inputs.items()},
     )
+    for edge, arrived in logs.inputs.items():
+        for chunk, location in arrived:
+            task.inbound[edge].put(chunk, location)
+    return task
 
 
-def _outbound(edge: Edge, config: FleetConfig, logs: Logs) -> OutboundEdge:
-    marks = config.transition_source_of(edge.target) == "producer"
-    chunks = logs.made.get(edge.name, [])
+def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundEdge:
+    writes_markers = config.transition_source_of(edge.target) == "producer"
+    chunks = logs.outputs.get(edge.name, [])
     first = next(iter(edge.tensors))
-    logged = Logged(
+    logged = EdgeLog(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
         walks=[chunk.producer_walk or Walk("") for chunk in chunks],
-        elsewhere={chunk.index for chunk in chunks if any(tensor.data is None for tensor in chunk.tensors.values())},
+        remote={chunk.index for chunk in chunks if any(tensor.data is None for tensor in chunk.tensors.values())},
         final=bool(chunks) and chunks[-1].final,
         consumed=logs.consumed.get(edge.name, 0),
     )
-    return OutboundEdge(edge, config.policy_of(edge), config.credits_of(edge), marks=marks, logged=logged)
+    policy, credits = config.policy_of(edge), config.credits_of(edge)
+    return OutboundEdge(edge, policy, credits, writes_markers=writes_markers, logged=logged)
 
 
-def made_before(logs: Logs) -> Made:
-    """What the logs of the own edges hold, as the adapter takes it."""
+def logged_output(logs: TaskLogs) -> LoggedOutput:
+    """Join the inline tensors in the logs of the task's own edges, by edge and walk."""
     parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
-    for edge, chunks in logs.made.items():
+    for edge, chunks in logs.outputs.items():
         for chunk in chunks:
             of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
             for name, tensor in chunk.tensors.items():

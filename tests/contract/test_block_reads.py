@@ -12,7 +12,7 @@ from fleet.transfer.inline import InlineTransfer
 from fleet.transfer.memory import HostMemory
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -23,7 +23,7 @@ TCP_ALONE = {"UCX_TLS": "tcp"}
 PAINT = 0xA5
 
 
-class Reader:
+class BlockReader:
     """A transfer with memory of its own to read blocks into."""
 
     def __init__(self, reach: Reach = LOCAL) -> None:
@@ -44,15 +44,15 @@ class Reader:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
+def reader() -> Iterator[BlockReader]:
+    reader = BlockReader()
     yield reader
     reader.transfer.close()
 
 
 @pytest.fixture
-def tcp_reader() -> Iterator[Reader]:
-    reader = Reader(Reach(("lo",)))
+def tcp_reader() -> Iterator[BlockReader]:
+    reader = BlockReader(Reach(("lo",)))
     yield reader
     reader.transfer.close()
 
@@ -75,7 +75,7 @@ def finish(read: BlockRead) -> None:
     assert read.settled
 
 
-def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerProcess, reader: Reader) -> None:
+def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerProcess, reader: BlockReader) -> None:
     data = pattern(3, LENGTH_BYTES)
     source = peer.lend(3, LENGTH_BYTES)
     places = [(7, 0), (3, 9), (4, 2), (0, 5)]
@@ -89,7 +89,7 @@ def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerPro
     assert bytes(reader.memory.view) == bytes(expected)
 
 
-def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: Reader) -> None:
+def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: BlockReader) -> None:
     """Memory is registered once; what lies in it changes."""
     for seed in (1, 2):
         peer.lend(seed, LENGTH_BYTES)
@@ -97,17 +97,17 @@ def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: Reader) -> No
         assert bytes(reader.memory.view) == pattern(seed, LENGTH_BYTES)
 
 
-def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: Reader) -> None:
+def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: BlockReader) -> None:
     for _ in range(2):
-        reader.transfer.meet(peer.worker, peer.metadata)
+        reader.transfer.connect(peer.worker, peer.metadata)
     peer.lend(4, LENGTH_BYTES)
     finish(reader.read(peer, reader.whole(peer)))
     assert bytes(reader.memory.view) == pattern(4, LENGTH_BYTES)
     with pytest.raises(TransferError, match="not that of nobody"):
-        reader.transfer.meet(WorkerId("nobody@nowhere:1"), peer.metadata)
+        reader.transfer.connect(WorkerId("nobody@nowhere:1"), peer.metadata)
 
 
-def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: Reader) -> None:
+def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
     assert peer.lent is not None
     beyond = Span(peer.lent.address, reader.memory.address + 2 * LENGTH_BYTES, BLOCK_BYTES)
     theirs = Span(peer.lent.address + 64 * LENGTH_BYTES, reader.memory.address, BLOCK_BYTES)
@@ -117,7 +117,7 @@ def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: Reader) ->
     finish(reader.read(peer, reader.whole(peer)))
 
 
-def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reader: Reader) -> None:
+def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reader: BlockReader) -> None:
     read = reader.read(peer, reader.whole(peer))
     read.cancel()
     read.cancel()
@@ -131,7 +131,7 @@ def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reade
     wait_until(settled, "the read to land")
 
 
-def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
+def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
     tcp_peer.lend(5, LENGTH_BYTES)
     finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
@@ -140,7 +140,7 @@ def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_pee
         finish(late)
     tcp_reader.transfer.reap()
     assert not late.settled
-    assert tcp_reader.transfer.owing() == [tcp_peer.worker]
+    assert tcp_reader.transfer.stalled_peers() == [tcp_peer.worker]
     tcp_peer.thaw()
 
     def settled() -> bool:
@@ -148,10 +148,10 @@ def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_pee
         return late.settled
 
     wait_until(settled, "the late read to land")
-    assert not tcp_reader.transfer.owing()
+    assert not tcp_reader.transfer.stalled_peers()
 
 
-def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, tcp_reader: Reader) -> None:
+def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
     tcp_peer.lend(6, LENGTH_BYTES)
     finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
@@ -163,12 +163,12 @@ def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess
     tcp_reader.paint()
     tcp_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
-    tcp_peer.send(Command(op="used"))
+    tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
 
 
-def test_a_dead_lender_is_an_error_within_the_deadline(reader: Reader) -> None:
+def test_a_dead_lender_is_an_error_within_the_deadline(reader: BlockReader) -> None:
     with peer_process("nixl", "mortal@peer:33", LENGTH_BYTES) as mortal:
         finish(reader.read(mortal, reader.whole(mortal)))
         mortal.kill()

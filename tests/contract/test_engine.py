@@ -85,7 +85,7 @@ def submit(
 def run_out(engine: Engine, most_steps: int = 200) -> list[EngineOutput]:
     outputs: list[EngineOutput] = []
     for _ in range(most_steps):
-        if not engine.ready():
+        if not engine.is_ready():
             return outputs
         outputs += engine.step()
     raise AssertionError("the engine never runs out of work")
@@ -122,14 +122,14 @@ def test_a_batch_gives_each_as_much_as_it_gets_alone(subject: Subject) -> None:
 
 def test_nothing_is_ready_before_input(subject: Subject) -> None:
     subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
-    assert not subject.engine.ready()
+    assert not subject.engine.is_ready()
     assert list(subject.engine.step()) == []
 
 
 def test_what_is_ready_is_due_and_what_waits_for_input_is_not(subject: Subject) -> None:
     assert subject.engine.due_in_s() == math.inf
     request = submit(subject, "a")
-    assert subject.engine.ready()
+    assert subject.engine.is_ready()
     assert subject.engine.due_in_s() == 0
     subject.engine.pause(request, paused=True)
     assert subject.engine.due_in_s() == math.inf
@@ -143,10 +143,10 @@ def test_a_paced_request_keeps_its_own_time() -> None:
     submit(subject, "a")
     assert subject.engine.due_in_s() == 0
     assert len(subject.engine.step()) == 1
-    assert not subject.engine.ready()
+    assert not subject.engine.is_ready()
     assert 0 < subject.engine.due_in_s() <= 3600
     other = submit(subject, "b")
-    assert subject.engine.ready()
+    assert subject.engine.is_ready()
     assert [output.request_id for output in subject.engine.step()] == [other]
 
 
@@ -202,7 +202,7 @@ def test_an_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subjec
         subject.engine.abort(request)
         stats = subject.engine.stats()
         assert (stats.running, stats.pages_used) == (0, 0)
-        assert not subject.engine.ready()
+        assert not subject.engine.is_ready()
 
 
 def test_finish_ends_a_request_without_another_word(subject: Subject) -> None:
@@ -236,14 +236,14 @@ def test_what_is_exported_can_be_adopted_by_an_engine_that_goes_on(subject: Subj
     whole = made(run_out(subject.engine))
     first = submit(subject, "first", length=20)
     begun = made([output for _ in range(num_steps) for output in subject.engine.step()])
-    blocks = subject.engine.export(first)
+    blocks = subject.engine.export_kv(first)
     subject.engine.finish(first)
     second = submit(subject, "second", length=20, history=begun)
     if blocks is not None:
         assert blocks.num_rows == 20 + num_steps - 1
-        assert not subject.engine.adopt(second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])), "not whole pages"
-        assert subject.engine.adopt(second, blocks)
-        assert not subject.engine.adopt(second, blocks), "it has begun"
+        assert not subject.engine.import_kv(second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])), "not whole pages"
+        assert subject.engine.import_kv(second, blocks)
+        assert not subject.engine.import_kv(second, blocks), "it has begun"
     again = made(run_out(subject.engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert subject.engine.stats().pages_used == 0
@@ -257,33 +257,33 @@ def test_what_is_lent_can_be_read_and_adopted(subject: Subject, num_steps: int) 
     whole = made(run_out(engine))
     first = submit(subject, "first", length=20)
     begun = made([output for _ in range(num_steps) for output in engine.step()])
-    lent = engine.lend(first)
+    lent = engine.lend_pages(first)
     if lent is None:
-        assert engine.memory() is None
+        assert engine.kv_memory() is None
         return
     assert lent.num_rows == 20 + num_steps - 1
-    assert engine.stats().running == 0 and not engine.ready(), "who lends has finished"
+    assert engine.stats().running == 0 and not engine.is_ready(), "who lends has finished"
     second = submit(subject, "second", length=20, history=begun)
-    received = engine.receive(lent.num_rows)
+    received = engine.reserve_pages(lent.num_rows)
     assert received is not None
     for span in spans_between(lent.at, received.at):
         ctypes.memmove(span.local_address, span.remote_address, span.length_bytes)
-    assert engine.adopt(second, received)
-    assert not engine.adopt(second, lent), "it has begun"
-    engine.take_back(lent)
+    assert engine.import_kv(second, received)
+    assert not engine.import_kv(second, lent), "it has begun"
+    engine.free_pages(lent)
     again = made(run_out(engine))
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
     assert engine.stats().pages_used == 0
 
 
 def test_pages_that_nobody_adopts_are_taken_back(subject: Subject) -> None:
-    received = subject.engine.receive(20)
+    received = subject.engine.reserve_pages(20)
     if received is not None:
         assert subject.engine.stats().pages_used == len(received.at.pages) > 0
-        assert not subject.engine.adopt(RequestId("nobody"), received)
-        subject.engine.take_back(received)
+        assert not subject.engine.import_kv(RequestId("nobody"), received)
+        subject.engine.free_pages(received)
     assert subject.engine.stats().pages_used == 0
-    assert subject.engine.lend(RequestId("nobody")) is None
+    assert subject.engine.lend_pages(RequestId("nobody")) is None
 
 
 def test_a_pool_that_is_short_of_pages_lends_none_and_receives_into_none(folders: dict[str, Path]) -> None:
@@ -291,9 +291,9 @@ def test_a_pool_that_is_short_of_pages_lends_none_and_receives_into_none(folders
     short = Subject(engine=text.build(options).engine, piece=ids)
     request = submit(short, "a", length=40)
     short.engine.step()
-    assert short.engine.lend(request) is None
-    assert short.engine.receive(20) is None
-    assert short.engine.export(request) is not None, "a copy can be had"
+    assert short.engine.lend_pages(request) is None
+    assert short.engine.reserve_pages(20) is None
+    assert short.engine.export_kv(request) is not None, "a copy can be had"
     assert run_out(short.engine)[-1].final
     assert short.engine.stats().pages_used == 0
 
@@ -306,18 +306,18 @@ def test_what_a_session_spares_changes_nothing_but_the_work(subject: Subject) ->
         request = submit(subject, f"turn-{turn}", length=length, session="talk")
         spared = engine.stats().rows_reused - before
         assert spared == (min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0)
-        assert engine.kept("talk") == 0, "it is the request's now"
+        assert engine.num_cached_rows("talk") == 0, "it is the request's now"
         mine = joined(run_out(engine), request)
-        kept = engine.kept("talk")
+        kept = engine.num_cached_rows("talk")
         assert kept == (length + (NUM_TOKENS - 1) * subject.keeps_answer if subject.keeps else 0)
         request = submit(subject, f"alone-{turn}", length=length)
         assert joined(run_out(engine), request) == mine
         stats = engine.stats()
-        assert stats.pages_used == stats.pages_kept and engine.kept("talk") == kept
-    engine.forget("other")
-    assert engine.kept("talk") == kept
-    engine.forget("talk")
-    assert (engine.kept("talk"), engine.stats().pages_used) == (0, 0)
+        assert stats.pages_used == stats.pages_cached and engine.num_cached_rows("talk") == kept
+    engine.drop_cached("other")
+    assert engine.num_cached_rows("talk") == kept
+    engine.drop_cached("talk")
+    assert (engine.num_cached_rows("talk"), engine.stats().pages_used) == (0, 0)
 
 
 def test_the_engine_says_what_a_piece_need_not_be_computed_of(subject: Subject) -> None:
@@ -330,7 +330,7 @@ def test_the_engine_says_what_a_piece_need_not_be_computed_of(subject: Subject) 
     assert spared == (8 if subject.keeps else 0)
     assert subject.engine.feed(RequestId("nobody"), EngineInput(walk=WALK, arrays=subject.piece(2))) == 0
     run_out(subject.engine)
-    subject.engine.forget()
+    subject.engine.drop_cached()
     assert subject.engine.stats().pages_used == 0
 
 
@@ -340,7 +340,7 @@ def test_an_aborted_turn_leaves_nothing(subject: Subject) -> None:
     second = submit(subject, "second", length=20, session="talk")
     subject.engine.step()
     subject.engine.abort(second)
-    assert (subject.engine.kept("talk"), subject.engine.stats().pages_used) == (0, 0)
+    assert (subject.engine.num_cached_rows("talk"), subject.engine.stats().pages_used) == (0, 0)
 
 
 def test_what_is_unknown_is_ignored(subject: Subject) -> None:
@@ -349,7 +349,7 @@ def test_what_is_unknown_is_ignored(subject: Subject) -> None:
     subject.engine.pause(nobody, paused=True)
     subject.engine.finish(nobody)
     subject.engine.abort(nobody)
-    assert not subject.engine.ready()
+    assert not subject.engine.is_ready()
 
 
 def test_a_request_is_submitted_once(subject: Subject) -> None:

@@ -13,11 +13,11 @@ from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Span
-from fleet.transfer.link import NixlBlockRead, NixlPull
 from fleet.transfer.memory import HEADER, HostMemory
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlBlockRead, NixlPull
 from fleet.transfer.reach import Reach
-from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -34,7 +34,7 @@ PAINT, SEED, SMALL_BYTES = 0xA5, 7, 4096
 WANTED = pattern(SEED, LENGTH_BYTES)
 
 
-class Reader:
+class TensorReader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class Destination:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader()
+def reader() -> Iterator[TensorReader]:
+    reader = TensorReader()
     yield reader
     reader.transfer.arena.check()
     assert reader.transfer.used_slots() == 0, "a test left slots behind"
@@ -103,7 +103,7 @@ def finish(pull: NixlPull) -> bytes:
     return data
 
 
-def read_tensor(source: PeerProcess, reader: Reader) -> tuple[NixlPull, Destination]:
+def read_tensor(source: PeerProcess, reader: TensorReader) -> tuple[NixlPull, Destination]:
     memory = reader.transfer.memory
     memory.view[:] = bytes([PAINT]) * len(memory.view)
     source.release("large")
@@ -112,7 +112,7 @@ def read_tensor(source: PeerProcess, reader: Reader) -> tuple[NixlPull, Destinat
     return pull, Destination(memory=memory, start=pull.slot.offset + HEADER.size)
 
 
-def read_blocks(source: PeerProcess, reader: Reader) -> tuple[NixlBlockRead, Destination]:
+def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRead, Destination]:
     reader.blocks.view[:] = bytes([PAINT]) * LENGTH_BYTES
     address = source.lend(SEED, LENGTH_BYTES)
     spans = [Span(address + at, reader.blocks.address + at, MIB) for at in range(0, LENGTH_BYTES, MIB)]
@@ -121,7 +121,7 @@ def read_blocks(source: PeerProcess, reader: Reader) -> tuple[NixlBlockRead, Des
 
 
 def freeze_in_mid_read(
-    source: PeerProcess, reader: Reader, *, blocks: bool = False
+    source: PeerProcess, reader: TensorReader, *, blocks: bool = False
 ) -> tuple[NixlPull | NixlBlockRead, Destination]:
     """Freeze the source when some of its bytes are here and some are not; a read that was too fast for that is done again."""
     small = ref_of(source.publish("small", SEED, SMALL_BYTES))
@@ -136,14 +136,16 @@ def freeze_in_mid_read(
         if 0 < into.num_landed() < NUM_PLACES:
             return read, into
         source.thaw()
-        wait_until(lambda: reader.transfer.used_slots() == 0 and not reader.transfer.owing(), "the read to end", DEADLINE_S)
+        wait_until(
+            lambda: reader.transfer.used_slots() == 0 and not reader.transfer.stalled_peers(), "the read to end", DEADLINE_S
+        )
     raise AssertionError(f"none of {MOST_TRIES} reads could be met half-way")
 
 
-def give_up(source: PeerProcess, reader: Reader, read: NixlPull | NixlBlockRead) -> None:
+def give_up(source: PeerProcess, reader: TensorReader, read: NixlPull | NixlBlockRead) -> None:
     with pytest.raises(TransferError, match="deadline"):
         wait_until(read.poll, "the read to end", timeout_s=DEADLINE_S)
-    assert reader.transfer.owing() == [source.worker]
+    assert reader.transfer.stalled_peers() == [source.worker]
     assert not read.settled
 
 
@@ -164,7 +166,7 @@ def overlap(one: range, other: range) -> bool:
 
 
 def test_a_late_tensor_lands_where_nobody_looks(
-    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+    source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
     read, into = freeze_in_mid_read(source, reader)
     give_up(source, reader, read)
@@ -180,7 +182,7 @@ def test_a_late_tensor_lands_where_nobody_looks(
     view = reader.transfer.memory.view
     before = [bytes(view[span.start : span.stop]) for span in mine]
     source.thaw()
-    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    wait_until(lambda: not reader.transfer.stalled_peers(), "the late read to be over", DEADLINE_S)
     assert (into.num_landed(), reader.quarantined()) == (NUM_PLACES, 0), "it landed, late"
     assert [bytes(view[span.start : span.stop]) for span in mine] == before
     reader.transfer.release(RequestId("mine"))
@@ -188,7 +190,7 @@ def test_a_late_tensor_lands_where_nobody_looks(
 
 
 def test_late_blocks_land_in_the_place_that_is_kept_for_them(
-    source: PeerProcess, reader: Reader, elsewhere: tuple[PeerProcess, TensorRef]
+    source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
     """Pages have no checksum: who reads into them keeps them until the read is settled."""
     read, into = freeze_in_mid_read(source, reader, blocks=True)
@@ -197,22 +199,22 @@ def test_late_blocks_land_in_the_place_that_is_kept_for_them(
     assert finish(reader.transfer.pull(ref, healthy.metadata, DEADLINE_S)) == WANTED
     assert not read.settled and into.num_landed() < NUM_PLACES
     source.thaw()
-    wait_until(lambda: not reader.transfer.owing(), "the late read to be over", DEADLINE_S)
+    wait_until(lambda: not reader.transfer.stalled_peers(), "the late read to be over", DEADLINE_S)
     assert read.settled and bytes(reader.blocks.view) == WANTED
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
-def test_what_was_torn_down_is_written_no_more(source: PeerProcess, reader: Reader, blocks: bool) -> None:
+def test_what_was_torn_down_is_written_no_more(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
     """The destination of a forgotten peer's read is used again at once."""
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)
     reader.transfer.forget_peer(source.worker)
-    assert read.settled and (reader.transfer.used_slots(), reader.transfer.owing()) == (0, [])
+    assert read.settled and (reader.transfer.used_slots(), reader.transfer.stalled_peers()) == (0, [])
     into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
 
     source.thaw()
     # What it had still to send meets a closed connection. UCX may take such a peer down, which a forgotten one can bear.
-    source.send(Command(op="used"))
+    source.send(PeerCommand(op="used"))
     wait_until(lambda: source.ended() or source.answered(), "the source to run on")
     into.come_to_rest()
     assert bytes(into.memory.view) == bytes([PAINT]) * len(into.memory.view)

@@ -59,7 +59,7 @@ class End:
         made: list[int] = []
         for _ in range(most_steps):
             made += self.step()
-            if not self.engine.ready():
+            if not self.engine.is_ready():
                 return made
         raise AssertionError("the engine never runs out of work")
 
@@ -114,7 +114,7 @@ def offered(source: End) -> tuple[Offer, list[int]]:
     while not begun:
         begun = source.step()
     offer = source.offers.publish(REQUEST, source.offers.finish(REQUEST))
-    assert offer is not None and not source.engine.ready()
+    assert offer is not None and not source.engine.is_ready()
     return offer, begun
 
 
@@ -147,8 +147,8 @@ def test_who_adopts_goes_on_where_the_source_ended(ends: tuple[End, End], kind: 
     adoption = adoption_of(offer, source, target)
     pulled(adoption)
     assert adoption.pulled_us is not None
-    assert adoption.adopt(REQUEST)
-    assert adoption.take_back(), "what was adopted is the engine's"
+    assert adoption.import_into(REQUEST)
+    assert adoption.free_pages(), "what was adopted is the engine's"
     source.offers.free(REQUEST)
     assert source.holds() == (0, 0), "freed as soon as it is taken"
     assert target.run() == whole
@@ -159,7 +159,7 @@ def test_what_came_and_was_not_confirmed_is_given_back(ends: tuple[End, End]) ->
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
     pulled(adoption)
-    assert adoption.take_back()
+    assert adoption.free_pages()
     source.offers.free(REQUEST)
 
 
@@ -172,7 +172,7 @@ def test_a_pull_that_nobody_wants_any_more_gives_its_place_back_when_that_is_saf
 
     def taken_back() -> bool:
         target.transfer.used_slots()  # takes in what has landed, as a worker's slow poll does
-        return adoption.take_back()
+        return adoption.free_pages()
 
     wait_until(taken_back, "the place to be free")
     source.offers.free(REQUEST)
@@ -182,7 +182,7 @@ def test_an_offer_stands_until_it_is_withdrawn_and_one_replaces_another(ends: tu
     source, _ = ends
     for _ in range(2):
         offered(source)
-        assert source.offers.requests() == [REQUEST]
+        assert source.offers.open_requests() == [REQUEST]
         assert source.offers.overdue() == []
     source.offers.expire(REQUEST)
     assert source.offers.overdue() == [REQUEST]
@@ -190,7 +190,7 @@ def test_an_offer_stands_until_it_is_withdrawn_and_one_replaces_another(ends: tu
     source.offers.free(REQUEST)
     source.offers.free(REQUEST)
     source.offers.expire(REQUEST)
-    assert source.offers.requests() == []
+    assert source.offers.open_requests() == []
 
 
 @pytest.mark.parametrize("kind", ["pages", "copies"], indirect=True)
@@ -204,7 +204,7 @@ def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
     adoption = KVImport(offer, target.engine, target.transfer, gone, DEADLINE_S)
     adoption.poll()
     assert adoption.failed and adoption.blocks is None
-    assert adoption.take_back()
+    assert adoption.free_pages()
     source.offers.free(REQUEST)
 
 
@@ -214,7 +214,7 @@ def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Pa
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
     adoption.poll()
-    assert adoption.failed and adoption.take_back()
+    assert adoption.failed and adoption.free_pages()
     source.offers.free(REQUEST)
     for end in (source, target):
         assert end.holds() == (0, 0)
@@ -233,9 +233,9 @@ def test_blocks_of_another_dtype_or_page_size_are_computed_anew(
     adoption = adoption_of(offer, source, target)
     wait_until(lambda: adoption.poll() or adoption.failed or adoption.blocks is not None, "the blocks to come, or not")
     assert adoption.failed == (kind == "pages"), "pages are not even read"
-    assert not adoption.adopt(REQUEST)
+    assert not adoption.import_into(REQUEST)
     assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (kind != "pages")
-    assert adoption.take_back() and target.run() == whole
+    assert adoption.free_pages() and target.run() == whole
     source.offers.free(REQUEST)
     for end in (source, target):
         assert end.holds() == (0, 0)
@@ -252,7 +252,7 @@ def test_pages_that_cannot_be_spared_are_copied(checkpoint: Path, monkeypatch: p
     target.open({"ids": np.array(begun, np.int32)})
     adoption = adoption_of(offer, source, target)
     pulled(adoption)
-    assert not isinstance(adoption.blocks, KVPages) and adoption.adopt(REQUEST)
+    assert not isinstance(adoption.blocks, KVPages) and adoption.import_into(REQUEST)
     assert target.run() == whole
     source.offers.free(REQUEST)
     for end in (source, target):
@@ -272,7 +272,7 @@ def test_a_copy_that_finds_no_memory_is_not_offered(ends: tuple[End, End], monke
         pass
     monkeypatch.setattr(KVPool, "read", raising)
     assert source.offers.publish(REQUEST, source.offers.finish(REQUEST)) is None
-    assert not source.engine.ready() and source.offers.requests() == []
+    assert not source.engine.is_ready() and source.offers.open_requests() == []
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
@@ -284,7 +284,7 @@ def test_a_copy_that_finds_no_memory_on_arrival_is_computed(ends: tuple[End, End
     adoption = adoption_of(offer, source, target)
     pulled(adoption)
     monkeypatch.setattr(KVPool, "write", raising)
-    assert not adoption.adopt(REQUEST) and adoption.take_back()
+    assert not adoption.import_into(REQUEST) and adoption.free_pages()
     assert target.holds()[0] == 0, "pages that were written in part are no request's"
     assert target.run() == whole
     source.offers.free(REQUEST)
@@ -298,8 +298,8 @@ def test_who_adopts_and_then_finds_no_memory_fails_that_request(ends: tuple[End,
     adoption = adoption_of(offer, source, target)
     pulled(adoption)
     with monkeypatch.context() as scarce:
-        scarce.setattr(CausalTask, "computed", raising)
-        assert adoption.adopt(REQUEST) and adoption.take_back()
+        scarce.setattr(CausalTask, "on_computed", raising)
+        assert adoption.import_into(REQUEST) and adoption.free_pages()
     (output,) = target.engine.step()
     assert isinstance(output.error, OutOfMemory)
     source.offers.free(REQUEST)
@@ -308,14 +308,14 @@ def test_who_adopts_and_then_finds_no_memory_fails_that_request(ends: tuple[End,
 def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that joins later, and nobody twice: the first read of all would else take its time from an answer."""
     met: list[tuple[str, WorkerId]] = []
-    meet = NixlTransfer.meet
+    meet = NixlTransfer.connect
 
     def noted(self: NixlTransfer, peer: WorkerId, peer_metadata: bytes) -> None:
         meet(self, peer, peer_metadata)
         met.append((role_of(self.agent), peer))
 
-    monkeypatch.setattr(NixlTransfer, "meet", noted)
-    monkeypatch.setattr(hand_off_coordinator, "MEET_S", 0.01)
+    monkeypatch.setattr(NixlTransfer, "connect", noted)
+    monkeypatch.setattr(hand_off_coordinator, "CONNECT_S", 0.01)
     halves = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
     with thread_fleet(redis_url, *halves, transfer="nixl") as fleet:
         first = next(loop.worker for loop in fleet.loops if loop.role == "thinker.prefill")

@@ -75,11 +75,10 @@ def test_shared_memory_of_worker_is_its_users_alone_and_small(local_peer: PeerPr
 def test_stranger_with_the_metadata_of_a_worker_reads_nothing(local_peer: PeerProcess, over: str, user: int) -> None:
     ref = local_peer.publish("r", 2, 64).ref
     assert ref is not None
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.contract.transfer_stranger", local_peer.metadata.hex(), str(ref.address), str(user), over],
-        cwd=REPO, env=cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {}), capture_output=True, text=True, timeout=60,
-        check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.contract.unauthorized_reader"]
+    options = [local_peer.metadata.hex(), str(ref.address), str(user), over]
+    env = cli_env({"UCX_TLS": "tcp"} if over == "tcp" else {})
+    done = subprocess.run([*command, *options], cwd=REPO, env=env, capture_output=True, text=True, timeout=60, check=True)
     local_peer.release("r")
     assert done.stdout.startswith("refused: "), done.stdout
     assert read(local_peer, LOCAL) == pattern(1, 1000), "its own peers still read"

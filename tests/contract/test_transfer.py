@@ -18,7 +18,7 @@ from fleet.transfer.measure import measure_reads
 from fleet.transfer.memory import HEADER
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from tests.contract.transfer_peer import Command, PeerProcess, pattern, peer_process
+from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -60,14 +60,14 @@ def ref_of(tensor: WireTensor) -> TensorRef:
 def nixl_peer() -> Iterator[PeerProcess]:
     with peer_process("nixl", "nixl@peer:1", ARENA_BYTES) as process:
         yield process
-        assert process.call(Command(op="used")).used_slots == 0, "a test left slots behind"
+        assert process.call(PeerCommand(op="used")).used_slots == 0, "a test left slots behind"
 
 
 @pytest.fixture(scope="module")
 def redis_peer() -> Iterator[PeerProcess]:
     with peer_process("redis", "redis@peer:1", ARENA_BYTES) as process:
         yield process
-        assert process.call(Command(op="used")).used_slots == 0, "a test left slots behind"
+        assert process.call(PeerCommand(op="used")).used_slots == 0, "a test left slots behind"
 
 
 @pytest.fixture(params=["nixl", "redis"])
@@ -184,7 +184,7 @@ def test_changed_bytes_are_refused(nixl_peer: PeerProcess, nixl_reader: NixlTran
     wrong = msgspec.structs.replace(ref_of(tensor), checksum=ref_of(tensor).checksum ^ 1)
     with pytest.raises(TransferError, match="checksum"):
         finish(nixl_reader.pull(wrong, nixl_peer.metadata, DEADLINE_S))
-    nixl_peer.call(Command(op="scribble"))
+    nixl_peer.call(PeerCommand(op="scribble"))
     with pytest.raises(TransferError, match="checksum"):
         bytes_of(tensor, nixl_reader, nixl_peer)
     nixl_peer.release("r")
@@ -255,7 +255,7 @@ def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
     for seed in range(12):
         ref = ref_of(tcp_peer.publish("r", seed, length_bytes))
         pull = tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
-        tcp_peer.send(Command(op="republish", request=RequestId("r"), seed=seed, length_bytes=length_bytes, rounds=2))
+        tcp_peer.send(PeerCommand(op="republish", request=RequestId("r"), seed=seed, length_bytes=length_bytes, rounds=2))
         try:
             assert finish(pull) == pattern(seed, length_bytes)
         except TransferError:
@@ -320,7 +320,7 @@ def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfe
     canaries = [tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
     tcp_peer.thaw()
     # What it had still to send now meets a closed connection. UCX may take such a peer down, which a fenced one can bear.
-    tcp_peer.send(Command(op="used"))
+    tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     for number, tensor in enumerate(canaries):
         start = ref_of(tensor).address - tcp_reader.memory.address + HEADER.size

@@ -36,7 +36,7 @@ def pattern(seed: int, length_bytes: int) -> bytes:
     return random.Random(seed).randbytes(length_bytes)
 
 
-class Command(msgspec.Struct, kw_only=True):
+class PeerCommand(msgspec.Struct, kw_only=True):
     """`op`: publish, release, used, scribble (change the first byte published), republish (free and refill, `rounds` times), lend
     (fill the first bytes of the memory that is registered beside the arena).
     """
@@ -48,7 +48,7 @@ class Command(msgspec.Struct, kw_only=True):
     rounds: int = 0
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class PeerReply(msgspec.Struct, kw_only=True):
     tensor: WireTensor | None = None
     used_slots: int = 0
     metadata: bytes = b""
@@ -67,7 +67,7 @@ class PeerProcess:
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
         """Raises: TransferError as the peer's transfer did."""
-        answer = self.call(Command(op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes))
+        answer = self.call(PeerCommand(op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes))
         if answer.error:
             raise TransferError(answer.error)
         assert answer.tensor is not None
@@ -75,19 +75,19 @@ class PeerProcess:
 
     def lend(self, seed: int, length_bytes: int) -> int:
         """Where the pattern begins from now on."""
-        self.call(Command(op="lend", seed=seed, length_bytes=length_bytes))
+        self.call(PeerCommand(op="lend", seed=seed, length_bytes=length_bytes))
         assert self.lent is not None, "this kind of transfer lends nothing"
         return self.lent.address
 
     def release(self, request: str) -> int:
         """How many slots the peer holds afterwards."""
-        return self.call(Command(op="release", request=RequestId(request))).used_slots
+        return self.call(PeerCommand(op="release", request=RequestId(request))).used_slots
 
-    def call(self, command: Command) -> Answer:
+    def call(self, command: PeerCommand) -> PeerReply:
         self.send(command)
         return self._answer(ANSWER_S)
 
-    def send(self, command: Command) -> None:
+    def send(self, command: PeerCommand) -> None:
         """Send a command whose answer is taken later, by `answered`."""
         self._connection.send_bytes(msgspec.msgpack.encode(command))
 
@@ -118,9 +118,9 @@ class PeerProcess:
     def ended(self) -> bool:
         return self._process.poll() is not None
 
-    def _answer(self, timeout_s: float) -> Answer:
+    def _answer(self, timeout_s: float) -> PeerReply:
         assert self._connection.poll(timeout_s), f"{self.worker} did not answer within {timeout_s} s"
-        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=Answer)
+        return msgspec.msgpack.decode(self._connection.recv_bytes(), type=PeerReply)
 
 
 @contextmanager
@@ -143,14 +143,14 @@ def peer_process(
         process.wait()
 
 
-def obey(transfer: Transfer, memory: HostMemory, command: Command) -> Answer:
+def obey(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> PeerReply:
     tensor: WireTensor | None = None
     if command.op == "publish":
         data = pattern(command.seed, command.length_bytes)
         try:
             tensor = transfer.publish(command.request, "uint8", (command.length_bytes,), data)
         except TransferError as error:
-            return Answer(error=error.message)
+            return PeerReply(error=error.message)
     elif command.op == "release":
         transfer.release(command.request)
     elif command.op == "scribble":
@@ -162,21 +162,21 @@ def obey(transfer: Transfer, memory: HostMemory, command: Command) -> Answer:
         for number in range(command.rounds):
             transfer.release(command.request)
             transfer.publish(command.request, "uint8", (command.length_bytes,), bytes([number]) * command.length_bytes)
-    return Answer(tensor=tensor, used_slots=transfer.used_slots())
+    return PeerReply(tensor=tensor, used_slots=transfer.used_slots())
 
 
 def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int, interface: str) -> None:
     transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2, reach_of(interface or None, allow_public=False))
     memory = HostMemory(arena_bytes)
     lends = transfer.register(memory.region)
-    answer = Answer(metadata=transfer.metadata(), lent=memory.region if lends else None)
+    answer = PeerReply(metadata=transfer.metadata(), lent=memory.region if lends else None)
     while True:
         connection.send_bytes(msgspec.msgpack.encode(answer))
         try:
             raw = connection.recv_bytes()
         except EOFError:
             return
-        answer = obey(transfer, memory, msgspec.msgpack.decode(raw, type=Command))
+        answer = obey(transfer, memory, msgspec.msgpack.decode(raw, type=PeerCommand))
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ async def test_a_frozen_worker_that_goes_on_changes_nothing_and_joins_anew(fleet
     ((stale, epoch),) = frozen
     epochs = [chunk.epoch for chunk in fleet.log_of(spec.id, OUT.name)]
     assert epochs == sorted(epochs) and epoch in epochs and epochs[-1] > epoch, "none of the old owner's after the new one's"
-    fleet.running.wait_for("it was fenced; joining anew", timeout_s=PATIENCE_S)
+    fleet.running.wait_for("it was fenced; the worker joins again", timeout_s=PATIENCE_S)
 
     def anew() -> list[str]:
         same_process = [worker for worker in fleet.workers() if place_of(WorkerId(worker)) == place_of(stale)]

@@ -12,7 +12,7 @@ from fleet.control.connect import connect, load_scripts, run, text
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.worker import send
+from fleet.worker import sender
 from tests.fundamentals.control_plane import GATEWAY, REQUEST, STAGE, TEXT, WORKER, Control
 
 
@@ -38,7 +38,7 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
     """An edge whose every tensor goes by NIXL; the fake engine makes no other tensor than the first."""
-    monkeypatch.setattr(send, "INLINE_BYTES", 0)
+    monkeypatch.setattr(sender, "INLINE_BYTES", 0)
     graph = GRAPHS[DEFAULT_GRAPH]
     chosen = next(edge for edge in graph.edges if edge.remote)
     remote = dataclasses.replace(chosen, remote=tuple(chosen.tensors))

@@ -40,8 +40,8 @@ async def test_a_storm_of_aborts_leaves_nothing(redis_url: str, num_aborts: int 
 def close_to_grants(fleet: ThreadFleet, role: str) -> None:
     """The role's worker takes nothing more, and keeps its lease: its grants wait."""
     loop = next(loop for loop in fleet.loops if loop.role == role)
-    loop.draining, before = True, loop.vitals
-    wait_until(lambda: loop.vitals is not before, "its last read of grants to be over")
+    loop.availability.draining, before = True, loop.maintenance.vitals
+    wait_until(lambda: loop.maintenance.vitals is not before, "its last read of grants to be over")
 
 
 async def test_blocks_that_nobody_takes_go_with_their_request(redis_url: str) -> None:
@@ -52,6 +52,6 @@ async def test_blocks_that_nobody_takes_go_with_their_request(redis_url: str) ->
             stream = await client.requests.submit(fake_spec(fleet, num_tokens=ENDLESS), None)
             offer = keys.kv(stream.request_id, StageName("thinker"))
             wait_until(lambda: text(fleet.clients[0].hget(offer, "state")) == "offered", "an offer")
-            wait_until(lambda: source.vitals["slots_used"] == 1, "the source to hold the blocks")
+            wait_until(lambda: source.maintenance.vitals["slots_used"] == 1, "the source to hold the blocks")
             await stream.abort("the client left")
         assert_nothing_left(fleet)

@@ -32,7 +32,7 @@ class Busy:
     suspect: tuple[RequestSpec, ClientStream]
 
     def keepers(self) -> list[WorkerLoop]:
-        return [loop for loop in self.fleet.loops if loop.reserved]
+        return [loop for loop in self.fleet.loops if loop.intake.reserved]
 
     def wait_overdue(self) -> None:
         """Until the conductor has found it unclaimed so often."""
@@ -63,7 +63,7 @@ async def busy(url: str) -> AsyncGenerator[Busy]:
             await asyncio.to_thread(drain, first)
             second = fleet.add_worker(STAGE)
             answers[second] = await begun(client, fleet, second)
-            first.draining = False
+            first.availability.draining = False
             found = Busy(fleet=fleet, client=client, answers=answers, suspect=suspect)
             # Two workers have died over it, as its hash has it, and nobody runs it.
             fleet.clients[0].hset(keys.task(suspect[0].id, STAGE), "deaths", 2)
@@ -74,8 +74,8 @@ async def busy(url: str) -> AsyncGenerator[Busy]:
 
 def drain(loop: WorkerLoop) -> None:
     """It takes nothing from its next read on."""
-    last_poll, loop.draining = loop.next_poll, True
-    wait_until(lambda: loop.next_poll != last_poll, "it to take nothing")
+    last_poll, loop.availability.draining = loop.maintenance.next_poll_s, True
+    wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "it to take nothing")
 
 
 async def test_a_suspect_closes_one_worker_and_runs_once_that_has_nothing_else(redis_url: str) -> None:
@@ -100,7 +100,7 @@ async def test_a_suspect_goes_to_a_worker_that_has_nothing_to_do(redis_url: str)
         await fleet.answers[other][1].abort("enough")
         spec, stream = fleet.suspect
         await asyncio.to_thread(wait_until, lambda: spec.id in other.tasks, "the suspect to run where nothing else does")
-        await asyncio.to_thread(wait_until, lambda: not keeper.reserved, "the other to know")
+        await asyncio.to_thread(wait_until, lambda: not keeper.intake.reserved, "the other to know")
         bystander, heard = await begun(fleet.client, fleet.fleet, keeper)
         assert_same(await collected(heard, bystander), await collected(stream, spec))
 

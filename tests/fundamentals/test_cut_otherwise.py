@@ -19,7 +19,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.engine.fake import OUT, FakeEngine
 from fleet.graphs import Graph
-from fleet.stages.base import BuildOptions, BuiltStage, Item
+from fleet.stages.base import BuildOptions, BuiltStage, EdgeItem
 from fleet.stages.fake import FakeTask
 from fleet.worker.main import build_options
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
@@ -51,13 +51,13 @@ class Windows(FakeTask):
         self._sizes = itertools.chain(sizes, itertools.repeat(sizes[-1]))
         self._size, self._waiting = next(self._sizes), list[np.ndarray]()
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
-        made: list[Item] = []
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
+        made: list[EdgeItem] = []
         for item in super().produce(output):
             self._waiting += item.arrays.values()
             if len(self._waiting) >= self._size or item.final:
                 arrays = {"pcm": np.concatenate(self._waiting)} if self._waiting else {}
-                made.append(Item(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
+                made.append(EdgeItem(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
                 self._size, self._waiting = next(self._sizes), []
         return made
 

@@ -97,8 +97,8 @@ async def test_a_request_for_a_role_that_was_left_fails_naming_it(redis_url: str
     with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2") as fleet:
         async with gateway(fleet) as client:
             leaver = next(loop for loop in fleet.loops if loop.stage == "talker")
-            last_poll, leaver.draining = leaver.next_poll, True
-            wait_until(lambda: leaver.next_poll != last_poll, "the worker to take nothing new")
+            last_poll, leaver.availability.draining = leaver.maintenance.next_poll_s, True
+            wait_until(lambda: leaver.maintenance.next_poll_s != last_poll, "the worker to take nothing new")
             stream = await client.requests.submit(fake_spec(fleet), None)
             fleet.driver.client.zrem(keys.WORKERS, leaver.worker)
             with pytest.raises(FleetError, match="no worker serves the role talker"):

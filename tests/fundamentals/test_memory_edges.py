@@ -13,9 +13,9 @@ from fleet.core.errors import FleetError, OutOfMemory
 from fleet.core.ids import EdgeName, RequestId
 from fleet.core.request import RequestSpec
 from fleet.engine.fake import FakeEngine
-from fleet.transfer.link import NixlPull
 from fleet.transfer.nixl import NixlTransfer
-from fleet.worker import loop as worker_loop
+from fleet.transfer.peer_link import NixlPull
+from fleet.worker import grants
 from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.storm import assert_nothing_left
 from tests.support import REPO
@@ -53,18 +53,18 @@ def of_blocks(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> bo
 @pytest.mark.parametrize(
     ("owner", "name", "concerns"),
     [
-        (FakeEngine, "lend", everywhere),
-        (FakeEngine, "export", everywhere),
+        (FakeEngine, "lend_pages", everywhere),
+        (FakeEngine, "export_kv", everywhere),
         (NixlTransfer, "publish", of_blocks),
         (NixlPull, "poll", everywhere),
-        (FakeEngine, "adopt", everywhere),
+        (FakeEngine, "import_kv", everywhere),
     ],
-    ids=["lend", "export", "publish", "pull", "adopt"],
+    ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
 )
 async def test_a_hand_off_that_finds_no_memory_costs_time_only(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, concerns: Callable[..., bool], error: Exception
 ) -> None:
-    if name == "lend":  # which is asked for only where a pool is shared
+    if name == "lend_pages":  # which is asked for only where a pool is shared
         monkeypatch.setattr(NixlTransfer, "shares_memory", True)
     with thread_fleet(redis_url, file=SPLIT, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -108,6 +108,6 @@ async def test_a_chunk_that_finds_no_memory_costs_its_request(
 
 async def test_logs_that_find_no_memory_cost_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def strike(request: RequestId) -> list[str]:
-        return fail_over(monkeypatch, worker_loop, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
+        return fail_over(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
 
     assert isinstance(await ask_beside_a_mate(redis_url, strike), OutOfMemory)

@@ -18,9 +18,9 @@ from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from fleet.worker.link import Link
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import PeerAccess
+from fleet.worker.redis_link import RedisLink
 from tests.harness import answer, fake_spec, gateway, ready, thread_fleet
 
 LEASE_US = 60_000_000
@@ -133,8 +133,8 @@ def test_forged_tampered_and_replayed_records_are_not_read_from(
     access = PeerAccess(LOCAL, secret)
     record = access.record(LISTED, "thinker", {"kind": "worker"}, honest)
     assert text(run(client, scripts.register(LISTED, "thinker", LEASE_US, record))) == "ok"
-    link = Link(client, NEW, RoleName("talker"), secret)
-    assert link.peer_metadata(LISTED) == honest.metadata()
+    link = RedisLink(client, NEW, RoleName("talker"), secret)
+    assert link.read_peer_metadata(LISTED) == honest.metadata()
 
     other_key = PeerAccess(LOCAL, read_fleet_secret(secret_file(tmp_path, "b"))).record(LISTED, "thinker", {}, stranger)
     forgeries: list[tuple[WorkerId, Fields]] = [
@@ -149,11 +149,11 @@ def test_forged_tampered_and_replayed_records_are_not_read_from(
         for key, value in [*((LISTED, item) for item in record.items()), *((worker, item) for item in fields.items())]:
             client.hset(keys.worker(key), *value)
         with caplog.at_level(logging.WARNING), pytest.raises(TransferError, match=r"not signed with security\.fleet_secret"):
-            link.peer_metadata(worker)
+            link.read_peer_metadata(worker)
     assert len([line for line in caplog.messages if "is not read from" in line]) == 2, "one line for each worker"
     assert link.is_registered(LISTED)
     client.delete(keys.worker(LISTED), keys.worker(STRANGER))
-    assert link.peer_metadata(LISTED) is None, "one that is gone is not forged"
+    assert link.read_peer_metadata(LISTED) is None, "one that is gone is not forged"
 
 
 @pytest.mark.usefixtures("pulled")

@@ -114,14 +114,16 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
-            last_poll, slow.draining = slow.next_poll, True
-            await asyncio.to_thread(wait_until, lambda: slow.next_poll != last_poll, "the first stage to take nothing")
+            last_poll, slow.availability.draining = slow.maintenance.next_poll_s, True
+            await asyncio.to_thread(
+                wait_until, lambda: slow.maintenance.next_poll_s != last_poll, "the first stage to take nothing"
+            )
             stream = await client.requests.submit(spec := fake_spec(fleet, num_tokens=NUM_TOKENS), None)
             for _ in range(MAX_DEATHS + 2):
                 await asyncio.to_thread(replace, fleet, spec, SINK)
             await asyncio.to_thread(fleet.owner, spec.id, SINK)
             assert not reader.hget(keys.task(spec.id, SINK), "deaths")
-            slow.draining = False
+            slow.availability.draining = False
             assert_same(await collected(stream, spec), expected)
 
 
@@ -139,7 +141,7 @@ async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str)
                 return cast("str | None", reader.hget(keys.task(spec.id, stage), field)) or ""
 
             def rests() -> bool:
-                return told("alone", SINK) == "1" and told(f"idle_consumed:{into_sink.name}", SINK) == told(
+                return told("alone", SINK) == "1" and told(f"rested:{into_sink.name}", SINK) == told(
                     f"produced:{into_sink.name}", into_sink.source
                 )
 

@@ -17,7 +17,7 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker import loop as worker_loop
+from fleet.worker import grants
 from fleet.worker.task import Task
 from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, processes, ready, thread_fleet
 from tests.support import RedisProcess, await_until
@@ -67,13 +67,13 @@ def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Call
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:
     """Every right to a task that a worker was ever given."""
     rights: list[tuple[RequestId, StageName, Epoch]] = []
-    open_task = worker_loop.open_task
+    open_task = grants.open_task
 
     def opened(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
         rights.append((spec.id, stage, epoch))
         return open_task(spec, stage, epoch, *others, **more)
 
-    monkeypatch.setattr(worker_loop, "open_task", opened)
+    monkeypatch.setattr(grants, "open_task", opened)
     return rights
 
 

@@ -201,7 +201,7 @@ def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
 
 
 def keepers(fleet: ThreadFleet, session: str = TALK) -> set[WorkerId]:
-    return {loop.worker for loop in fleet.loops if loop.engine.kept(session)}
+    return {loop.worker for loop in fleet.loops if loop.engine.num_cached_rows(session)}
 
 
 @pytest.fixture
@@ -301,8 +301,8 @@ async def test_a_keeper_that_drains_is_passed_over_at_once(fleet: ThreadFleet) -
         keeper, _ = await served(client, turn(fleet, 0))
         assert text(run(fleet.clients[0], scripts.drain(keeper))) == "ok"
         loop = loop_of(fleet, keeper)
-        loop.draining, polled = True, loop.next_poll
-        wait_until(lambda: loop.next_poll != polled, "its loop to have turned since")
+        loop.availability.draining, polled = True, loop.maintenance.next_poll_s
+        wait_until(lambda: loop.maintenance.next_poll_s != polled, "its loop to have turned since")
         assert (await served(client, turn(fleet, 1)))[0] != keeper
 
 
@@ -397,7 +397,7 @@ async def test_a_refused_keeper_keeps_nothing(fleet: ThreadFleet) -> None:
         stop(fleet, keeper)
         asked = await client.requests.submit(spec := turn(fleet, 1), None)
         call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), keeper, TALK, kept=3, spared=0, keep_s=60)
-        assert loop.engine.kept(TALK)
-        loop.sessions._settle(TALK, run(fleet.clients[0], call), again=True)  # pyright: ignore[reportPrivateUsage]
-        assert not loop.engine.kept(TALK)
+        assert loop.engine.num_cached_rows(TALK)
+        loop.cached_sessions._settle(TALK, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
+        assert not loop.engine.num_cached_rows(TALK)
         await asked.abort("enough")

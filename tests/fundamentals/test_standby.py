@@ -137,7 +137,7 @@ async def test_an_answer_goes_on_with_the_one_that_stood_by(redis_url: str) -> N
     with thread_fleet(redis_url, "stages.lm.standby=1", *in_step(TEXT)) as fleet:
         (serving,) = fleet.loops
         standby = fleet.add_worker(ROLE)
-        assert (serving.standing_by, standby.standing_by) == (False, True)
+        assert (serving.availability.standing_by, standby.availability.standing_by) == (False, True)
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
             spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -149,4 +149,4 @@ async def test_an_answer_goes_on_with_the_one_that_stood_by(redis_url: str) -> N
                     wait_until(lambda: spec.id in standby.tasks, "the one that stood by to go on")
 
             assert_same(await heard(client, spec, None, kill), expected)
-        assert fleet.add_worker(ROLE).standing_by
+        assert fleet.add_worker(ROLE).availability.standing_by

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.graphs import ALL, EACH, ChunkPolicy, Edge, Transition
-from fleet.stages.base import Item
+from fleet.stages.base import EdgeItem
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, Logged, OutboundEdge
+from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
 
 PREFILL, LAST, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
 EDGE = Edge(
@@ -37,12 +37,12 @@ def expected_walk(position: int, num_prefill: int) -> Walk:
 
 
 def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True) -> list[Draft]:
-    edge = OutboundEdge(EDGE, policy, 64, marks=marks)
+    edge = OutboundEdge(EDGE, policy, 64, writes_markers=marks)
     drafts: list[Draft] = []
     for position in range(num_prefill + num_decode):
         walk = PREFILL if position < num_prefill else DECODE
-        drafts += edge.offer(Item(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])}))
-    drafts += edge.offer(Item(edge=EDGE.name, walk=DECODE, final=True))
+        drafts += edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])}))
+    drafts += edge.offer(EdgeItem(edge=EDGE.name, walk=DECODE, final=True))
     return drafts
 
 
@@ -56,21 +56,21 @@ def test_chunks_of_a_ramp_grow_only_as_fast_as_the_producer_is_faster(step_ms: i
     now_ms = 0
     edge = OutboundEdge(
         replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64,
-        marks=True, clock=lambda: now_ms / 1000,
+        writes_markers=True, clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[int] = []
     for position in range(30):
         now_ms += step_ms
-        item = Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
+        item = EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
         released += [draft.num_items for draft in edge.offer(item)]
     assert released == sizes
 
 
 @pytest.mark.parametrize(("num_answers", "first"), [(1, 2), (2, 4), (3, 6), (50, 6)])
 def test_the_first_chunk_is_larger_among_others_up_to_a_bound(num_answers: int, first: int) -> None:
-    items = [Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
+    items = [EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
     edge = OutboundEdge(
-        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, marks=True
+        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, writes_markers=True
     )
     sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
     assert sizes[:2] == [first, 4]
@@ -81,13 +81,13 @@ def test_whoever_takes_an_edge_over_keeps_its_listener_waiting_for_no_full_chunk
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
     edge = OutboundEdge(
-        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, marks=True,
-        logged=Logged(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
+        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, writes_markers=True,
+        logged=EdgeLog(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
     )  # fmt: skip
     released: list[tuple[int, int]] = []
     for position in range(40):
         now_ms += 5
-        item = Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
+        item = EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
         released += [(position, draft.num_items) for draft in edge.offer(item)]
     assert released[0] == (6, 1) and released[-1][1] == 16
 
@@ -137,7 +137,7 @@ def test_a_consumer_gets_each_chunk_once_in_order_in_its_walk(
             index, walk, ordinal = words[position]
             target = EDGE.consumer_walk(walk, ordinal)
             assert target is not None
-            edge.assign(index, target)
+            edge.assign_walk(index, target)
             drain()
     assert [index for index, _ in got] == list(range(len(drafts)))
     assert edge.ended
@@ -151,10 +151,10 @@ def test_a_conductor_driven_consumer_waits_for_the_word() -> None:
     for draft in chunks_of(EACH, 1, 1, marks=False):
         edge.put(on_the_wire(draft), {})
     assert edge.peek() is None
-    edge.assign(0, PREFILL)
+    edge.assign_walk(0, PREFILL)
     assert edge.take()[2] == PREFILL
     assert edge.peek() is None
-    edge.assign(1, LAST)
+    edge.assign_walk(1, LAST)
     assert edge.take()[2] == LAST
 
 
@@ -169,29 +169,29 @@ def test_a_final_that_overtakes_data_ends_nothing() -> None:
 
 
 def test_credit_is_produced_less_consumed() -> None:
-    edge = OutboundEdge(EDGE, EACH, 2, marks=True)
+    edge = OutboundEdge(EDGE, EACH, 2, writes_markers=True)
     for position in range(2):
         assert edge.has_credit()
-        edge.offer(Item(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}))
+        edge.offer(EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}))
     assert not edge.has_credit()
-    edge.credit(1)
+    edge.add_credit(1)
     assert edge.has_credit()
-    edge.credit(0)
+    edge.add_credit(0)
     assert edge.has_credit()
 
 
 def test_what_the_log_holds_is_made_again_without_credit() -> None:
     """Who consumed it may be gone as well, and the next one waits for tensors of chunks that count as taken, or as under way."""
     edge = OutboundEdge(
-        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, marks=True,
-        logged=Logged(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], elsewhere={0, 2}, consumed=1),
+        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, writes_markers=True,
+        logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], remote={0, 2}, consumed=1),
     )  # fmt: skip
     made = [PREFILL, DECODE, DECODE]
     for index, walk in enumerate(made):
         assert edge.has_credit()
-        drafts = edge.offer(Item(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)}))
+        drafts = edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)}))
         again = [] if index == 1 else [(index, True)]
-        assert [(draft.index, draft.again) for draft in drafts] == again, "the log has the bytes of 1"
+        assert [(draft.index, draft.is_logged) for draft in drafts] == again, "the log has the bytes of 1"
     assert not edge.has_credit()
-    edge.credit(2)
+    edge.add_credit(2)
     assert edge.has_credit()

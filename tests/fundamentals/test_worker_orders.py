@@ -26,7 +26,7 @@ async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis
             begun = await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, first.stage)
             await client.operations.order_worker(first.worker, "drain")
-            await await_until(lambda: _is(first.draining), "the worker to learn of it")
+            await await_until(lambda: _is(first.availability.draining), "the worker to learn of it")
             view = await seen(client, first.worker)
             assert view.state == "draining" and [task.request for task in view.tasks] == [spec.id]
             other = await asyncio.to_thread(fleet.add_worker, STAGE)
@@ -39,7 +39,7 @@ async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis
             assert owners == {spec.id: first.worker, later.id: other.worker}
             await client.operations.order_worker(first.worker, "resume")
             await client.operations.order_worker(other.worker, "drain")
-            await await_until(lambda: _is(not first.draining and other.draining), "both to learn of it")
+            await await_until(lambda: _is(not first.availability.draining and other.availability.draining), "both to learn of it")
             again = fake_spec(fleet, seed=3)
             await answer(client, again)
             story = await client.telemetry.trace(again.id)
@@ -55,7 +55,7 @@ async def test_a_worker_told_to_stop_may_leave_once_it_is_done(redis_url: str) -
             await anext(aiter(stream))
             await asyncio.to_thread(fleet.owner, spec.id, loop.stage)
             await client.operations.order_worker(loop.worker, "stop")
-            await await_until(lambda: _is(loop.leaving), "the worker to learn of it")
+            await await_until(lambda: _is(loop.availability.leaving), "the worker to learn of it")
             assert not loop.may_leave(), "it has work to do"
             assert (await seen(client, loop.worker)).state == "leaving"
             await collected(stream, spec)

@@ -19,7 +19,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
 
@@ -70,13 +70,13 @@ def invariant(folder: Path) -> BuiltStage:
 
 
 @dataclass(slots=True)
-class Listener:
+class WaveCollector:
     """One request's task, the chunks still to be fed to it, and what it has made."""
 
     task: TaskAdapter
     chunks: Iterator[tuple[Codes, bool]]
     waves: list[Wave] = field(default_factory=list[Wave])
-    items: list[Item] = field(default_factory=list[Item])
+    items: list[EdgeItem] = field(default_factory=list[EdgeItem])
 
     def wave(self) -> Wave:
         return np.concatenate(self.waves) if self.waves else np.zeros(0, np.float32)
@@ -105,19 +105,19 @@ def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> It
 
 def serve(
     stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1,
-    made: Made = NOTHING_MADE,
-) -> dict[str, Listener]:  # fmt: skip
+    made: LoggedOutput = NO_OUTPUT,
+) -> dict[str, WaveCollector]:  # fmt: skip
     """Feed every request a chunk a round and step the engine in between, until all have ended. `made`: what the logs hold."""
     engine = stage.engine
-    listeners: dict[str, Listener] = {}
+    listeners: dict[str, WaveCollector] = {}
     for name, chunks in answers.items():
         task = stage.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
         request, pieces = task.open(made)
         assert not pieces
         engine.submit(request)
-        listeners[name] = Listener(task, chunks)
+        listeners[name] = WaveCollector(task, chunks)
     fed = True
-    while fed or engine.ready():
+    while fed or engine.is_ready():
         fed = False
         for name, listener in listeners.items():
             for frames, final in [chunk] if (chunk := next(listener.chunks, None)) else []:
@@ -125,14 +125,14 @@ def serve(
                 for piece in listener.task.consume(CODES, DECODE, {"codes": frames}, final=final):
                     engine.feed(RequestId(name), piece)
         for _ in range(steps_per_round):
-            for output in engine.step() if engine.ready() else ():
+            for output in engine.step() if engine.is_ready() else ():
                 listeners[output.request_id].hear(output)
     assert all(listener.items[-1].final for listener in listeners.values())
     assert engine.stats().running == 0
     return listeners
 
 
-def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], made: Made = NOTHING_MADE) -> Listener:
+def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], made: LoggedOutput = NO_OUTPUT) -> WaveCollector:
     return serve(stage, {"only": chunks}, made=made)["only"]
 
 
@@ -246,7 +246,7 @@ def test_an_aborted_answer_leaves_nothing_and_disturbs_nobody(fast: BuiltStage, 
     assert (engine.stats().running, engine.stats().ready) == (1, 1)
     engine.abort(spec.id)
     engine.abort(spec.id)
-    assert (engine.stats().running, engine.ready()) == (0, False)
+    assert (engine.stats().running, engine.is_ready()) == (0, False)
     assert error_over_signal(serve_one(fast, chunked(codes[:10], RAMP)).wave(), whole[10]) < TOLERANCE
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.harness import thread_fleet
+from tests.oracle.fleet_answers import TORCH, SpokenAnswer, ask, assert_matches
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.spoken import TORCH, Spoken, ask, assert_matches
 
 WAYS = {
     "as configured": (),
@@ -39,7 +39,7 @@ async def test_one_by_one_match_single_generate_calls(
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> Generator[dict[float, dict[str, Spoken]]]:
+def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
     """The first invariant answers by temperature, for the others to be equal to."""
     yield {}
 
@@ -50,7 +50,7 @@ async def test_invariant_numerics_are_byte_equal_however_they_are_run(
     redis_url: str,
     tiny_checkpoint: Path,
     truth: Mapping[str, OracleAnswer],
-    undisturbed: dict[float, dict[str, Spoken]],
+    undisturbed: dict[float, dict[str, SpokenAnswer]],
     way: str,
     temperature: float,
 ) -> None:

@@ -15,8 +15,8 @@ import pytest
 from fleet.core.ids import WorkerId, place_of
 from fleet.core.pages import Span
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
-from fleet.transfer.link import NixlBlockRead
 from fleet.transfer.nixl import NixlTransfer
+from fleet.transfer.peer_link import NixlBlockRead
 from fleet.worker.loop import WorkerLoop
 from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
@@ -94,7 +94,7 @@ async def test_a_source_frozen_during_the_pull_costs_time_only(
         assert "could not be pulled; it is computed here" in caplog.text
 
         # Once the source is fenced; not before, since it might still write.
-        wait_until(lambda: taker.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
+        wait_until(lambda: taker.maintenance.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
         assert psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.process.pid, signal.SIGCONT)
         # What it had still to send meets a closed connection. UCX may take it down for that; else it finds itself fenced.

@@ -14,7 +14,7 @@ from fleet.graphs import ALL, EACH, ChunkPolicy
 from fleet.stages.base import BuiltStage
 from tests.oracle.cases import CASES
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.twins import Asked, ask, assert_all_pages_free, codes_of, speaking_stages, speaking_twin, tokens_of
+from tests.oracle.twins import TwinRequests, ask, assert_all_pages_free, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 Truth = Mapping[str, OracleAnswer]
@@ -26,7 +26,7 @@ def built(tiny_checkpoint: Path) -> Built:
     return speaking_stages(tiny_checkpoint)
 
 
-def assert_matches(answers: Answers, asked: Asked, truth: Truth) -> None:
+def assert_matches(answers: Answers, asked: TwinRequests, truth: Truth) -> None:
     for case, spec in zip(asked.cases, asked.specs, strict=True):
         want = truth[case.name]
         assert tokens_of(answers, spec.id) == want.token_ids, f"{case.name}: answer tokens"
@@ -99,7 +99,7 @@ def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, 
     assert list(twin.errors) == [poisoned.id]
     assert isinstance(twin.errors[poisoned.id], EngineError)
     rest = [(case, spec) for case, spec in zip(asked.cases, asked.specs, strict=True) if spec is not poisoned]
-    others = Asked(cases=tuple(case for case, _ in rest), specs=tuple(spec for _, spec in rest), blobs={})
+    others = TwinRequests(cases=tuple(case for case, _ in rest), specs=tuple(spec for _, spec in rest), blobs={})
     assert_matches(answers, others, truth)
     assert_all_pages_free(built)
 
@@ -123,7 +123,7 @@ def test_an_unknown_voice_is_the_users_mistake(built: Built, tiny_checkpoint: Pa
 
 def test_abort_frees_at_any_moment_and_leaves_the_others(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint, CASES[:4])
-    victim, kept = asked.specs[0], Asked(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
+    victim, kept = asked.specs[0], TwinRequests(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
     twin = speaking_twin(built)
     answers: Answers = {spec.id: {} for spec in asked.specs}
     for number, made in enumerate(twin.stream(asked.specs, asked.blobs)):

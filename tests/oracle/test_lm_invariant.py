@@ -13,12 +13,12 @@ import fleet.models.qwen3_omni.talker as talker_module
 from fleet.bench.twin import Answers
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
-from fleet.engine.torch.sampling import Draw, draw
+from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.twins import SPEAKING, Asked, ask, codes_of, speaking_stages, speaking_twin, tokens_of
+from tests.oracle.twins import SPEAKING, TwinRequests, ask, codes_of, speaking_stages, speaking_twin, tokens_of
 
 THOUGHT = EdgeName("thought")
 SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
@@ -32,7 +32,7 @@ class Bits:
     rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
     answers: dict[str, tuple[list[int], list[list[int]]]] = field(default_factory=dict[str, tuple[list[int], list[list[int]]]])
 
-    def read(self, asked: Asked, answers: Answers) -> None:
+    def read(self, asked: TwinRequests, answers: Answers) -> None:
         for case, spec in zip(asked.cases, asked.specs, strict=True):
             rows = [arrays["rows"] for arrays in answers[spec.id][THOUGHT] if "rows" in arrays]
             self.rows[case.name] = np.concatenate(rows).tobytes() if rows else b""
@@ -46,7 +46,7 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     def once(groups: list[list[Case]], chunk: int, temperature: float, kv_pages: int = 512) -> Bits:
         bits = Bits()
 
-        def recording(logits: Tensor, draws: list[Draw], **more: object) -> Tensor:
+        def recording(logits: Tensor, draws: list[RowSampling], **more: object) -> Tensor:
             for plan, row in zip(draws, logits, strict=True):
                 bits.logits[plan.noise_key] = row.numpy().tobytes()
             return draw(logits, draws, **more)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         everything = ask(tiny_checkpoint, SHORT, temperature=temperature)
         for group in groups:
             wanted = [n for n, case in enumerate(everything.cases) if case in group]
-            asked = Asked(
+            asked = TwinRequests(
                 cases=tuple(everything.cases[n] for n in wanted),
                 specs=tuple(everything.specs[n] for n in wanted),
                 blobs=everything.blobs,

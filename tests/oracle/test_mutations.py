@@ -18,7 +18,7 @@ from fleet.engine.torch import attention_fast
 from fleet.engine.torch.layout import Extent, positions_of
 from fleet.graphs import ChunkPolicy, Edge, get_graph
 from fleet.models.qwen3_omni.code_predictor import CodePredictor
-from fleet.models.qwen3_omni.roles import RoleIds, SpokenPrompt, spoken_prompt
+from fleet.models.qwen3_omni.roles import RoleIds, TalkerPrompt, talker_prompt
 from fleet.models.qwen3_omni.talker import TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
 from fleet.stages.base import BuiltStage
@@ -140,18 +140,18 @@ def two_codebooks_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
-    def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> SpokenPrompt:
-        right = spoken_prompt(prompt_ids, roles)
+    def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> TalkerPrompt:
+        right = talker_prompt(prompt_ids, roles)
         first_user = int(np.argmax(right.kept))
         kept = right.kept.copy()
         kept[:first_user] = True
         return replace(right, kept=kept)
 
-    patch.setattr(talker, "spoken_prompt", wrong)
+    patch.setattr(talker, "talker_prompt", wrong)
 
 
 def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
-    right = ThinkerTask.computed
+    right = ThinkerTask.on_computed
 
     def wrong(self: ThinkerTask, *args: Any) -> Sequence[EngineOutput]:
         made = right(self, *args)
@@ -160,7 +160,7 @@ def audio_rows_zeroed(patch: pytest.MonkeyPatch) -> None:
                 output.arrays["rows"][:] = 0
         return made
 
-    patch.setattr(ThinkerTask, "computed", wrong)
+    patch.setattr(ThinkerTask, "on_computed", wrong)
 
 
 MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

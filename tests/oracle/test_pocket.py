@@ -17,8 +17,8 @@ from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
 from tests.harness import thread_fleet
 from tests.oracle.cases import RATE_HZ, TALKER, THINKER, Case, Samplings, expected, make_frontend, said, spec_of, user, wav_part
+from tests.oracle.fleet_answers import TORCH, SpokenAnswer, ask, assert_matches
 from tests.oracle.oracle import Oracle
-from tests.oracle.spoken import TORCH, Spoken, ask, assert_matches
 from web.gateway.sampling import stage_defaults
 
 TOKENS, FRAMES = 64, 100
@@ -64,7 +64,7 @@ def _spoken_by(samples: np.ndarray) -> Message:
     return Message(role="user", content=(wav_part(soxr.resample(samples, SAMPLE_RATE_HZ, RATE_HZ)),))
 
 
-def assert_whole(answers: dict[str, Spoken], frontend: OmniFrontend) -> None:
+def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> None:
     """Text and speech end of themselves, and the speech is neither silence nor clipping."""
     for name, answer in answers.items():
         assert answer.ids[-1] in frontend.end_ids(), f"{name}: {TOKENS} tokens are no answer"
@@ -109,7 +109,7 @@ async def test_a_drawn_answer_ends_has_sound_and_comes_again_with_its_seed(
         assert _same(first, other), "nothing is drawn, and yet a seed changes the answer"
 
 
-def _same(one: dict[str, Spoken], another: dict[str, Spoken]) -> bool:
+def _same(one: dict[str, SpokenAnswer], another: dict[str, SpokenAnswer]) -> bool:
     return all(
         np.array_equal(spoken.ids, another[name].ids)
         and np.array_equal(spoken.codes, another[name].codes)

@@ -73,7 +73,7 @@ async def test_tensors_that_died_with_their_producer_are_made_again(
             def kill() -> None:
                 thinker = next(loop for loop in fleet.loops if loop.stage == THINKER)
                 if has_finished:
-                    wait_until(lambda: spec.id in thinker.lingering, "the Thinker to finish")
+                    wait_until(lambda: spec.id in thinker.tasks.lingering, "the Thinker to finish")
                 else:
                     assert spec.id in thinker.tasks, "the Thinker is still at work"
                 assert thinker.transfer.used_slots(), "the rows are pulled, not inline"

@@ -42,7 +42,7 @@ Forward = Callable[[object, Entries], PassDone]
 
 
 @dataclass(slots=True)
-class Conversation:
+class OracleConversation:
     """What was asked and answered so far. Answers go into the next prompt as they were drawn, token by token."""
 
     frontend: OmniFrontend
@@ -86,20 +86,20 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class OracleTurn:
     got: Heard
     spared: Mapping[StageName, int]
     computed: Counter[str]
 
 
-async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows: Counter[str], session: str) -> Turn:
+async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows: Counter[str], session: str) -> OracleTurn:
     spec = replace(spec, id=new_request_id(), session=session)
     rows.clear()
     got = await answer(client, spec, blob)
     view = await client.telemetry.trace(spec.id)
     assert view is not None
     spared = {task.stage: task.cached_rows for task in view.tasks}
-    return Turn(got=got, spared=spared, computed=Counter(rows))
+    return OracleTurn(got=got, spared=spared, computed=Counter(rows))
 
 
 def heard_by_talker(spec: RequestSpec, frontend: OmniFrontend) -> int:
@@ -116,7 +116,7 @@ def assert_kept_only(fleet: ThreadFleet) -> None:
     wait_until(lambda: not held(fleet), "workers to hold nothing")
     for loop in fleet.loops:
         stats = loop.engine.stats()
-        assert (stats.running, stats.pages_used) == (0, stats.pages_kept)
+        assert (stats.running, stats.pages_used) == (0, stats.pages_cached)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -124,7 +124,7 @@ async def test_every_turn_is_to_the_byte_what_it_is_without(
     redis_url: str, tiny_checkpoint: Path, rows: Counter[str], temperature: float
 ) -> None:
     frontend = make_frontend(tiny_checkpoint)
-    talk = Conversation(frontend, temperature)
+    talk = OracleConversation(frontend, temperature)
     with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             last: RequestSpec | None = None
@@ -146,7 +146,9 @@ async def test_every_turn_is_to_the_byte_what_it_is_without(
             assert_kept_only(fleet)
 
 
-async def second_turn(client: FleetClient, talk: Conversation, first: Message, then: Message) -> tuple[RequestSpec, bytes | None]:
+async def second_turn(
+    client: FleetClient, talk: OracleConversation, first: Message, then: Message
+) -> tuple[RequestSpec, bytes | None]:
     """The first turn is asked and answered, within the session; what is to be asked next."""
     spec, blob = talk.ask(first)
     talk.told(await answer(client, replace(spec, session=TALK), blob))
@@ -166,7 +168,7 @@ def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
 
 async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: str, tiny_checkpoint: Path) -> None:
     """The new owners compute all of it, and lay it against a log that began with rows nobody had computed."""
-    talk = Conversation(make_frontend(tiny_checkpoint))
+    talk = OracleConversation(make_frontend(tiny_checkpoint))
     ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -187,7 +189,7 @@ async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: st
 async def test_each_stage_has_its_own_keeper_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
     """A Thinker that computes everything anew makes the very rows that the Talker has, and keeps."""
     frontend = make_frontend(tiny_checkpoint)
-    talk = Conversation(frontend)
+    talk = OracleConversation(frontend)
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             spec, blob = await second_turn(client, talk, TURNS[0], TURNS[1])
@@ -200,7 +202,7 @@ async def test_each_stage_has_its_own_keeper_and_may_lose_it(redis_url: str, tin
 
 
 async def test_a_silent_turn_leaves_what_a_spoken_one_needs(redis_url: str, tiny_checkpoint: Path) -> None:
-    talk = Conversation(make_frontend(tiny_checkpoint))
+    talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             spec, blob = talk.ask(TURNS[0])
@@ -214,7 +216,7 @@ async def test_a_silent_turn_leaves_what_a_spoken_one_needs(redis_url: str, tiny
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])
 async def test_other_sound_under_the_same_ids_is_not_taken_for_it(redis_url: str, tiny_checkpoint: Path, numerics: str) -> None:
-    talk = Conversation(make_frontend(tiny_checkpoint))
+    talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             spec, blob = await second_turn(client, talk, TURNS[0], TURNS[1])
@@ -234,7 +236,7 @@ async def test_a_longer_clip_changes_how_those_before_it_are_encoded(
     redis_url: str, tiny_checkpoint: Path, numerics: str
 ) -> None:
     """Clips are padded to the longest. Where bits count, what was computed beside a shorter one is of no use; elsewhere it is."""
-    talk = Conversation(make_frontend(tiny_checkpoint))
+    talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             longer = user("And now?", wav_part(speech_like(LONGEST_S + 1, 3)))
@@ -242,7 +244,7 @@ async def test_a_longer_clip_changes_how_those_before_it_are_encoded(
             got = await answer(client, spec, blob)
             spared = await spared_of(client, spec, THINKER)
             if numerics == "fast":
-                first, _ = Conversation(talk.frontend).ask(TURNS[0])
+                first, _ = OracleConversation(talk.frontend).ask(TURNS[0])
                 assert spared == len(first.prompt_ids) + len(talk.answers[0]) - 1
             else:
                 assert spared == first_audio(spec, talk.frontend)

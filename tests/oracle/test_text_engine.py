@@ -19,7 +19,7 @@ from fleet.graphs import get_graph
 from fleet.models.causal_lm.load import load_model, read_config
 from fleet.models.causal_lm.paged import paged_attention
 from fleet.models.causal_lm.parts import Parts
-from fleet.models.causal_lm.probe import Alone, probe
+from fleet.models.causal_lm.probe import ProbeLayout, probe
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text import build
@@ -193,7 +193,7 @@ def test_layers_that_mix_rows_beside_their_attention_are_refused(tmp_path: Path)
 def test_an_unknown_keyword_of_attention_is_refused() -> None:
     rows = torch.zeros(1, 1, 2, 4)
     module: Any = SimpleNamespace(layer_idx=0)
-    layout = Alone(torch.arange(2))
+    layout = ProbeLayout(torch.arange(2))
     paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=None, dropout=0.0)
     with pytest.raises(ValueError, match="asks for position_bias"):
         paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=rows)

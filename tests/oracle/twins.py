@@ -20,7 +20,7 @@ SPEAKING = (StageName("thinker"), StageName("talker"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TwinRequests:
     """Requests ready to run, with the case each came from."""
 
     cases: tuple[Case, ...]
@@ -28,12 +28,12 @@ class Asked:
     blobs: dict[RequestId, bytes]
 
 
-def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0) -> Asked:
+def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0) -> TwinRequests:
     """Each case's request as a gateway would make it; seeds differ."""
     frontend = make_frontend(checkpoint)
     made = [spec_of(case, frontend, temperature=temperature, seed=100 + n) for n, case in enumerate(cases)]
     blobs = {spec.id: blob for spec, blob in made if blob is not None}
-    return Asked(cases=tuple(cases), specs=tuple(spec for spec, _ in made), blobs=blobs)
+    return TwinRequests(cases=tuple(cases), specs=tuple(spec for spec, _ in made), blobs=blobs)
 
 
 def build_stage(graph: Graph, options: BuildOptions) -> BuiltStage:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from fleet.core.chunk import TensorRef
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
-from fleet.transfer.arena import ALIGN_BYTES, Arena, Slot
+from fleet.transfer.arena import ALIGN_BYTES, Arena, ArenaSlot
 from fleet.transfer.memory import HEADER, HostMemory, flat_bytes, stored_bytes
 
 CAPACITY_BYTES = 64 * ALIGN_BYTES
@@ -29,8 +29,8 @@ class ArenaMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arena = new_arena()
-        self.held: list[Slot] = []
-        self.quarantined: list[Slot] = []
+        self.held: list[ArenaSlot] = []
+        self.quarantined: list[ArenaSlot] = []
 
     @initialize()
     def starts_empty(self) -> None:
@@ -134,7 +134,7 @@ def test_a_quarantined_slot_is_not_given_out_and_no_request_frees_it() -> None:
     assert arena.allocate(4 * ALIGN_BYTES).offset == 0
 
 
-def sealed(memory: HostMemory, slot: Slot, data: bytes) -> TensorRef:
+def sealed(memory: HostMemory, slot: ArenaSlot, data: bytes) -> TensorRef:
     return TensorRef(
         agent=WorkerId("w"), address=memory.address + slot.offset, length_bytes=len(data), device_id=0,
         generation=slot.generation, checksum=memory.seal(slot, memoryview(data)), slot=slot.index,

@@ -76,7 +76,7 @@ def feed(engine: CodecEngine[Count], request_id: RequestId, *codes: int, final: 
 
 def drain(engine: CodecEngine[Count]) -> list[EngineOutput]:
     outputs: list[EngineOutput] = []
-    while engine.ready():
+    while engine.is_ready():
         outputs += engine.step()
     return outputs
 
@@ -184,7 +184,7 @@ def test_ended_and_aborted_requests_leave_no_state_behind() -> None:
     engine.finish(B)
     feed(engine, A, 1)
     assert engine.stats().running == 0
-    assert not engine.ready()
+    assert not engine.is_ready()
     gc.collect()
     assert not [state for state in decoder.states if state() is not None]
 

@@ -10,7 +10,7 @@ import torch
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
-from fleet.worker.device import Gauge
+from fleet.worker.device import DeviceMonitor
 from fleet.worker.main import build_options
 from tests.support import wait_until
 
@@ -19,7 +19,7 @@ REFUSED = cast("type[Exception]", importlib.import_module("pynvml").NVMLError)
 
 def test_a_worker_without_a_gpu_tells_its_cpu_alone() -> None:
     for device in ("cpu", "fake", ""):
-        told = Gauge(device).read()
+        told = DeviceMonitor(device).read()
         assert list(told) == ["cpu_percent"] and int(told["cpu_percent"]) >= 0
 
 
@@ -43,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, **answers: object) -> None:
 def test_a_worker_on_a_gpu_tells_its_memory_and_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(name="a GPU", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=70, memory_reserved=30, utilization=88)
-    gauge = Gauge("cuda:1")
+    gauge = DeviceMonitor("cuda:1")
     told = wait_until(lambda: gauge.read() if "gpu" in gauge.read() else None, "the driver's answer")
     gauge.close()
     assert told is not None and {name: value for name, value in told.items() if name != "cpu_percent"} == {
@@ -54,7 +54,7 @@ def test_a_worker_on_a_gpu_tells_its_memory_and_how_busy_it_is(monkeypatch: pyte
 def test_a_slice_of_a_gpu_has_no_number_for_how_busy_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     about = SimpleNamespace(name="a slice", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=7, memory_reserved=3, utilization=REFUSED(3))
-    gauge = Gauge("cuda:1")
+    gauge = DeviceMonitor("cuda:1")
     told = wait_until(lambda: gauge.read() if "gpu" in gauge.read() else None, "the driver's answer")
     gauge.close()
     assert told is not None and "gpu_percent" not in told
@@ -63,7 +63,7 @@ def test_a_slice_of_a_gpu_has_no_number_for_how_busy_it_is(monkeypatch: pytest.M
 def test_a_driver_that_cannot_be_asked_harms_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     about = SimpleNamespace(name="a GPU", total_memory=100)
     gpu(monkeypatch, get_device_properties=about, device_memory_used=RuntimeError("no driver"), memory_reserved=3, utilization=1)
-    gauge = Gauge("cuda:1")
+    gauge = DeviceMonitor("cuda:1")
     wait_until(lambda: "no driver" in caplog.text, "the reason to be logged")
     assert list(gauge.read()) == ["cpu_percent"]
 

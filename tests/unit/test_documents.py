@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.support import REPO
+from web.console.shell import NAV
 from web.gateway.metrics import Metrics
 from web.openapi import OPERATIONS
 from web.ports import FleetPort
@@ -75,6 +76,11 @@ def test_configuration_keys_of_a_page_exist(page: Path) -> None:
     sections = cast("dict[str, dict[str, object]]", yaml.safe_load((REPO / "configs" / "qwen3_omni.yaml").read_text()))
     shown = KEY.findall(page.read_text())
     assert [f"{section}.{key}" for section, key in shown if key not in sections[section]] == []
+
+
+def test_console_page_lists_every_page_of_the_navigation() -> None:
+    pages = re.findall(r"^\| `(/\w*)`", (DOCS / "console.md").read_text(), re.MULTILINE)
+    assert sorted(pages) == sorted(item.path for item in NAV)
 
 
 def test_paths_of_the_map_exist() -> None:

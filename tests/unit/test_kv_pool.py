@@ -16,7 +16,7 @@ def make_pool(num_pages: int = 8, page_size: int = 4, dtype: torch.dtype = torch
 
 def test_a_table_grows_by_whole_pages() -> None:
     pool = make_pool()
-    table = pool.borrow()
+    table = pool.open_table()
     assert pool.grow(table, 1)
     assert len(table.pages) == 1
     assert pool.grow(table, 4)
@@ -30,7 +30,7 @@ def test_a_table_grows_by_whole_pages() -> None:
 
 def test_nothing_is_taken_when_too_few_are_free() -> None:
     pool = make_pool(num_pages=3)
-    one, two = pool.borrow(), pool.borrow()
+    one, two = pool.open_table(), pool.open_table()
     assert pool.grow(one, 8)
     assert not pool.grow(two, 8)
     assert (pool.num_free, two.pages) == (1, [])
@@ -39,39 +39,39 @@ def test_nothing_is_taken_when_too_few_are_free() -> None:
 
 def test_a_lent_page_is_clean_whatever_its_last_holder_left() -> None:
     pool = make_pool(num_pages=1)
-    table = pool.borrow()
+    table = pool.open_table()
     pool.grow(table, 4)
     pool.data[:, 0] = torch.nan
-    pool.give_back(table)
-    assert pool.grow(pool.borrow(), 4)
+    pool.close_table(table)
+    assert pool.grow(pool.open_table(), 4)
     assert not pool.data[:, 0].any()
 
 
 def test_pages_that_could_not_be_cleaned_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool()
-    table = pool.borrow()
+    table = pool.open_table()
     with monkeypatch.context() as patch, pytest.raises(TypeError):
         patch.setattr(pool, "data", None)
         pool.grow(table, 8)
     pool.check()
-    pool.give_back(table)
+    pool.close_table(table)
     assert pool.num_free == 8
 
 
 def test_pages_that_are_to_be_written_over_are_lent_as_they_are() -> None:
     pool = make_pool(num_pages=1)
     pool.data[:, 0] = 7
-    assert pool.grow(pool.borrow(), 4, clean=False)
+    assert pool.grow(pool.open_table(), 4, clean=False)
     assert bool((pool.data[:, 0] == 7).all())
 
 
 def test_a_page_lies_where_its_place_says() -> None:
     pool = make_pool()
-    others, table = pool.borrow(), pool.borrow()
+    others, table = pool.open_table(), pool.open_table()
     for positions in (4, 8):
         assert pool.grow(others, positions) and pool.grow(table, positions)
     pool.data[:] = torch.arange(pool.data.numel(), dtype=torch.float32).view_as(pool.data)
-    place, memory = pool.place(table), pool.memory
+    place, memory = pool.locate(table), pool.memory
     assert memory is not None and place.length_bytes == pool.read(table, 8).nbytes
     for layer in range(place.num_layers):
         for page in place.pages:
@@ -81,7 +81,7 @@ def test_a_page_lies_where_its_place_says() -> None:
 
 
 def held_by(pool: KVPool, num_positions: int) -> PageTable:
-    table = pool.borrow()
+    table = pool.open_table()
     assert pool.grow(table, num_positions)
     return table
 
@@ -105,12 +105,12 @@ def test_bytes_of_a_pool_of_another_dtype_or_page_size_are_not_taken(dtype: torc
     source.data[:] = 7
     assert not target.write(ours, source.read(theirs, 1), 1)
     assert not target.data.any(), "nothing is written"
-    assert source.place(theirs).layout != target.place(ours).layout
+    assert source.locate(theirs).layout != target.locate(ours).layout
 
 
 def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() -> None:
     pool = make_pool()
-    table = pool.borrow()
+    table = pool.open_table()
     pool.grow(table, 16)
     pool.data[:, table.pages] = 7.0
     first, second, *_ = table.pages
@@ -126,7 +126,7 @@ def test_a_table_shrinks_to_whole_pages_and_the_rest_of_the_last_one_is_clean() 
 
 def test_the_scratch_page_is_never_lent() -> None:
     pool = make_pool(num_pages=2)
-    table = pool.borrow()
+    table = pool.open_table()
     assert pool.grow(table, 8)
     assert pool.scratch_page not in table.pages
     assert pool.data.shape[1] == 3
@@ -134,10 +134,10 @@ def test_the_scratch_page_is_never_lent() -> None:
 
 def test_check_finds_a_page_lent_twice_and_a_page_lost() -> None:
     pool = make_pool()
-    table = pool.borrow()
+    table = pool.open_table()
     pool.grow(table, 8)
     table.pages[1] = table.pages[0]
-    with pytest.raises(AssertionError, match="lost or lent twice"):
+    with pytest.raises(AssertionError, match="lost or in two tables"):
         pool.check()
     table.pages.pop()
     with pytest.raises(AssertionError, match="2 pages used, 1 held"):
@@ -151,15 +151,15 @@ def test_any_order_of_lending_and_giving_back_keeps_the_books() -> None:
     for _ in range(500):
         action = chance.choice(("borrow", "grow", "grow", "shrink", "give back"))
         if action == "borrow" or not lent:
-            lent.append(pool.borrow())
+            lent.append(pool.open_table())
         elif action == "grow":
             pool.grow(chance.choice(lent), chance.randrange(1, 20))
         elif action == "shrink":
             table = chance.choice(lent)
             pool.shrink(table, chance.randrange(len(table.pages) * pool.page_size + 1))
         else:
-            pool.give_back(lent.pop(chance.randrange(len(lent))))
+            pool.close_table(lent.pop(chance.randrange(len(lent))))
         pool.check()
     for table in lent:
-        pool.give_back(table)
+        pool.close_table(table)
     assert pool.num_free == 13

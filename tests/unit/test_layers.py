@@ -48,11 +48,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
     "web.realtime": BELOW_ENDPOINTS,
     "web.fleet_api": BELOW_ENDPOINTS,
+    "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_WEB, "web"),
     "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
     "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),
-    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.link", "fleet.bench"),
+    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.bench"),
     "fleet.bench.transfer": ("fleet.transfer",),
     "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.

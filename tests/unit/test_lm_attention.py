@@ -8,15 +8,15 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.experts import ExpertWeights, grouped_experts, tiled_experts
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
-from fleet.engine.torch.layout import Extent, Layout, Look
+from fleet.engine.torch.layout import AttentionParams, Extent, Layout
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
 
 HEADS, KV_HEADS, DIM, LENGTH = 6, 2, 8, 23
 LOOKS = {
-    "plain": Look(scale=0.4),
-    "window": Look(scale=0.4, window=5),
-    "softcap": Look(scale=0.4, softcap=2.0),
-    "both": Look(scale=0.4, window=5, softcap=2.0),
+    "plain": AttentionParams(scale=0.4),
+    "window": AttentionParams(scale=0.4, window=5),
+    "softcap": AttentionParams(scale=0.4, softcap=2.0),
+    "both": AttentionParams(scale=0.4, window=5, softcap=2.0),
 }
 
 
@@ -32,7 +32,7 @@ def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(length, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))  # type: ignore[return-value]
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor, look: AttentionParams) -> Tensor:
     """One request's rows, by the formula."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("nhd,lhd->hnl", q, k) * look.scale
@@ -43,7 +43,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, look: Look) -> Tensor:
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
 
 
-def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: Look) -> list[Tensor]:
+def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: AttentionParams) -> list[Tensor]:
     """One pass over (table, seed of its states, start, stop)."""
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts])
@@ -52,9 +52,9 @@ def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: L
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_fast_attention_in_any_mixture_is_the_formula(look: Look) -> None:
+def test_fast_attention_in_any_mixture_is_the_formula(look: AttentionParams) -> None:
     pool = make_pool()
-    tables = [pool.borrow() for _ in range(3)]
+    tables = [pool.open_table() for _ in range(3)]
     for table in tables:
         pool.grow(table, LENGTH)
     cuts = ([0, 5, 6, 7, 20, 23], [0, 1, 2, 3, 4, 23], [0, 22, 23])
@@ -70,11 +70,11 @@ def test_fast_attention_in_any_mixture_is_the_formula(look: Look) -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: Look) -> None:
+def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
         pool = make_pool()
-        mine, other = pool.borrow(), pool.borrow()
+        mine, other = pool.open_table(), pool.open_table()
         pool.grow(other, LENGTH)
         pool.grow(mine, LENGTH)
         outs: list[Tensor] = []

@@ -13,7 +13,7 @@ from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.kv_pool import KVPool, KVShape
-from fleet.engine.torch.layout import Layout, Look
+from fleet.engine.torch.layout import AttentionParams, Layout
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.passes import FastRunner, TileRunner
 from fleet.engine.torch.prefix import Prefix
@@ -21,7 +21,7 @@ from fleet.engine.torch.program import NUM_POSITIONS, Forwarded
 from fleet.engine.torch.rows import Rows
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
-LOOK = Look(scale=1.0)
+LOOK = AttentionParams(scale=1.0)
 
 
 class CountingTask:
@@ -52,14 +52,14 @@ class CountingTask:
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         arrays = {"span": np.array([[start, stop]])}
         return (EngineOutput(request_id=self.request.request_id, walk=PREFILL, arrays=arrays),)
 
     def prefix(self) -> Prefix:
         return Prefix(keys=np.array(self.numbers, np.int64))
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         assert prefix.keys[start:stop].tolist() == self.numbers[start:stop]
 
     def drawn(self, answer: int) -> EngineOutput:
@@ -125,7 +125,7 @@ def feed(loop: Loop, name: str, numbers: list[int], *, final: bool) -> int:
 
 def run(loop: Loop) -> list[EngineOutput]:
     outputs: list[EngineOutput] = []
-    while loop.ready():
+    while loop.is_ready():
         outputs += loop.step()
         loop.pool.check()
     return outputs
@@ -304,7 +304,7 @@ def test_finish_and_abort_free_everything_and_unknown_ids_are_ignored(make: Make
         loop.finish(name)
         loop.pause(name, paused=True)
         loop.feed(name, EngineInput(walk=PREFILL))
-    assert not loop.ready()
+    assert not loop.is_ready()
     assert loop.step() == []
     assert (loop.stats().running, loop.stats().pages_used) == (0, 0)
     loop.pool.check()
@@ -327,12 +327,12 @@ def test_the_next_turn_computes_only_what_its_session_has_not(make: Make) -> Non
     submit(loop, "first", FIRST, session="talk")
     run(loop)
     before = rows_after(FIRST, 6)
-    assert loop.kept("talk") == len(before) == 12
+    assert loop.num_cached_rows("talk") == len(before) == 12
     stats = loop.stats()
-    assert stats.pages_used == stats.pages_kept == 6
+    assert stats.pages_used == stats.pages_cached == 6
     second = [*before, *range(50, 61)]
     submit(loop, "second", second, session="talk")
-    assert (loop.stats().rows_reused, loop.stats().pages_kept, loop.kept("talk")) == (12, 0, 0)
+    assert (loop.stats().rows_reused, loop.stats().pages_cached, loop.num_cached_rows("talk")) == (12, 0, 0)
     outputs = run(loop)
     assert sums(outputs, "second") == by_hand(second, 6)
     assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
@@ -351,7 +351,7 @@ def test_a_prompt_that_goes_another_way_is_taken_as_far_as_it_is_alike(make: Mak
     submit(loop, "second", second, session="talk")
     assert loop.stats().rows_reused == reused
     assert sums(run(loop), "second") == by_hand(second, 6)
-    assert loop.kept("talk") == len(second) + 5
+    assert loop.num_cached_rows("talk") == len(second) + 5
 
 
 def test_input_that_comes_in_pieces_is_followed_until_it_differs(make: Make) -> None:
@@ -375,14 +375,14 @@ def test_what_is_kept_is_given_up_before_anybody_waits_or_is_robbed(make: Make) 
     for name in ("one", "two"):
         submit(loop, name, [1, 2, 3], max_tokens=3, session=name)
     run(loop)
-    assert loop.stats().pages_kept == 6
+    assert loop.stats().pages_cached == 6
     program.passes.clear()
     submit(loop, "long", list(range(8)), max_tokens=8)
     submit(loop, "short", [1], max_tokens=1)
     outputs = run(loop)
     assert sums(outputs, "long") == by_hand(list(range(8)), 8)
     assert program.passes[0] == ["short", "long"] and num_passes(program, "long") == 9
-    assert (loop.kept("one"), loop.kept("two"), loop.stats().pages_used) == (0, 0, 0)
+    assert (loop.num_cached_rows("one"), loop.num_cached_rows("two"), loop.stats().pages_used) == (0, 0, 0)
 
 
 def test_one_that_follows_a_prefix_may_be_robbed_of_it(make: Make) -> None:
@@ -406,11 +406,11 @@ def test_an_abort_or_a_failure_leaves_nothing(make: Make) -> None:
     second = submit(loop, "second", [*FIRST, 8], session="talk")
     loop.step()
     loop.abort(second)
-    assert (loop.kept("talk"), loop.stats().pages_used) == (0, 0)
+    assert (loop.num_cached_rows("talk"), loop.stats().pages_used) == (0, 0)
     submit(loop, "bad", [3, 66], session="talk")
     program.poison = 66.0
     run(loop)
-    assert (loop.kept("talk"), loop.stats().pages_used) == (0, 0)
+    assert (loop.num_cached_rows("talk"), loop.stats().pages_used) == (0, 0)
 
 
 def test_of_two_at_once_the_one_that_ends_last_is_kept_until_forgotten(make: Make) -> None:
@@ -418,12 +418,12 @@ def test_of_two_at_once_the_one_that_ends_last_is_kept_until_forgotten(make: Mak
     submit(loop, "long", [1, 2, 3], max_tokens=9, session="talk")
     submit(loop, "short", [4, 5], max_tokens=2, session="talk")
     run(loop)
-    assert (loop.kept("talk"), loop.kept("other"), loop.kept("")) == (11, 0, 0)
+    assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other"), loop.num_cached_rows("")) == (11, 0, 0)
     submit(loop, "other", [4, 5], max_tokens=2, session="other")
     run(loop)
-    loop.forget("talk")
-    assert (loop.kept("talk"), loop.kept("other")) == (0, 3)
-    loop.forget()
+    loop.drop_cached("talk")
+    assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other")) == (0, 3)
+    loop.drop_cached()
     assert loop.stats().pages_used == 0
     loop.pool.check()
 
@@ -433,7 +433,7 @@ def test_finish_keeps_what_was_computed(make: Make) -> None:
     first = submit(loop, "first", FIRST, session="talk")
     loop.step()
     loop.finish(first)
-    assert loop.kept("talk") == 3
+    assert loop.num_cached_rows("talk") == 3
     submit(loop, "second", FIRST, session="talk")
     assert sums(run(loop), "second") == by_hand(FIRST, 6)
 
@@ -452,4 +452,4 @@ def test_any_conversations_in_a_small_pool_answer_as_without_sessions(make: Make
             grown = [*rows_after(numbers, 4), chance.randrange(9)]
             said[name] = grown if len(grown) < 30 else grown[: chance.randrange(1, 9)]
     stats = loop.stats()
-    assert stats.rows_reused > 100 and stats.pages_used == stats.pages_kept
+    assert stats.rows_reused > 100 and stats.pages_used == stats.pages_cached

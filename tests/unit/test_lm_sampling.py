@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleet.core.request import Sampling
 from fleet.engine.torch.noise import gumbel, noise_key
-from fleet.engine.torch.sampling import Draw, TokenCounts, draw, keep_top
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw, keep_top
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_penalties_then_suppression_then_the_highest() -> None:
     suppressed = torch.zeros(97)
     suppressed[int(scores[0].argmax())] = -torch.inf
     want = processor("RepetitionPenaltyLogitsProcessor", 1.9)(torch.tensor([seen]), scores.clone()) + suppressed
-    plan = Draw(sampling=Sampling(repetition_penalty=1.9), counts=counts)
+    plan = RowSampling(sampling=Sampling(repetition_penalty=1.9), counts=counts)
     assert draw(scores.clone(), [plan], suppressed_V=suppressed).tolist() == want.argmax(-1).tolist()
 
 
@@ -56,7 +56,9 @@ def test_a_row_never_draws_its_banned_ids_and_others_do(temperature: float) -> N
     scores = torch.zeros(2, 8)
     scores[:, 3] = 50.0
     sampling = Sampling(temperature=temperature, top_k=2, top_p=0.9)
-    plans = [Draw(sampling=sampling, banned=frozenset([3]), noise_key=n) for n in range(1)] + [Draw(sampling=sampling)]
+    plans = [RowSampling(sampling=sampling, banned=frozenset([3]), noise_key=n) for n in range(1)] + [
+        RowSampling(sampling=sampling)
+    ]
     banned, free = draw(scores, plans).tolist()
     assert banned != 3 and free == 3
 
@@ -66,20 +68,20 @@ def test_frequency_counts_each_time_and_presence_once() -> None:
     for token in (1, 1, 1, 2):
         counts.add(token)
     scores = torch.tensor([[0.0, 3.0, 1.5, 0.9]])
-    assert draw(scores.clone(), [Draw(sampling=Sampling(frequency_penalty=0.5), counts=counts)]).tolist() == [1]
-    assert draw(scores.clone(), [Draw(sampling=Sampling(frequency_penalty=0.8), counts=counts)]).tolist() == [3]
-    assert draw(scores.clone(), [Draw(sampling=Sampling(presence_penalty=2.0), counts=counts)]).tolist() == [1]
+    assert draw(scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.5), counts=counts)]).tolist() == [1]
+    assert draw(scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.8), counts=counts)]).tolist() == [3]
+    assert draw(scores.clone(), [RowSampling(sampling=Sampling(presence_penalty=2.0), counts=counts)]).tolist() == [1]
 
 
 def test_ties_go_to_the_lowest_id_and_what_is_no_number_is_told() -> None:
     scores = torch.tensor([[1.0, 5.0, 5.0], [1.0, torch.nan, 2.0], [1.0, torch.inf, 0.0]])
-    assert draw(scores, [Draw(sampling=Sampling())] * 3).tolist() == [1, -1, -1]
+    assert draw(scores, [RowSampling(sampling=Sampling())] * 3).tolist() == [1, -1, -1]
 
 
 def test_a_row_is_drawn_alike_in_any_company() -> None:
     scores = logits(rows=6)
     plans = [
-        Draw(sampling=Sampling(temperature=0.0 if n == 2 else 0.5 + n, top_k=n * 7, top_p=0.7 + 0.05 * n), noise_key=n)
+        RowSampling(sampling=Sampling(temperature=0.0 if n == 2 else 0.5 + n, top_k=n * 7, top_p=0.7 + 0.05 * n), noise_key=n)
         for n in range(6)
     ]
     together = draw(scores.clone(), plans, one_by_one=True).tolist()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fleet.engine.torch.kv_pool import KVPool, KVShape
-from fleet.engine.torch.prefix import KeptPrefixes, Prefix, content_key, content_keys, joined_keys, num_alike
+from fleet.engine.torch.prefix import Prefix, PrefixCache, content_key, content_keys, joined_keys, num_equal_keys
 from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 
 AUDIO = 9
@@ -20,15 +20,15 @@ def keys(*clips: int) -> np.ndarray:
 def test_text_is_known_by_its_ids_and_sound_by_its_clip() -> None:
     assert keys(-1, -2)[[0, 1, 5, 6, 11]].tolist() == [1, 8, 7, 2, 3]
     assert (keys(-1, -2)[AT_AUDIO] < 0).all(), "no id of a token is negative"
-    assert num_alike(keys(-1, -2), keys(-1, -2)) == len(IDS)
-    assert num_alike(keys(-1, -2), keys(-1, -3)) == 8
-    assert num_alike(keys(-1, -2), keys(-3, -2)) == 2
+    assert num_equal_keys(keys(-1, -2), keys(-1, -2)) == len(IDS)
+    assert num_equal_keys(keys(-1, -2), keys(-1, -3)) == 8
+    assert num_equal_keys(keys(-1, -2), keys(-3, -2)) == 2
 
 
 def test_a_clip_with_another_number_of_positions_is_another_clip() -> None:
     fewer = np.delete(AT_AUDIO, 2)
     short = prompt_keys(np.delete(IDS, 4), fewer - (fewer > 4), keys_of_clips(fewer - (fewer > 4), np.array([-1, -2], np.int64)))
-    assert num_alike(keys(-1, -2), short) == 2
+    assert num_equal_keys(keys(-1, -2), short) == 2
 
 
 def test_places_within_a_clip_differ() -> None:
@@ -38,8 +38,8 @@ def test_places_within_a_clip_differ() -> None:
 @pytest.mark.parametrize("clips", [(-1,), (-1, -2, -3)])
 def test_clips_that_cannot_be_told_from_each_other_are_known_together(clips: tuple[int, ...]) -> None:
     """They touch, or one has no position at all."""
-    assert num_alike(keys(*clips), keys(*clips)) == len(IDS)
-    assert num_alike(keys(*clips), keys(*clips[:-1], -9)) == 2
+    assert num_equal_keys(keys(*clips), keys(*clips)) == len(IDS)
+    assert num_equal_keys(keys(*clips), keys(*clips[:-1], -9)) == 2
 
 
 def test_a_row_is_known_by_its_bytes() -> None:
@@ -47,31 +47,31 @@ def test_a_row_is_known_by_its_bytes() -> None:
     assert content_keys(rows).tolist() == [content_key(row.tobytes()) for row in rows]
     other = rows.copy()
     other[1, 3] = np.nextafter(other[1, 3], np.float32(99))
-    assert num_alike(content_keys(rows), content_keys(other)) == 1
+    assert num_equal_keys(content_keys(rows), content_keys(other)) == 1
     assert content_keys(rows[:, ::-1]).tolist() != content_keys(rows).tolist()
     assert content_keys(rows[:0]).dtype == np.int64 and len(content_keys(rows[:0])) == 0
 
 
 def test_alike_is_counted_to_the_shorter_one() -> None:
     one, two = np.array([1, 2, 3], np.int64), np.array([1, 2], np.int64)
-    assert (num_alike(one, two), num_alike(one, one[:0]), num_alike(one, joined_keys([two, one[2:]]))) == (2, 0, 3)
+    assert (num_equal_keys(one, two), num_equal_keys(one, one[:0]), num_equal_keys(one, joined_keys([two, one[2:]]))) == (2, 0, 3)
     assert joined_keys([]).dtype == np.int64
 
 
 def test_what_is_kept_is_what_has_keys_and_was_computed() -> None:
     shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
     pool = KVPool(shape, num_pages=9, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
-    kept = KeptPrefixes(pool)
+    cache = PrefixCache(pool)
     rows = {position: np.full(2, position, np.float32) for position in (1, 4, 6)}
     for session, num_keys, num_computed in (("a", 5, 8), ("b", 8, 3), ("c", 0, 8), ("d", 8, 0)):
-        table = pool.borrow()
+        table = pool.open_table()
         assert pool.grow(table, 8)
-        kept.keep(session, Prefix(keys=np.arange(num_keys), tapped=rows), table, num_computed)
+        cache.put(session, Prefix(keys=np.arange(num_keys), tapped=rows), table, num_computed)
         pool.check()
-    assert [kept.num_rows(session) for session in "abcd"] == [5, 3, 0, 0]
-    assert kept.num_pages == pool.num_used == 3 + 2
-    first, none = kept.take("a"), kept.take("a")
+    assert [cache.num_rows(session) for session in "abcd"] == [5, 3, 0, 0]
+    assert cache.num_pages == pool.num_used == 3 + 2
+    first, none = cache.take("a"), cache.take("a")
     assert first is not None and none is None
-    assert (set(first.prefix.tapped), kept.num_pages, pool.num_used) == ({1, 4}, 2, 5)
-    assert kept.give_up_one() and not kept.give_up_one()
+    assert (set(first.prefix.tapped), cache.num_pages, pool.num_used) == ({1, 4}, 2, 5)
+    assert cache.drop_oldest() and not cache.drop_oldest()
     assert pool.num_used == 3

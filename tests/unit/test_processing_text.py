@@ -216,7 +216,7 @@ def test_a_prompt_beyond_the_limit_is_refused_before_and_after_tokenising(checkp
     for text in ("hello " * 20, "x" * 1000):
         with pytest.raises(InputTooLarge) as refused:
             frontend.prepare(chat(Message(role="user", content=TextPart(text=text, where="w"))))
-        assert refused.value.param == "messages" and refused.value.status == 400
+        assert refused.value.param == "messages"
         assert refused.value.code == "context_length_exceeded" and "maximum context length is 20 tokens" in refused.value.message
 
 

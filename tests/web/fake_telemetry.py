@@ -14,7 +14,6 @@ from fleet.core.chunk import Chunk
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.jobs import read_arguments
-from fleet.core.pulls import PullCounts
 from fleet.core.request_trace import (
     LIVE_STATES,
     STATES,
@@ -152,15 +151,6 @@ class FakeTelemetry(Telemetry):
     async def transfers(self) -> Transfers:
         self.check_reachable()
         return self.transfer_view
-
-    async def pull_counts(self) -> dict[str, PullCounts]:
-        self.check_reachable()
-        return {
-            edge.edge: PullCounts(
-                num_pulls=edge.num_pulls, num_bytes=edge.num_bytes, num_failed=edge.num_failed, in_flight=edge.in_flight
-            )
-            for edge in self.transfer_view.edges
-        }
 
     async def series(self) -> list[SeriesPoint]:
         self.check_reachable()

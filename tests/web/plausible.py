@@ -359,6 +359,7 @@ def _transfers(stages: tuple[StageName, ...]) -> Transfers:
             bytes_per_s=3.1e6,
             p50_ms=1.4,
             p95_ms=6.2,
+            durations=tuple(900 if at == 23 else 30 if at == 36 else 0 for at in range(101)),
         ),
         EdgeTransfer(edge="kv", num_pulls=0, num_bytes=0, num_failed=0, in_flight=0, bytes_per_s=0.0, p50_ms=None, p95_ms=None),
     )

@@ -20,7 +20,7 @@ from fleet.core.request import Sampling
 from tests.web.conftest import HELLO, Gateway, request_id_of, usage_of
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded
-from web.gateway.stored_body import kept_body
+from web.gateway.stored_body import stored_body
 from web.http import sse
 from web.schema.chat import ChatBody
 
@@ -292,7 +292,7 @@ def test_a_voice_by_its_id_is_kept_as_it_came() -> None:
     body = ChatBody.model_validate({"model": "omni", "messages": HELLO, "audio": {"voice": {"id": "onyx"}}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert json.loads(kept_body(body))["audio"] == {"voice": {"id": "onyx"}}
+        assert json.loads(stored_body(body))["audio"] == {"voice": {"id": "onyx"}}
 
 
 @pytest.mark.parametrize(

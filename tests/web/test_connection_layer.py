@@ -28,9 +28,10 @@ from tests.web.conftest import HELLO, Loaded, bounded, serving
 from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
 from tests.web.test_serve import answers, start_with
 from web import serve
+from web.http.addresses import client_address
 from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog
 from web.http.protocol.config import BoundedConfig
-from web.http.protocol.connection import Connection, SendProgress, address_of
+from web.http.protocol.connection import Connection, SendProgress
 from web.http.protocol.http import BoundedHttp, PipelineFlow
 from web.http.protocol.message import BodyPace
 from web.http.protocol.websocket import BoundedWebSocket
@@ -118,20 +119,21 @@ async def test_pings_of_a_client_that_does_not_read_are_not_answered(config: Bou
         ("2001:db8:0:1:ffff::2", "2001:db8:0:1::/64"),
         ("fe80::1%eth0", "fe80::/64"),
         ("::1", "::1"),
+        ("testclient", "testclient"),
     ],
 )
 def test_connections_are_counted_by_address_or_ipv6_network(host: str, counted_as: str) -> None:
-    assert address_of((host, 1)) == counted_as
-    assert address_of(None) is None
+    assert client_address((host, 1)) == counted_as
+    assert client_address(None) is None
 
 
 def test_send_progress_ignores_what_is_written_meanwhile() -> None:
     progress = SendProgress()
-    assert not progress.stalled(70_000, 0, 10)
-    assert not progress.stalled(70_010, 5, 10), "a ping"
-    assert progress.stalled(70_010, 10, 10)
-    assert not progress.stalled(60_000, 15, 10) and not progress.stalled(60_000, 20, 10), "10 kB left"
-    assert not progress.stalled(59_999, 25, 10) and progress.stalled(59_998, 30, 10), "two bytes left"
+    assert not progress.is_stalled(70_000, 0, 10)
+    assert not progress.is_stalled(70_010, 5, 10), "a ping"
+    assert progress.is_stalled(70_010, 10, 10)
+    assert not progress.is_stalled(60_000, 15, 10) and not progress.is_stalled(60_000, 20, 10), "10 kB left"
+    assert not progress.is_stalled(59_999, 25, 10) and progress.is_stalled(59_998, 30, 10), "two bytes left"
 
 
 async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None:
@@ -145,7 +147,7 @@ async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None
             self.transport.write(bytes(16 * MIB))
             accepted.set_result(Connection(self.transport, None, self))
 
-        def check(self, now: float) -> None: ...
+        def close_if_overdue(self, now: float) -> None: ...
 
     server = await loop.create_server(Writer, "127.0.0.1", 0)
     with socket.socket() as reader:
@@ -153,12 +155,12 @@ async def test_slow_reader_makes_progress_before_its_socket_takes_more() -> None
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         await loop.sock_connect(reader, server.sockets[0].getsockname())
         connection, progress = await accepted, SendProgress()
-        assert not progress.stalled(connection.num_unacknowledged(), 0, 10)
+        assert not progress.is_stalled(connection.num_unacknowledged(), 0, 10)
         num_read = 0
         while num_read < 600_000:
             num_read += len(await loop.sock_recv(reader, 65_536))
-        assert not progress.stalled(connection.num_unacknowledged(), 10, 10)
-        assert progress.stalled(connection.num_unacknowledged(), 20, 10), "nothing was read"
+        assert not progress.is_stalled(connection.num_unacknowledged(), 10, 10)
+        assert progress.is_stalled(connection.num_unacknowledged(), 20, 10), "nothing was read"
         connection.raw.abort()
         assert connection.num_unacknowledged() == 0
     server.close()
@@ -169,10 +171,10 @@ def test_body_pace_wants_something_soon_and_enough_over_time() -> None:
     pace = BodyPace()
     pace.begin(0)
     pace.num_bytes += 20_000
-    assert not pace.too_slow(10, 10)
+    assert not pace.is_too_slow(10, 10)
     pace.num_bytes += 100
-    assert not pace.too_slow(15, 10)
-    assert pace.too_slow(20, 10), "100 bytes in 10 s"
+    assert not pace.is_too_slow(15, 10)
+    assert pace.is_too_slow(20, 10), "100 bytes in 10 s"
 
 
 def test_abuse_log_is_one_line_a_minute_for_each_address_and_kind(caplog: pytest.LogCaptureFixture) -> None:

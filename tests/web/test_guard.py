@@ -18,7 +18,7 @@ from tests.web.console.busy_gateway import fill, read_only
 from tests.web.realtime.refusals import refusal_of
 from web.console.login import keep_local_path
 from web.http.guard import COOKIE, CSRF_HEADER
-from web.http.hosts import Hosts
+from web.http.hosts import AllowedHosts
 
 KEY = "secret"
 ORDER = "/v1/fleet/workers/{}/drain"
@@ -195,4 +195,4 @@ def test_with_a_key_any_name_will_do(locked: Gateway) -> None:
     ],
 )
 def test_which_names_are_answered(web: WebConfig, has_key: bool, host: str | None, allowed: bool) -> None:
-    assert (Hosts(web, has_key=has_key).refusal(host) is None) is allowed
+    assert (AllowedHosts(web, has_key=has_key).find_refusal(host) is None) is allowed

@@ -189,11 +189,11 @@ async def test_positive_lookup_is_cached_for_seconds_and_forgotten_at_logout() -
     store, clock = FakeLogins(), Clock()
     here, there = Logins(store, KEY, clock), Logins(store, KEY, clock)
     token = await here.begin()
-    assert await there.known(token) and await there.known(token) and store.num_asked == 1
+    assert await there.is_valid(token) and await there.is_valid(token) and store.num_asked == 1
     await here.end(token)
-    assert not await here.known(token)
+    assert not await here.is_valid(token)
     clock.now += CACHE_S
-    assert CACHE_S <= 5 and not await there.known(token)
+    assert CACHE_S <= 5 and not await there.is_valid(token)
 
 
 async def test_lookup_under_way_during_a_logout_is_not_cached() -> None:
@@ -201,12 +201,12 @@ async def test_lookup_under_way_during_a_logout_is_not_cached() -> None:
     logins = Logins(store, KEY)
     token = await logins.begin()
     store.gate = asyncio.Event()
-    asking = asyncio.create_task(logins.known(token))
+    asking = asyncio.create_task(logins.is_valid(token))
     await await_until(lambda: _is(store.num_asked), "the lookup to be under way")
     await logins.end(token)
     store.gate.set()
     await asking
-    assert not await logins.known(token)
+    assert not await logins.is_valid(token)
 
 
 async def test_cache_of_lookups_is_bounded() -> None:
@@ -214,9 +214,9 @@ async def test_cache_of_lookups_is_bounded() -> None:
     logins = Logins(store, KEY)
     tokens = [await logins.begin() for _ in range(MAX_CACHED + 1)]
     for token in [*tokens, tokens[0]]:
-        assert await logins.known(token)
+        assert await logins.is_valid(token)
     assert store.num_asked == MAX_CACHED + 2
-    assert await logins.known(tokens[-1]) and store.num_asked == MAX_CACHED + 2
+    assert await logins.is_valid(tokens[-1]) and store.num_asked == MAX_CACHED + 2
 
 
 async def test_login_in_use_is_renewed_at_most_once_an_hour_and_an_expired_one_ends() -> None:
@@ -225,15 +225,15 @@ async def test_login_in_use_is_renewed_at_most_once_an_hour_and_an_expired_one_e
     token = await logins.begin()
     (name,) = store.ends
     assert abs(store.ends[name] - now_us() - KEEP_S * 1_000_000) < 60_000_000
-    assert await logins.known(token) and not store.num_renewed
+    assert await logins.is_valid(token) and not store.num_renewed
     store.ends[name] -= (RENEW_S + 1) * 1_000_000
     clock.now += CACHE_S
-    assert await logins.known(token) and store.num_renewed == 1
+    assert await logins.is_valid(token) and store.num_renewed == 1
     clock.now += CACHE_S
-    assert await logins.known(token) and store.num_renewed == 1
+    assert await logins.is_valid(token) and store.num_renewed == 1
     store.ends[name] = now_us() - 1
     clock.now += CACHE_S
-    assert not await logins.known(token)
+    assert not await logins.is_valid(token)
 
 
 async def _is(value: object) -> bool:
@@ -242,4 +242,4 @@ async def _is(value: object) -> bool:
 
 @pytest.mark.parametrize("token", ["", "x", "é", "x" * 100_000])
 async def test_value_that_is_no_token_is_unknown(token: str) -> None:
-    assert not await Logins(FakeLogins(), KEY).known(token)
+    assert not await Logins(FakeLogins(), KEY).is_valid(token)

@@ -1,4 +1,4 @@
-"""Sums that people judge by: whether sound came without a gap, what a player says, and what is told of transfers."""
+"""Metrics: continuity of playback, reports of players, transfers between workers."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -9,12 +9,12 @@ from tests.web.conftest import Gateway, Loaded
 from tests.web.fake_client import FakeClient
 from tests.web.plausible import busy
 from web.gateway import playback_reports
-from web.gateway.metrics import Continuity
-from web.gateway.playback_reports import HeardNotes
+from web.gateway.metrics import PlaybackContinuity
+from web.gateway.playback_reports import PlaybackReports
 
 
 @pytest.mark.parametrize(
-    ("came", "ok"),
+    ("arrivals", "ok"),
     [
         ([], True),
         ([(0.1, 5.0)], True),
@@ -25,36 +25,38 @@ from web.gateway.playback_reports import HeardNotes
         ([(2.0, 5.0), (2.1, 7.05), (2.2, 7.15)], True),
     ],
 )
-def test_an_answer_is_continuous_if_no_listener_waits_for_a_tenth_of_a_second(came: list[tuple[float, float]], ok: bool) -> None:
-    continuity = Continuity()
-    for made_s, now_s in came:
-        continuity.came(made_s, now_s)
+def test_playback_without_gap_of_a_tenth_of_a_second_is_continuous(arrivals: list[tuple[float, float]], ok: bool) -> None:
+    continuity = PlaybackContinuity()
+    for audio_s, now_s in arrivals:
+        continuity.add(audio_s, now_s)
     assert continuity.ok is ok
 
 
-async def test_only_the_latest_word_of_a_player_is_written(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playback_reports, "EVERY_S", 0.01)
+async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playback_reports, "WRITE_INTERVAL_S", 0.01)
     client = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
-    notes, one, other = HeardNotes(client), RequestId("req-1"), RequestId("req-2")
+    reports, one, other = PlaybackReports(client), RequestId("req-1"), RequestId("req-2")
     for samples in (10, 20, 30):
-        notes.note(one, samples, 1)
-    notes.note(other, 5, 0)
+        reports.note(one, samples, 1)
+    reports.note(other, 5, 0)
 
     async def settled() -> bool:
         return (one, 30, 3) in client.telemetry.heard and (other, 5, 0) in client.telemetry.heard
 
     await await_until(settled, "both to be written")
-    assert len([told for told in client.telemetry.heard if told[0] == one]) == 1, "one write for three words"
+    assert len([written for written in client.telemetry.heard if written[0] == one]) == 1, "one write for three reports"
 
 
-def test_metrics_count_transfers_by_edge_and_running_tasks_by_replica(gateway: Gateway) -> None:
+def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Gateway) -> None:
     gateway.client.show(busy(gateway.client.graph))
-    talker = next(view for view in gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone)
     lines = gateway.http.get("/metrics").text.splitlines()
     for line in (
         'fleet_transfer_pulls_total{edge="thought"} 930.0',
         'fleet_transfer_failures_total{edge="thought"} 2.0',
-        'fleet_transfer_duration_seconds_bucket{edge="thought",le="+Inf"} 930.0',
-        f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} {float(talker.running)}',
+        'fleet_transfer_seconds_bucket{edge="thought",le="0.0002"} 0.0',
+        'fleet_transfer_seconds_bucket{edge="thought",le="0.001585"} 900.0',
+        'fleet_transfer_seconds_bucket{edge="thought",le="+Inf"} 930.0',
+        'fleet_transfer_seconds_count{edge="thought"} 930.0',
+        'fleet_num_requests_running{model_name="omni",replica="talker@host:1:a",stage="talker"} 0.0',
     ):
         assert line in lines, line

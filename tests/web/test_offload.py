@@ -15,7 +15,7 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import HELLO, Gateway
 from tests.web.test_bad_input import post
-from web.gateway.stored_body import kept_body
+from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, read_in_thread
 from web.schema.chat import parse_chat
 
@@ -100,11 +100,11 @@ def test_long_name_and_value_of_an_unknown_field_are_not_searched() -> None:
 )
 def test_body_that_is_too_long_to_keep_is_not_copied(field: dict[str, object]) -> None:
     body = parse_chat(chat(metadata=field))
-    assert kept_body(body) == "" and peak_bytes(lambda: kept_body(body)) < 1_000_000
+    assert stored_body(body) == "" and peak_bytes(lambda: stored_body(body)) < 1_000_000
 
 
 def test_short_body_is_kept() -> None:
-    kept = json.loads(kept_body(parse_chat(chat(metadata={"text": "x", "number": 10**30}))))
+    kept = json.loads(stored_body(parse_chat(chat(metadata={"text": "x", "number": 10**30}))))
     assert kept["metadata"] == {"text": "x", "number": 10**30}
 
 

@@ -16,6 +16,7 @@ from tests.web.stuck_decoder import StuckDecoders, stuck_decoders
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import in_flight
 from tests.web.test_recordings import ask, audio_len_s, input_audio
+from web.http.errors import status_of
 
 NUM_BOMBS = 12
 FIELD = "messages[0].content[0].input_audio.data"
@@ -94,7 +95,7 @@ def test_places_of_requests_in_preparation_are_bounded_and_returned(loaded: Load
 def test_request_that_is_not_admitted_is_not_decoded(loaded: Loaded, refusal: FleetError) -> None:
     with stuck_gateway(loaded, Script(admission=refusal)) as (gateway, stuck):
         answer = ask(gateway, input_audio(silence("FLAC", "PCM_16", RATE_HZ, 1, 1), "flac"))
-        assert answer.status_code == refusal.status and answer.headers["retry-after"] == str(refusal.retry_after_s)
+        assert answer.status_code == status_of(refusal) and answer.headers["retry-after"] == str(refusal.retry_after_s)
         assert not stuck.pids() and not gateway.client.submitted
 
 

@@ -18,7 +18,7 @@ from tests.support import free_port, wait_until
 from tests.web.conftest import Loaded
 from tests.web.test_serve import start_with
 from web.http.tls import tls_files
-from web.startup_message import how_to_reach
+from web.startup_message import startup_lines
 
 SSH = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 22"}
 
@@ -104,22 +104,22 @@ def test_what_does_not_fit_together_is_refused(given: tuple[str, ...], told: str
 
 
 def test_over_ssh_the_line_that_leads_here_is_printed() -> None:
-    (console, way) = how_to_reach(WebConfig(), 8000, SSH)
+    (console, way) = startup_lines(WebConfig(), 8000, SSH)
     assert console == "console http://localhost:8000/  API http://localhost:8000/v1"
     assert "ssh -L 8000:127.0.0.1:8000 " in way and "@10.0.0.7 " in way
     other = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 2222"}
-    assert "ssh -p 2222 -L 8000:127.0.0.1:8000 " in how_to_reach(WebConfig(), 8000, other)[1]
+    assert "ssh -p 2222 -L 8000:127.0.0.1:8000 " in startup_lines(WebConfig(), 8000, other)[1]
 
 
 def test_without_ssh_nothing_needs_to_be_said_of_localhost() -> None:
-    assert len(how_to_reach(WebConfig(), 8000, {})) == 1
-    assert len(how_to_reach(WebConfig(), 8000, {"SSH_CONNECTION": "junk"})) == 1
+    assert len(startup_lines(WebConfig(), 8000, {})) == 1
+    assert len(startup_lines(WebConfig(), 8000, {"SSH_CONNECTION": "junk"})) == 1
 
 
 def test_a_plain_address_of_a_network_says_why_there_is_no_microphone() -> None:
     everywhere = WebConfig(host="0.0.0.0")
-    (_, way) = how_to_reach(everywhere, 8000, {})
+    (_, way) = startup_lines(everywhere, 8000, {})
     assert "ssh -L 8000:127.0.0.1:8000 USER@HOST" in way and "web.tls=self-signed" in way
-    assert "@10.0.0.7" in how_to_reach(everywhere, 8000, SSH)[1]
+    assert "@10.0.0.7" in startup_lines(everywhere, 8000, SSH)[1]
     secure = WebConfig(host="0.0.0.0", tls="self-signed")
-    assert how_to_reach(secure, 8000, {}) == ["console https://localhost:8000/  API https://localhost:8000/v1"]
+    assert startup_lines(secure, 8000, {}) == ["console https://localhost:8000/  API https://localhost:8000/v1"]

@@ -11,7 +11,7 @@ from web.console.login import NO_STORE
 from web.console.shell import build_shell, find_origin
 from web.console.templating import Templates
 from web.gateway.gateway import Gateway
-from web.http.errors import ErrorEnvelope, ForeignHost
+from web.http.errors import ErrorEnvelope
 
 FOR_PROGRAMS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 TITLES = {
@@ -95,4 +95,4 @@ def _is_error(start: Message) -> bool:
     """Return True if a page may stand in for the answer; not where another site could read it by a name of its own."""
     status = start["status"]
     kind = Headers(raw=start["headers"]).get("content-type", "")
-    return status >= HTTPStatus.BAD_REQUEST and status != ForeignHost.status and kind.startswith("application/json")
+    return status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.MISDIRECTED_REQUEST and kind.startswith("application/json")

@@ -21,6 +21,7 @@ from web.console.shell import Shell, build_shell, find_origin
 from web.console.templating import Templates
 from web.gateway.gateway import Gateway
 from web.http.disconnect import until_disconnect
+from web.http.errors import status_of
 from web.http.guard import csrf_of
 from web.http.sse import send_stream
 
@@ -102,7 +103,7 @@ class LivePages:
             return await page.read(query)
         except FleetError as error:
             shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
-            return dataclasses.replace(shown, trouble=error.message, remedy="", status=error.status)
+            return dataclasses.replace(shown, trouble=error.message, remedy="", status=status_of(error))
 
     def _block(self, page: LivePage, name: str, context: PageContext, request: Request) -> str:
         return self._templates.render_block(page.template, name, page=context, shell=self._shell(page, request))

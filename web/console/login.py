@@ -1,5 +1,6 @@
 """The page where a browser trades the API key for a login, and the way out. Knows no other page."""
 
+from http import HTTPStatus
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -8,8 +9,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from web.console.templating import Templates
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
-from web.http.errors import Unauthorized
-from web.http.guard import LOGIN, SECURE_COOKIE, cookie_name, login_token, same_key
+from web.http.errors import Unauthorized, status_of
+from web.http.guard import LOGIN_PATH, SECURE_COOKIE, cookie_name, keys_equal, login_token
 from web.http.logins import Logins
 from web.http.wrong_keys import WrongKeys
 
@@ -32,7 +33,7 @@ class LoginPages:
         if request.method != "POST":
             return self._form(wanted)
         given = _key_in(await read_body(request, MAX_FORM_BYTES))
-        if not same_key(given.encode(), self._api_key):
+        if not keys_equal(given.encode(), self._api_key):
             return self._refuse(request, given, wanted)
         await self._logins.end(login_token(request.scope))
         answer = RedirectResponse(wanted or "/", status_code=303)
@@ -42,7 +43,7 @@ class LoginPages:
 
     async def log_out(self, request: Request) -> Response:
         await self._logins.end(login_token(request.scope))
-        answer = RedirectResponse(LOGIN, status_code=303)
+        answer = RedirectResponse(LOGIN_PATH, status_code=303)
         name = cookie_name(request.scope)
         answer.delete_cookie(name, httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
         return answer
@@ -51,8 +52,8 @@ class LoginPages:
         refusal = Unauthorized("That is not this server's key (FLEET_API_KEY).")
         if given:
             refusal = self._wrong_keys.refusal(request.scope, refusal)
-        answer = self._form(wanted, refusal.message, refusal.status)
-        if refusal.status != Unauthorized.status:
+        answer = self._form(wanted, refusal.message, status_of(refusal))
+        if status_of(refusal) != HTTPStatus.UNAUTHORIZED:
             answer.headers["retry-after"] = str(refusal.retry_after_s)
         return answer
 

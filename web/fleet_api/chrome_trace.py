@@ -1,4 +1,4 @@
-"""A request's story in Chrome's trace format, which Perfetto opens: a lane a stage, an edge, a KV owner. Pure.
+"""A request's trace in Chrome's trace format, which Perfetto opens: a lane per stage, edge and KV owner. Pure.
 
 Source: the "Trace Event Format" document of the Chromium project: complete events (X), instants (i), metadata (M); times in us.
 """
@@ -14,7 +14,7 @@ from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 PROCESS = 1
 
 
-class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ChromeTraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Units: `ts` and `dur` microseconds."""
 
     name: str
@@ -27,42 +27,43 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     args: dict[str, str | int] = {}
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    traceEvents: list[TraceEvent]
+class ChromeTrace(msgspec.Struct, frozen=True, kw_only=True):
+    traceEvents: list[ChromeTraceEvent]
     displayTimeUnit: str = "ms"
     otherData: dict[str, str] = {}
 
 
-def trace_of(story: RequestTrace, graph: Graph, logs: EdgeLogs) -> Trace:
-    """Lanes in the order of the graph: the request itself, each stage, each edge, the walks of stages, then who owned which keys
-    and values. `logs`: the chunks of edges, which say when walks began.
+def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> ChromeTrace:
+    """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of stages, then KV owners.
+
+    `logs`: chunks by edge, which determine the begin of walks.
     """
-    walks = {task.stage: found for task in story.tasks if (found := find_walk_spans(story, task, graph, logs))}
-    lanes = ["request", *(task.stage for task in story.tasks), *(f"edge {edge.name}" for edge in story.edges)]
+    walks = {task.stage: found for task in trace.tasks if (found := find_walk_spans(trace, task, graph, logs))}
+    lanes = ["request", *(task.stage for task in trace.tasks), *(f"edge {edge.name}" for edge in trace.edges)]
     lanes += [f"walks {stage}" for stage in walks]
-    lanes += sorted({f"kv {span.stage}" for span in story.kv})
+    lanes += sorted({f"kv {span.stage}" for span in trace.kv})
     number = {lane: place for place, lane in enumerate(lanes, start=1)}
-    end = story.ended_us or story.now_us
-    events = [TraceEvent(name="process_name", ph="M", args={"name": story.id})]
-    events += [TraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane}) for lane in lanes]
-    events.append(_span(story.state, story.created_us, end, number["request"], {"kind": story.kind, "model": story.model}))
-    for task in story.tasks:
+    end = trace.ended_us or trace.now_us
+    events = [ChromeTraceEvent(name="process_name", ph="M", args={"name": trace.id})]
+    events += [ChromeTraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane}) for lane in lanes]
+    events.append(_span(trace.state, trace.created_us, end, number["request"], {"kind": trace.kind, "model": trace.model}))
+    for task in trace.tasks:
         events += _task_spans(task, end, number[task.stage])
-    for edge in story.edges:
+    for edge in trace.edges:
         events += _edge_spans(edge, number[f"edge {edge.name}"])
     for stage, spans in walks.items():
         lane = number[f"walks {stage}"]
         events += [_span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker}) for span in spans]
-    for span in story.kv:
+    for span in trace.kv:
         events.append(_span(span.worker, span.from_us, span.to_us or end, number[f"kv {span.stage}"], {"how": span.how}))
-    for mark in story.marks:
-        lane = number.get(mark.stage, number["request"])
-        args: dict[str, str | int] = {"worker": mark.worker, "epoch": mark.epoch, "detail": mark.detail}
-        events.append(TraceEvent(name=mark.what, ph="i", ts=mark.at_us, tid=lane, s="t", args=args))
-    return Trace(traceEvents=events, otherData={"request": story.id, "graph": story.graph, "state": story.state})
+    for event in trace.marks:
+        lane = number.get(event.stage, number["request"])
+        args: dict[str, str | int] = {"worker": event.worker, "epoch": event.epoch, "detail": event.detail}
+        events.append(ChromeTraceEvent(name=event.what, ph="i", ts=event.at_us, tid=lane, s="t", args=args))
+    return ChromeTrace(traceEvents=events, otherData={"request": trace.id, "graph": trace.graph, "state": trace.state})
 
 
-def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[TraceEvent]:
+def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEvent]:
     args: dict[str, str | int] = {"worker": task.owner, "epoch": task.epoch, "state": task.state}
     for name, begin, until in (
         ("queue", task.granted_us, task.claimed_us or end),
@@ -76,10 +77,10 @@ def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[TraceEvent]:
             "chunks": receipt.num_chunks, "hop mean us": receipt.hop_mean_us, "hop max us": receipt.hop_max_us,
             "pulls": receipt.num_pulls, "pulled bytes": receipt.pull_bytes, "pull us": receipt.pull_us,
         }  # fmt: skip
-        yield TraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
+        yield ChromeTraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
 
 
-def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[TraceEvent]:
+def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[ChromeTraceEvent]:
     if not edge.first_us:
         return ()
     args: dict[str, str | int] = {
@@ -89,5 +90,5 @@ def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[TraceEvent]:
     return (_span(f"{edge.source} to {edge.target}", edge.first_us, edge.last_us, lane, args),)
 
 
-def _span(name: str, begin: int, end: int, lane: int, args: dict[str, str | int]) -> TraceEvent:
-    return TraceEvent(name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args)
+def _span(name: str, begin: int, end: int, lane: int, args: dict[str, str | int]) -> ChromeTraceEvent:
+    return ChromeTraceEvent(name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args)

@@ -19,7 +19,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing` names the roles without a live worker, to clients with the API key."""
+    """`missing`: roles without a live worker, for clients with the API key."""
 
     ready: bool
     missing: list[str]
@@ -34,11 +34,11 @@ class HealthRoutes:
         return [Route("/health", self.health), Route("/ready", self.ready), Route("/metrics", self.metrics)]
 
     async def health(self, _request: Request) -> Response:
-        """This process is up; nothing is said of others."""
+        """Report that this process is up, independent of others."""
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Probes need the status alone; what is missing is for clients with the key."""
+        """Report if requests can be served. Probes need only the status; the missing roles are for clients with the key."""
         try:
             missing = await self._gateway.client.telemetry.missing_roles()
         except FleetError as error:
@@ -49,18 +49,18 @@ class HealthRoutes:
         return _not_ready(request, missing, NoWorker(message))
 
     async def metrics(self, _request: Request) -> Response:
-        """Fleet-wide gauges are read now; if Redis is away, the rest is still told."""
+        """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""
         metrics = self._gateway.metrics
         try:
             workers = await self._gateway.client.telemetry.workers()
             roles = await self._gateway.client.telemetry.roles()
-            pulls = await self._gateway.client.telemetry.pull_counts()
+            transfers = await self._gateway.client.telemetry.transfers()
             metrics.live.set(await self._gateway.client.telemetry.num_live())
         except FleetError:
-            workers, roles, pulls = [], [], {}
+            workers, roles, transfers = [], [], None
         metrics.set_roles(roles)
         metrics.set_workers(workers, roles)
-        metrics.transfers.counts = pulls
+        metrics.set_transfers(transfers)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/fleet/requests/{id}/stream: go on with a streamed answer whose gateway or connection was lost. Knows no stage."""
+"""GET /v1/fleet/requests/{id}/stream: resume a streamed answer after the loss of its gateway or connection. Knows no stage."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,13 +11,13 @@ from web.gateway.gateway import Gateway
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import ReadOnly
 from web.http.sse import send_stream
-from web.openai.chat import Reply, answer_lines
+from web.openai.chat import ChatEnvelope, chat_events
 
 
 class ResumeEndpoint:
-    """An ASGI app: the events of the chat completion after `Last-Event-ID`, from the first one where there is none.
+    """An ASGI app: the events of the chat completion after `Last-Event-ID`, or all without that header.
 
-    Whoever connects last holds the answer: what an older connection does from then on changes nothing, and it gets no more.
+    The latest connection receives the answer; an older one gets no further events, and its end no longer aborts the request.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -25,7 +25,7 @@ class ResumeEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method != "GET":  # a HEAD that comes with every GET route would take the answer from who listens
+        if request.method != "GET":  # Starlette accepts HEAD for every GET route; it would take the answer from its client
             raise HTTPException(405, headers={"allow": "GET"})
         if self._gateway.config.web.read_only:
             raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
@@ -38,5 +38,5 @@ class ResumeEndpoint:
             raise NotFound(f"no request {quoted(request_id)}; it never was, or its retention time is over", param="request_id")
         async with answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = Reply.of(answer.spec, self._gateway.model)
-            await send_stream(send, {}, answer_lines(self._gateway, reply, answer, sent, with_ids=True))
+            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
+            await send_stream(send, {}, chat_events(self._gateway, reply, answer, sent, with_ids=True))

@@ -1,4 +1,4 @@
-"""GET, POST and DELETE /v1/fleet/...: reads and orders of operators. The console's buttons call these.
+"""GET, POST and DELETE /v1/fleet/...: state of the fleet and operations on it. The console's buttons call these routes.
 
 Knows no stage and no page.
 """
@@ -27,8 +27,8 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
-from web.fleet_api.chrome_trace import trace_of
-from web.fleet_api.request_detail import no_request, quiet_logs, read_told, wav_of
+from web.fleet_api.chrome_trace import chrome_trace_of
+from web.fleet_api.request_detail import read_logs_without_audio, read_request_detail, request_not_found, wav_of
 from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
@@ -41,7 +41,7 @@ MAX_EPOCH = 10**17
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
-    """`next`: the `before` of the page that follows; null at the end."""
+    """`next`: the parameter `before` of the next page; null at the end."""
 
     object: str = "list"
     data: Sequence[RequestRow]
@@ -50,8 +50,8 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
 
 
-class WorkerStories(msgspec.Struct, frozen=True, kw_only=True):
-    """`gone`: those of the last minutes that are no more, the latest first."""
+class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
+    """`gone`: workers that ended in the last minutes, the latest first."""
 
     object: str = "list"
     data: Sequence[WorkerView]
@@ -59,17 +59,17 @@ class WorkerStories(msgspec.Struct, frozen=True, kw_only=True):
     missing_roles: Sequence[str]
 
 
-class Queues(msgspec.Struct, frozen=True, kw_only=True):
+class QueueList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[RoleQueue]
 
 
-class Letters(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[DeadLetterView]
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
+class SeriesList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[SeriesPoint]
 
@@ -82,13 +82,13 @@ class LogList(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: Sequence[Job]
 
 
-class Retried(msgspec.Struct, frozen=True, kw_only=True):
-    """`id`: the new request's; its answer is at `/v1/fleet/requests/{id}/stream`."""
+class RetryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` of the new request, whose answer is at `/v1/fleet/requests/{id}/stream`."""
 
     id: str
     object: str = "fleet.request"
@@ -101,21 +101,21 @@ class AbortResult(msgspec.Struct, frozen=True, kw_only=True):
     aborted: bool
 
 
-class Ordered(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerOrderResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "fleet.worker.order"
     order: str
 
 
-class Redelivered(msgspec.Struct, frozen=True, kw_only=True):
-    """The task is granted anew; its request's story tells to whom."""
+class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The task will be granted again; the trace of its request shows the new worker."""
 
     id: str
     object: str = "fleet.task.redelivery"
     stage: str
 
 
-class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+class DeletionResult(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str
     deleted: bool = True
@@ -129,17 +129,16 @@ class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class FleetApi:
-    """One method a route; `routes()` lists them."""
+    """One method per route; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def routes(self) -> list[BaseRoute]:
-        """Longer paths first, where one could be taken for another's id."""
         root = "/v1/fleet"
         return [
             Route(f"{root}/requests", self.requests),
-            Route(f"{root}/requests/{{request_id}}", self.story),
+            Route(f"{root}/requests/{{request_id}}", self.request_detail),
             Route(f"{root}/requests/{{request_id}}", self.abort, methods=["DELETE"]),
             Route(f"{root}/requests/{{request_id}}/audio", self.audio),
             Route(f"{root}/requests/{{request_id}}/trace", self.trace),
@@ -148,9 +147,9 @@ class FleetApi:
             Route(f"{root}/workers", self.workers),
             Route(f"{root}/workers/{{worker_id}}/{{order}}", self.order_worker, methods=["POST"]),
             Route(f"{root}/queues", self.queues),
-            Route(f"{root}/dead-letters", self.letters),
-            Route(f"{root}/dead-letters/{{request_id}}/retry", self.retry_letter, methods=["POST"]),
-            Route(f"{root}/dead-letters/{{request_id}}", self.drop_letter, methods=["DELETE"]),
+            Route(f"{root}/dead-letters", self.dead_letters),
+            Route(f"{root}/dead-letters/{{request_id}}/retry", self.retry_dead_letter, methods=["POST"]),
+            Route(f"{root}/dead-letters/{{request_id}}", self.drop_dead_letter, methods=["DELETE"]),
             Route(f"{root}/transfers", self.transfers),
             Route(f"{root}/series", self.series),
             Route(f"{root}/logs", self.logs),
@@ -164,116 +163,114 @@ class FleetApi:
         ]
 
     async def requests(self, request: Request) -> Response:
-        """Newest first; `state`, `stage`, `worker`, `kind`, `model`, `min_ms` and `q` (a part of the id) narrow it."""
-        asked = request.query_params
-        wanted = RequestFilter(
-            state=one_of(request, "state", STATES),
-            stage=asked.get("stage", ""),
-            worker=asked.get("worker", ""),
-            kind=asked.get("kind", ""),
-            model=asked.get("model", ""),
-            min_ms=whole(request, "min_ms", 0, 10**9),
-            text=asked.get("q", ""),
+        """List requests, newest first; the parameters filter, `q` by a part of the id."""
+        params = request.query_params
+        filter_ = RequestFilter(
+            state=choice_param(request, "state", STATES),
+            stage=params.get("stage", ""),
+            worker=params.get("worker", ""),
+            kind=params.get("kind", ""),
+            model=params.get("model", ""),
+            min_ms=int_param(request, "min_ms", 0, 10**9),
+            text=params.get("q", ""),
         )
-        limit = whole(request, "limit", 50, MAX_PAGE, least=1)
-        page = await self._client.telemetry.list_requests(wanted, before=asked.get("before", ""), limit=limit)
+        limit = int_param(request, "limit", 50, MAX_PAGE, least=1)
+        page = await self._client.telemetry.list_requests(filter_, before=params.get("before", ""), limit=limit)
         return json_response(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
 
     async def abort(self, request: Request) -> Response:
-        """`aborted` false: the request had ended already."""
+        """Abort a request; `aborted` is false if it had ended already."""
         request_id = _request_id(request)
         aborted = await self._client.requests.abort(request_id)
-        if not aborted and await self._client.telemetry.trace(request_id) is None:
-            raise no_request(request_id)
+        if not aborted and await self._gateway.client.telemetry.trace(request_id) is None:
+            raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
 
-    async def story(self, request: Request) -> Response:
-        return json_response(await read_told(self._gateway, _request_id(request)))
+    async def request_detail(self, request: Request) -> Response:
+        return json_response(await read_request_detail(self._gateway, _request_id(request)))
 
     async def audio(self, request: Request) -> Response:
-        """The answer's sound as a WAV file, as far as it is made; it is kept for a minute after the end."""
+        """Send the audio produced so far as a WAV file; it is stored until a minute after the end."""
         request_id = _request_id(request)
         wav = await wav_of(self._gateway, request_id)
         name = f'inline; filename="{request_id}.wav"'
         return Response(wav, media_type="audio/wav", headers={"content-disposition": name, "cache-control": "no-store"})
 
     async def trace(self, request: Request) -> Response:
-        """The story as Chrome's trace format; Perfetto opens it."""
+        """Send the trace in Chrome's format, which Perfetto opens."""
         request_id = _request_id(request)
-        told = await self._client.telemetry.trace(request_id)
-        if told is None:
-            raise no_request(request_id)
-        trace = trace_of(told, self._gateway.graph, await quiet_logs(self._gateway, told))
+        found = await self._gateway.client.telemetry.trace(request_id)
+        if found is None:
+            raise request_not_found(request_id)
+        trace = chrome_trace_of(found, self._gateway.graph, await read_logs_without_audio(self._gateway, found))
         name = f'attachment; filename="{request_id}.json"'
         return Response(msgspec.json.encode(trace), media_type="application/json", headers={"content-disposition": name})
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
-        again = await self._client.operations.retry(request_id)
-        return json_response(Retried(id=again, retry_of=request_id), 201)
+        new_id = await self._client.operations.retry(request_id)
+        return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
-        """Take one stage's task back from whoever has it. `epoch`: only if it is still that at which the caller saw it."""
+        """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the task has another epoch by now."""
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
-        epoch = Epoch(whole(request, "epoch", 0, MAX_EPOCH))
+        epoch = Epoch(int_param(request, "epoch", 0, MAX_EPOCH))
         await self._client.operations.redeliver(request_id, stage, epoch)
-        return json_response(Redelivered(id=request_id, stage=stage))
+        return json_response(RedeliveryResult(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
         workers = [
             msgspec.structs.replace(view, role=view.role or GATEWAY_ROLE)
             for view in await self._client.telemetry.workers(with_gone=True)
         ]
-        missing = await self._client.telemetry.missing_roles()
-        there, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
-        return json_response(WorkerStories(data=there, gone=gone, missing_roles=missing))
+        missing = await self._gateway.client.telemetry.missing_roles()
+        live, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
+        return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
-        """`drain`: takes nothing new. `resume`: takes tasks again. `stop`: ends once what it has is done.
-        `dump`: logs where its threads are.
-        """
+        """`drain`: claim no tasks. `resume`: claim tasks again. `stop`: finish the tasks and exit. `dump`: log stack traces."""
         worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
         await self._client.operations.order_worker(worker, order)
-        return json_response(Ordered(id=worker, order=order))
+        return json_response(WorkerOrderResult(id=worker, order=order))
 
     async def queues(self, _request: Request) -> Response:
-        return json_response(Queues(data=await self._client.telemetry.queues()))
+        return json_response(QueueList(data=await self._client.telemetry.queues()))
 
-    async def letters(self, _request: Request) -> Response:
-        return json_response(Letters(data=await self._client.telemetry.dead_letters()))
+    async def dead_letters(self, _request: Request) -> Response:
+        return json_response(DeadLetterList(data=await self._client.telemetry.dead_letters()))
 
-    async def retry_letter(self, request: Request) -> Response:
+    async def retry_dead_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        again = await self._client.operations.retry_dead_letter(request_id)
-        return json_response(Retried(id=again, retry_of=request_id), 201)
+        new_id = await self._client.operations.retry_dead_letter(request_id)
+        return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
-    async def drop_letter(self, request: Request) -> Response:
+    async def drop_dead_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
         await self._client.operations.drop_dead_letter(request_id)
-        return json_response(Deleted(id=request_id, object="fleet.dead_letter"))
+        return json_response(DeletionResult(id=request_id, object="fleet.dead_letter"))
 
     async def transfers(self, _request: Request) -> Response:
         return json_response(await self._client.telemetry.transfers())
 
     async def series(self, _request: Request) -> Response:
-        return json_response(Series(data=await self._client.telemetry.series()))
+        return json_response(SeriesList(data=await self._client.telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
-        """Newest first; `q` (a part of the message), `level` (and above), `worker`, `request`, `process` narrow it."""
-        asked = request.query_params
-        wanted = LogQuery(
-            text=asked.get("q", ""),
-            level=one_of(request, "level", LEVELS),
-            worker=asked.get("worker", ""),
-            request=asked.get("request", ""),
-            process=asked.get("process", ""),
+        """List log lines, newest first; the parameters filter, `q` by a part of the message, `level` by that level and above."""
+        params = request.query_params
+        query = LogQuery(
+            text=params.get("q", ""),
+            level=choice_param(request, "level", LEVELS),
+            worker=params.get("worker", ""),
+            request=params.get("request", ""),
+            process=params.get("process", ""),
         )
-        limit = whole(request, "limit", 200, MAX_LINES, least=1)
-        page = await self._client.telemetry.logs(wanted, before=asked.get("before", ""), limit=limit)
+        limit = int_param(request, "limit", 200, MAX_LINES, least=1)
+        page = await self._client.telemetry.logs(query, before=params.get("before", ""), limit=limit)
         return json_response(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
 
     async def jobs(self, _request: Request) -> Response:
-        return json_response(Jobs(data=await self._client.jobs.list_jobs()))
+        return json_response(JobList(data=await self._client.jobs.list_jobs()))
 
     async def job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
@@ -283,11 +280,11 @@ class FleetApi:
         return json_response(job)
 
     async def job_file(self, request: Request) -> Response:
-        """A file of the job's report: `report.json` or `report.png`."""
+        """Send a file of the job's report: `report.json` or `report.png`."""
         job_id, name = str(request.path_params["job_id"]), str(request.path_params["name"])
         content = await self._client.jobs.read_file(job_id, name)
-        shown = {"content-disposition": f'inline; filename="{name}"', "cache-control": "no-store"}
-        return Response(content, media_type=REPORT_FILES[name], headers=shown)
+        headers = {"content-disposition": f'inline; filename="{name}"', "cache-control": "no-store"}
+        return Response(content, media_type=REPORT_FILES[name], headers=headers)
 
     async def submit_job(self, request: Request) -> Response:
         kind, arguments = _job_body(await read_body(request, MAX_JOB_BODY_BYTES))
@@ -307,40 +304,40 @@ class FleetApi:
     async def delete_job(self, request: Request) -> Response:
         job_id = str(request.path_params["job_id"])
         await self._client.jobs.delete(job_id)
-        return json_response(Deleted(id=job_id, object="fleet.job"))
+        return json_response(DeletionResult(id=job_id, object="fleet.job"))
 
     @property
     def _client(self) -> FleetPort:
         return self._gateway.client
 
 
-def one_of(request: Request, name: str, known: Sequence[str]) -> str:
-    """A query parameter, "" where it is not given. Raises: BadInput naming the values there are."""
-    given = request.query_params.get(name, "")
-    if given and given not in known:
-        raise BadInput(f"{name}: {given[:40]!r} is none of {', '.join(known)}", param=name)
-    return given
+def choice_param(request: Request, name: str, known: Sequence[str]) -> str:
+    """Return a query parameter, "" if absent. Raises: BadInput naming the valid values."""
+    value = request.query_params.get(name, "")
+    if value and value not in known:
+        raise BadInput(f"{name}: {value[:40]!r} is none of {', '.join(known)}", param=name)
+    return value
 
 
-def whole(request: Request, name: str, default: int, most: int, *, least: int = 0) -> int:
-    """A query parameter as a number. Raises: BadInput naming the bounds."""
-    given = request.query_params.get(name, "")
-    if not given:
+def int_param(request: Request, name: str, default: int, most: int, *, least: int = 0) -> int:
+    """Return a query parameter as a number. Raises: BadInput naming the limits."""
+    value = request.query_params.get(name, "")
+    if not value:
         return default
-    if not (given.isascii() and given.isdecimal() and len(given) < 19 and least <= int(given) <= most):
-        raise BadInput(f"{name}: {given[:40]!r} is not a whole number from {least} to {most}", param=name)
-    return int(given)
+    if not (value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most):
+        raise BadInput(f"{name}: {value[:40]!r} is not a whole number from {least} to {most}", param=name)
+    return int(value)
 
 
-def _order(given: str) -> WorkerOrder:
+def _order(name: str) -> WorkerOrder:
     for order in WORKER_ORDERS:
-        if given == order:
+        if name == order:
             return order
-    raise NotFound(f"no order {given[:40]!r}; a worker takes {', '.join(WORKER_ORDERS)}", param="order")
+    raise NotFound(f"no order {name[:40]!r}; a worker takes {', '.join(WORKER_ORDERS)}", param="order")
 
 
 def _job_body(raw: bytes) -> tuple[str, object]:
-    """The kind and the arguments of a job, which `submit_job` checks. Raises: BadInput."""
+    """Return the kind and the unchecked arguments of a job. Raises: BadInput."""
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""One answer as it arrives: chunks of the client edges to pieces of text and sound, with its counts. Knows no HTTP."""
+"""One answer as it arrives: chunks of the client edges become pieces of text and audio, with token counts. Knows no HTTP."""
 
 import asyncio
 import logging
@@ -18,13 +18,13 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
-from web.gateway.metrics import Continuity, Metrics
+from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
 log = logging.getLogger("fleet.web")
 
 GROUP_BYTES = 6
-"""Whole samples and a multiple of 3: clients join the base64 of pieces before decoding it."""
+"""A multiple of 3 and of a sample: clients concatenate the base64 of the pieces before they decode it."""
 MAX_PIECE_BYTES = 48_000
 BYTES_PER_SAMPLE = 2
 MAX_DIGITS = 15
@@ -37,7 +37,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, but for the answer's last piece."""
+    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, except for the answer's last piece."""
 
     pcm: bytes
 
@@ -47,13 +47,13 @@ Piece = TextPiece | AudioPiece
 
 @dataclass(slots=True)
 class Position:
-    """How much of an answer was sent: Unicode characters of text, bytes of sound. Written `CHARS.BYTES`."""
+    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written `CHARS.BYTES`."""
 
     chars: int = 0
-    sound_bytes: int = 0
+    audio_bytes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.chars}.{self.sound_bytes}"
+        return f"{self.chars}.{self.audio_bytes}"
 
     @staticmethod
     def parse(text: str) -> "Position":
@@ -64,16 +64,16 @@ class Position:
             raise BadInput(f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream", param="Last-Event-ID")
         return Position(int(chars), int(sound_bytes))
 
-    def take(self, piece: Piece) -> None:
+    def advance(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             self.chars += len(piece.text)
         else:
-            self.sound_bytes += len(piece.pcm)
+            self.audio_bytes += len(piece.pcm)
 
 
-async def rest_of(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
-    """What an answer has beyond what was sent of it."""
-    skip = Position(sent.chars, sent.sound_bytes)
+async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
+    """Yield the part of an answer after position `sent`."""
+    skip = Position(sent.chars, sent.audio_bytes)
     async for piece in pieces:
         if isinstance(piece, TextPiece):
             skipped = min(skip.chars, len(piece.text))
@@ -81,28 +81,28 @@ async def rest_of(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator
             if skipped < len(piece.text):
                 yield TextPiece(piece.text[skipped:])
         else:
-            skipped = min(skip.sound_bytes, len(piece.pcm))
-            skip.sound_bytes -= skipped
+            skipped = min(skip.audio_bytes, len(piece.pcm))
+            skip.audio_bytes -= skipped
             if skipped < len(piece.pcm):
                 yield AudioPiece(piece.pcm[skipped:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdges:
-    """The graph's edges to the client, by what they carry."""
+    """The graph's edges to the client, by medium."""
 
     text: EdgeName
     audio: EdgeName | None
 
 
-class Answer:
-    """An answer under way; use as an async context manager, which aborts the request when left before its end.
+class AnswerStream:
+    """The answer to one request; an async context manager, which aborts the request when left before the end of the answer.
 
-    But not where it is the gateway that leaves (GatewayStopping, or `closing` is set): the client may go on at another. Nor where
-    `is_stalled` says that the client was disconnected because it read nothing: the request runs to its end, to be resumed.
+    Two exceptions: when the gateway stops (GatewayStopping, or `closing` is set), the client may resume at another gateway; and
+    when `is_stalled` returns True (the client was disconnected for not reading), the request continues and can be resumed.
 
-    Its sound is sent with at most `max_leading_silence_ms` of silence first; `num_samples` counts what was made.
-    `first_sound_at`: when the first of it arrived here, in seconds of `time.monotonic`.
+    The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the samples before trimming.
+    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Answer:
         self.spec = spec
         self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
-        self.first_sound_at: float | None = None
+        self.first_audio_at: float | None = None
         self._silence = LeadingSilenceTrimmer(frontend.sample_rate_hz, max_leading_silence_ms)
         self._num_text_tokens = 0
         self._num_cached = 0
-        self._ask_num_cached = num_cached
+        self._read_num_cached = num_cached
         self._last_id: int | None = None
         self._main = main
         self._stream = stream
@@ -136,12 +136,12 @@ class Answer:
         self._detokenizer = frontend.detokenizer()
         self._trimmer = StopTrimmer(main.stop)
         self._pcm = bytearray()
-        self._num_kept = 0
+        self._num_sent = 0
         self._started = time.monotonic()
         self._ended = False
         self._outcome = ""
-        self._heard: set[str] = set()
-        self._continuity = Continuity()
+        self._media_seen: set[str] = set()
+        self._continuity = PlaybackContinuity()
 
     async def __aenter__(self) -> Self:
         self._metrics.in_flight.inc()
@@ -157,13 +157,13 @@ class Answer:
         elif not self._ended:
             self._outcome = self._outcome or "aborted"
             await self._abort()
-        self._metrics.request_ended(
-            self._outcome, time.monotonic() - self._started, self.answer_s,
+        self._metrics.observe_request_end(
+            self._outcome, time.monotonic() - self._started, self.audio_s,
             num_frames=self._frontend.num_answer_audio_tokens(self.num_samples), continuous=self._continuity.ok,
         )  # fmt: skip
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Text and sound in the order they are made, no empty ones.
+        """Yield text and audio in order of arrival, no empty pieces.
 
         Raises: FleetError if the request fails.
         """
@@ -175,14 +175,14 @@ class Answer:
         except FleetError as error:
             self._outcome = error.code
             raise
-        # A character still incomplete here will never be whole; a stop string begun is text after all.
+        # an incomplete character stays incomplete, and the beginning of a stop string is ordinary text
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
         if rest:
             yield TextPiece(rest)
         self._pcm += self._silence.finish()
-        for piece in self._sound(final=True):
+        for piece in self._audio_pieces(final=True):
             yield piece
-        self._num_cached = await self._ask_num_cached(self.spec)
+        self._num_cached = await self._read_num_cached(self.spec)
         self._ended, self._outcome = True, self.finish_reason
         self._metrics.cached_tokens.inc(self._num_cached)
         self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
@@ -190,18 +190,18 @@ class Answer:
 
     @property
     def num_trimmed(self) -> int:
-        """Samples of leading silence that are not sent."""
+        """Samples of leading silence that were removed."""
         return self._silence.num_trimmed
 
     @property
     def finish_reason(self) -> str:
-        """`length` where the bound cut the text; the end token and a stop string are `stop`."""
+        """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
         cut = self._num_text_tokens >= self._main.max_tokens
         ended = self._trimmer.stopped or self._last_id in self._frontend.end_ids()
         return "length" if cut and not ended else "stop"
 
     @property
-    def answer_s(self) -> float:
+    def audio_s(self) -> float:
         rate_hz = self._frontend.sample_rate_hz
         return self.num_samples / rate_hz if rate_hz else 0.0
 
@@ -220,59 +220,58 @@ class Answer:
         )
 
     async def _abort(self) -> None:
-        """A request that failed by itself is aborted too: its failure may be that Redis could not be reached."""
+        """Abort a failed request too: the failure may have been that Redis was unreachable."""
         try:
             await self._stream.abort("the client left" if self._outcome == "aborted" else self._outcome)
         except FleetError as error:
-            log.warning("request %s: abort failed: %s", self.spec.id, error.message)
+            log.warning("request %s: cannot be aborted: %s", self.spec.id, error.message)
 
     def _pieces_of(self, chunk: Chunk) -> list[Piece]:
         if chunk.edge == self._edges.text:
-            return self._text(chunk)
+            return self._text_pieces(chunk)
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self.num_samples += len(samples)
-            if len(samples) and self.first_sound_at is None:
-                self.first_sound_at = now
-            if kept := self._silence.feed(samples.tobytes()):
-                self._num_kept += len(kept) // BYTES_PER_SAMPLE
-                self._continuity.came(self._num_kept / self._frontend.sample_rate_hz, now)
-                self._pcm += kept
-            return self._sound(final=False)
+            if len(samples) and self.first_audio_at is None:
+                self.first_audio_at = now
+            if pcm := self._silence.feed(samples.tobytes()):
+                self._num_sent += len(pcm) // BYTES_PER_SAMPLE
+                self._continuity.add(self._num_sent / self._frontend.sample_rate_hz, now)
+                self._pcm += pcm
+            return self._audio_pieces(final=False)
         return []
 
-    def _text(self, chunk: Chunk) -> list[Piece]:
+    def _text_pieces(self, chunk: Chunk) -> list[Piece]:
         ids = [int(token) for token in _array(chunk, "ids", "<i4")]
-        num_unwatched = max(0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens)
+        num_unchecked = max(0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens)
         self._num_text_tokens += len(ids)
         if ids:
             self._last_id = ids[-1]
-        # as the stage does, look for stop strings only in what is drawn, and only after `min_tokens`
-        unwatched, watched = ids[:num_unwatched], ids[num_unwatched:]
-        text = self._detokenizer.add(unwatched) + self._trimmer.add(self._detokenizer.add(watched))
+        # as in the stage, stop strings end the text only in generated tokens, and only after `min_tokens`
+        unchecked, checked = ids[:num_unchecked], ids[num_unchecked:]
+        text = self._detokenizer.add(unchecked) + self._trimmer.add(self._detokenizer.add(checked))
         if not text:
             return []
-        self._note_first("text")
+        self._observe_first("text")
         return [TextPiece(text)]
 
-    def _sound(self, *, final: bool) -> list[Piece]:
-        whole = len(self._pcm) if final else len(self._pcm) - len(self._pcm) % GROUP_BYTES
-        if whole:
-            self._note_first("audio")
+    def _audio_pieces(self, *, final: bool) -> list[Piece]:
+        end = len(self._pcm) if final else len(self._pcm) - len(self._pcm) % GROUP_BYTES
+        if end:
+            self._observe_first("audio")
         pieces: list[Piece] = [
-            AudioPiece(bytes(self._pcm[start : min(start + MAX_PIECE_BYTES, whole)]))
-            for start in range(0, whole, MAX_PIECE_BYTES)
+            AudioPiece(bytes(self._pcm[start : min(start + MAX_PIECE_BYTES, end)])) for start in range(0, end, MAX_PIECE_BYTES)
         ]
-        del self._pcm[:whole]
+        del self._pcm[:end]
         return pieces
 
-    def _note_first(self, medium: str) -> None:
-        if medium not in self._heard:
-            self._heard.add(medium)
-            self._metrics.first(medium, time.monotonic() - self._started)
+    def _observe_first(self, medium: str) -> None:
+        if medium not in self._media_seen:
+            self._media_seen.add(medium)
+            self._metrics.observe_first_output(medium, time.monotonic() - self._started)
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:
-    """A chunk's inline tensor, flat; empty where a final chunk carries nothing."""
+    """A chunk's inline tensor, flat; empty for a final chunk without data."""
     tensor = chunk.tensors.get(name)
     return np.frombuffer(tensor.data if tensor is not None and tensor.data is not None else b"", dtype)

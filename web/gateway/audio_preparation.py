@@ -1,4 +1,4 @@
-"""Audio of requests on its way to samples: admitted before it is decoded, and decoded where no other request waits for it.
+"""Decoding of the audio in requests: after admission, and outside of the event loop.
 
 Knows no HTTP, no container and no codec.
 """
@@ -16,7 +16,7 @@ from web.ports import FleetPort
 
 
 class AudioPreparation:
-    """Invariants: at most so many requests are being prepared as the fleet would admit besides those that are live."""
+    """Invariants: requests being decoded are no more than the fleet would admit beside the live ones."""
 
     def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:
         self._client, self._frontend, self._max_audio_s = client, frontend, limits.max_audio_s
@@ -24,7 +24,7 @@ class AudioPreparation:
         self._num_preparing = 0
 
     async def decode(self, chat: ChatRequest) -> ChatRequest:
-        """Return the chat with its audio decoded. A caller that is cancelled ends the decoding.
+        """Return the chat with its audio decoded. Cancelling the caller ends the decoding.
 
         Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
         """
@@ -32,8 +32,8 @@ class AudioPreparation:
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
-        places = await self._client.requests.check_admission(chat.id, chat.outputs)
-        if self._num_preparing >= places:
+        num_admissible = await self._client.requests.check_admission(chat.id, chat.outputs)
+        if self._num_preparing >= num_admissible:
             raise Overloaded(f"{self._num_preparing} requests with audio are being prepared already; try again shortly")
         self._num_preparing += 1
         try:

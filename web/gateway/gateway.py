@@ -1,4 +1,4 @@
-"""From a checked chat to an answer under way: what the API and the console share. Knows no HTTP."""
+"""Submission of checked chat requests, shared by all endpoints. Knows no HTTP."""
 
 import asyncio
 import logging
@@ -18,12 +18,12 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
-from web.gateway.answer import Answer, ClientEdges
+from web.gateway.answer import AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.metrics import Metrics
-from web.gateway.playback_reports import HeardNotes
+from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
-from web.gateway.stored_body import kept_body
+from web.gateway.stored_body import stored_body
 from web.ports import FleetPort
 from web.schema.chat import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
 
@@ -32,15 +32,15 @@ log = logging.getLogger("fleet.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveRequest:
-    """An answer under way, and what was resolved for it."""
+    """A submitted request: its answer, and the values that were chosen for it."""
 
-    answer: Answer
+    answer: AnswerStream
     seed: int
     voice: str | None
     spoken: bool
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """What the response says of it beside its body. `ignored` are names of fields that the client sent."""
+        """Response headers. `ignored`: names of fields that the client sent and that change nothing."""
         headers = {"x-fleet-seed": str(self.seed)}
         if self.voice is not None:
             headers["x-fleet-voice"] = self.voice
@@ -51,8 +51,10 @@ class ActiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOverrides:
-    """What routes other than chat put beside a body: messages in place of its own, an answer or its beginning that is given, and
-    what errors call the prompt and the voice. `continues`: its sound follows other sound, and keeps all of its leading silence.
+    """Overrides of a chat body by routes other than chat.
+
+    `messages` replace those of the body; `given` is the answer, or its beginning; `where` and `voice_where` name the fields of
+    prompt and voice in errors. `continues`: the audio follows other audio, so all of its leading silence is sent.
     """
 
     messages: tuple[Message, ...] = ()
@@ -73,10 +75,10 @@ class Gateway:
         self.edges = client_edges(self.graph)
         self.model = model_name(config)
         self.metrics = Metrics(client, self.model)
-        self.heard = HeardNotes(client)
+        self.playback_reports = PlaybackReports(client)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
-        """Set at shutdown: endless streams end, and answers cut short are left to another gateway."""
+        """Set at shutdown: endless streams end, and unfinished answers can be resumed at another gateway."""
         self._audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = next(stage.name for stage in self.graph.stages if stage.main)
@@ -86,25 +88,25 @@ class Gateway:
         return self.edges.audio is not None and self.frontend.sample_rate_hz > 0
 
     def detach_all(self) -> None:
-        """End whatever still runs here; see `GatewayRequests.detach_all`."""
+        """End the remaining answers of this gateway with GatewayStopping; see `FleetPort.detach_all`."""
         self.client.requests.detach_all()
 
     def close(self) -> None:
-        """End what the gateway started, after its last request."""
+        """Stop the decoder processes, after the last request."""
         self._audio.close()
 
     def check_model(self, wanted: str, where: str = "model") -> None:
-        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming `where`."""
+        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming the field `where`."""
         if wanted != self.model and wanted not in self.config.web.model_aliases:
             others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
             raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
 
-    async def open(
-        self, body: ChatBody, request_id: RequestId, asked: RequestOverrides | None = None, *, kind: str = ""
+    async def submit(
+        self, body: ChatBody, request_id: RequestId, overrides: RequestOverrides | None = None, *, kind: str = ""
     ) -> ActiveRequest:
-        """Check, prepare and submit. A caller cancelled meanwhile leaves no request behind.
+        """Check, prepare and submit a request. If the caller is cancelled meanwhile, no request remains.
 
-        `kind`: what people look for it by; speech or text where it is not given, as the body asks.
+        `kind`: kind of the request in the request index; by default speech or text, by the body's modalities.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -113,51 +115,55 @@ class Gateway:
         outputs = self.outputs(spoken=spoken)
         seed = request_seed(body)
         stages = self.graph.stages_for(outputs)
-        asked = asked or RequestOverrides()
+        overrides = overrides or RequestOverrides()
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
-            messages=asked.messages or await self._messages(body),
+            messages=overrides.messages or await self._messages(body),
             outputs=outputs,
             sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
             spoken=spoken,
             voice=voice_name(body.audio.voice) if body.audio is not None else None,
-            given=asked.given,
+            given=overrides.given,
             created_us=now_us(),
-            where=asked.where,
-            voice_where=asked.voice_where,
+            where=overrides.where,
+            voice_where=overrides.voice_where,
         )
         spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
         spec = msgspec.structs.replace(
-            spec, reply=reply_of(body) | self._silence_of(asked, spoken=spoken), session=session_of(body), body=kept_body(body),
-            model=self.model, kind=kind or ("speech" if spoken else "text"),
-        )  # fmt: skip
-        if isinstance(asked.given, TextPart):
-            spec = self._as_long_as_given(spec)
-        stream = await self._submit(spec, blob)
+            spec,
+            reply=reply_of(body) | self._leading_silence_param(overrides, spoken=spoken),
+            session=session_of(body),
+            body=stored_body(body),
+            model=self.model,
+            kind=kind or ("speech" if spoken else "text"),
+        )
+        if isinstance(overrides.given, TextPart):
+            spec = self._with_length_of_given(spec)
+        stream = await self._submit_spec(spec, blob)
         return ActiveRequest(answer=self._answer(spec, stream), seed=seed, voice=spec.params.get("voice"), spoken=spoken)
 
-    def _silence_of(self, asked: RequestOverrides, *, spoken: bool) -> dict[str, str]:
-        """The bound on leading silence, kept with the request: positions in its sound are the same at every gateway."""
+    def _leading_silence_param(self, overrides: RequestOverrides, *, spoken: bool) -> dict[str, str]:
+        """The limit of leading silence, stored with the request so that audio positions are the same at every gateway."""
         max_ms = self.config.web.max_leading_silence_ms
-        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if spoken and max_ms is not None and not asked.continues else {}
+        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if spoken and max_ms is not None and not overrides.continues else {}
 
-    def _as_long_as_given(self, spec: RequestSpec) -> RequestSpec:
-        """An answer that is given whole has no other end than its own."""
+    def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
+        """Set max_tokens of an answer that is given in full to its own length."""
         main = msgspec.structs.replace(self._sampling_of(spec, self._main), max_tokens=len(spec.given))
         return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
-    async def resume(self, request_id: RequestId) -> Answer | None:
-        """Go on with an answer that another gateway, or another connection, began; None if there is no such request.
+    async def resume(self, request_id: RequestId) -> AnswerStream | None:
+        """Continue the answer of a request that another gateway or connection submitted; None if there is no such request.
 
         Raises: RedisUnreachable.
         """
         found = await self.client.requests.resume(request_id)
         return self._answer(*found) if found is not None else None
 
-    def _answer(self, spec: RequestSpec, stream: ClientStream) -> Answer:
+    def _answer(self, spec: RequestSpec, stream: ClientStream) -> AnswerStream:
         silence_ms = spec.reply.get(MAX_LEADING_SILENCE_MS)
-        return Answer(
+        return AnswerStream(
             spec=spec,
             main=self._sampling_of(spec, self._main),
             stream=stream,
@@ -170,29 +176,29 @@ class Gateway:
         )
 
     async def _num_cached(self, spec: RequestSpec) -> int:
-        """Of a request whose answer has ended, how many prompt positions the conversation's earlier turn had computed."""
+        """Number of prompt positions of a finished request that the previous turn of the conversation had computed."""
         if not spec.session:
             return 0
         try:
             view = await self.client.telemetry.trace(spec.id)
         except FleetError as error:
-            log.warning("request %s: what was spared of it is not known: %s", spec.id, error.message)
+            log.warning("request %s: the number of its cached prompt tokens cannot be read: %s", spec.id, error.message)
             return 0
-        spared = [task.cached_rows for task in view.tasks if task.stage == self._main] if view is not None else []
-        return min(sum(spared), len(spec.prompt_ids))
+        cached = [task.cached_rows for task in view.tasks if task.stage == self._main] if view is not None else []
+        return min(sum(cached), len(spec.prompt_ids))
 
-    async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+    async def _submit_spec(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         submitting = asyncio.ensure_future(self.client.requests.submit(spec, blob))
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            # Whether the request was written is not known until the script has answered.
+            # the script may have written the request: wait for its result before the abort
             stream = await submitting
             await stream.abort("the client left")
             raise
 
     def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
-        """The client edges of an answer. Raises: UnsupportedValue where the model does not speak."""
+        """Client edges of an answer. Raises: UnsupportedValue if the model does not speak."""
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:
@@ -200,7 +206,7 @@ class Gateway:
         return (self.edges.text, self.edges.audio)
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
-        """Remember a spoken answer's words; until when, in seconds since 1970."""
+        """Store the transcript of a spoken answer; return its expiry in seconds since 1970."""
         await self.client.voice.save_transcript(audio_id, transcript, self.config.retention_s)
         return int(time.time()) + self.config.retention_s
 
@@ -239,14 +245,14 @@ MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_lead
 
 
 def reply_of(body: ChatBody) -> dict[str, str]:
-    """What a body says of its answer's shape, as the request keeps it: a key is there or not."""
+    """Options of the answer's shape, as stored with the request: a key is present or absent."""
     options = body.stream_options or StreamOptions()
     wanted = {MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers}
-    return {name: "yes" for name, given in wanted.items() if given}
+    return {name: "yes" for name, is_wanted in wanted.items() if is_wanted}
 
 
 def session_of(body: ChatBody) -> str:
-    """The conversation's name inside the fleet: of one length, and fit for a key of Redis, whatever the client calls it."""
+    """Internal name of the conversation: a digest of the client's name, of fixed length and valid in a Redis key."""
     key = body.prompt_cache_key
     return blake2b(key.encode(), digest_size=16).hexdigest() if key is not None else ""
 
@@ -259,7 +265,7 @@ def client_edges(graph: Graph) -> ClientEdges:
 
 
 def model_name(config: FleetConfig) -> str:
-    """The configured name, else the checkpoint folder's, else the graph's."""
+    """The configured name, otherwise that of the checkpoint folder, otherwise that of the graph."""
     if config.web.model_name:
         return config.web.model_name
     folder = Path(config.checkpoint)

@@ -1,4 +1,4 @@
-"""What listeners' players say they have played, written to the requests' stories: the latest, at most once a second each."""
+"""Playback positions that clients report, written to the traces of their requests at most once a second each."""
 
 import asyncio
 import logging
@@ -9,11 +9,11 @@ from web.ports import FleetPort
 
 log = logging.getLogger("fleet.web")
 
-EVERY_S = 1.0
+WRITE_INTERVAL_S = 1.0
 
 
-class HeardNotes:
-    """One gateway's. `note` never waits; what could not be written is only a number that people look at."""
+class PlaybackReports:
+    """Pending reports of one gateway. `note` never waits. A failed write loses only a number of the trace."""
 
     def __init__(self, client: FleetPort) -> None:
         self._client = client
@@ -21,7 +21,7 @@ class HeardNotes:
         self._writing: dict[RequestId, asyncio.Task[None]] = {}
 
     def note(self, request: RequestId, played_samples: int, underruns: int) -> None:
-        """`underruns`: since the last note."""
+        """Record the latest position. `underruns`: since the last report."""
         before = self._latest.get(request, (0, 0))
         self._latest[request] = (played_samples, before[1] + underruns)
         if request not in self._writing:
@@ -33,7 +33,7 @@ class HeardNotes:
             try:
                 await self._client.telemetry.record_playback(request, played_samples=latest[0], underruns=latest[1])
             except FleetError as error:
-                log.info("request %s: what was heard of it is not noted: %s", request, error.message)
+                log.info("request %s: its playback position cannot be written: %s", request, error.message)
             written = latest
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(WRITE_INTERVAL_S)
         del self._latest[request], self._writing[request]

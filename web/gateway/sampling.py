@@ -1,4 +1,4 @@
-"""Resolving a request's sampling for every stage it runs: declaration < checkpoint < deployment < request < its `fleet` section.
+"""Sampling parameters of each stage of a request: declaration < checkpoint < deployment < request < its `fleet` section.
 
 Knows stages only by what the graph declares of them.
 """
@@ -23,12 +23,12 @@ _FIELDS = (
 
 
 def new_seed() -> int:
-    """Small enough for every JSON reader to keep exactly."""
+    """Return a random seed that every JSON reader represents exactly."""
     return secrets.randbelow(2**32)
 
 
 def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]) -> dict[StageName, Sampling]:
-    """What each stage samples with when a request says nothing; `of_checkpoint` is the frontend's `sampling`.
+    """Default sampling of each stage; `of_checkpoint` is the frontend's `sampling`.
 
     Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value out of range.
     """
@@ -54,10 +54,9 @@ def resolve_sampling(
     stages: tuple[StageName, ...],
     seed: int,
 ) -> dict[StageName, Sampling]:
-    """The sampling of each of `stages`.
+    """Return the sampling of each of `stages`.
 
-    A request's temperature is that of every stage which samples; its other fields are the main stage's; its seed is
-    everyone's.
+    The temperature of a request applies to every stage that samples, its seed to every stage, its other fields to the main stage.
     Raises: BadInput naming an unknown stage or a bound exceeded.
     """
     graph = config.graph_declaration()
@@ -76,7 +75,7 @@ def resolve_sampling(
         where = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         where_min = "min_tokens"
         if section is not None:
-            values |= _given(section)
+            values |= _set_values(section)
             where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
             where_min = where_min if section.min_tokens is None else f"fleet.{stage.name}.min_tokens"
         _check_bound(values, stage, config, defaults[stage.name], where)
@@ -94,7 +93,7 @@ def request_seed(body: ChatBody) -> int:
 
 def _request_values(body: ChatBody, stage: Stage) -> dict[str, Value]:
     if stage.main:
-        values = _given(body)
+        values = _set_values(body)
         if body.max_completion_tokens is not None:
             values["max_tokens"] = body.max_completion_tokens
         return values
@@ -103,7 +102,7 @@ def _request_values(body: ChatBody, stage: Stage) -> dict[str, Value]:
     return {}
 
 
-def _given(fields: SamplingFields) -> dict[str, Value]:
+def _set_values(fields: SamplingFields) -> dict[str, Value]:
     values: dict[str, Value] = {name: value for name in _FIELDS if (value := getattr(fields, name)) is not None}
     if fields.top_k is not None:
         values["top_k"] = max(fields.top_k, 0)

@@ -6,27 +6,21 @@ from contextlib import contextmanager
 from starlette.requests import Request
 from starlette.types import Scope
 
-from fleet.core.errors import BadInput, InputTooLarge, Overloaded
+from fleet.core.errors import BadInput, InputTooLarge
+from web.http.errors import BodiesTooLarge
 
 _STATE_KEY = "fleet_bodies"
 MIB = 1024 * 1024
 
 
-class BodiesTooLarge(Overloaded):
-    """The bodies of all requests under way take as much memory as they may."""
-
-    code = "overloaded"
-    status = 503
-
-
 class BodyMemory:
-    """Bytes of all bodies that are held; each request frees its own when it ends, however it ends."""
+    """Memory of the bodies of all requests. Each request frees its share at its end, also after an error."""
 
     def __init__(self, max_mib: int) -> None:
         self._max_mib = max_mib
         self.num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Raises: BodiesTooLarge."""
         if self.num_bytes + num_bytes > self._max_mib * MIB:
             raise BodiesTooLarge(
@@ -39,25 +33,25 @@ class BodyMemory:
         self.num_bytes -= num_bytes
 
     @contextmanager
-    def held_by(self, scope: Scope) -> Iterator[None]:
-        """Count what a request takes within, and free it afterwards."""
-        held = scope["state"][_STATE_KEY] = HeldBodies(self)
+    def track(self, scope: Scope) -> Iterator[None]:
+        """Count the bytes that a request reserves within this context, and free them at its end."""
+        memory = scope["state"][_STATE_KEY] = RequestBodyMemory(self)
         try:
             yield
         finally:
-            held.free()
+            memory.free()
 
 
-class HeldBodies:
-    """Bytes of bodies held by one request."""
+class RequestBodyMemory:
+    """Share of one request in `BodyMemory`."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self._num_bytes = 0
 
-    def take(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int) -> None:
         """Raises: BodiesTooLarge."""
-        self._memory.take(num_bytes)
+        self._memory.reserve(num_bytes)
         self._num_bytes += num_bytes
 
     def free(self) -> None:
@@ -65,23 +59,23 @@ class HeldBodies:
         self._num_bytes = 0
 
 
-def held_bodies(scope: Scope) -> HeldBodies:
+def body_memory_of(scope: Scope) -> RequestBodyMemory:
     return scope["state"][_STATE_KEY]
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises: InputTooLarge as soon as the body is known to be too long; BodiesTooLarge; ClientDisconnect."""
+    """Read the body. Raises: InputTooLarge as soon as it is known to be too long; BodiesTooLarge; ClientDisconnect."""
     declared = request.headers.get("content-length", "0")
     if not declared.isdigit():
         raise BadInput("content-length: not a number")
     if int(declared) > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
-    held = held_bodies(request.scope)
+    memory = body_memory_of(request.scope)
     async for piece in request.stream():
         if len(body) + len(piece) > max_bytes:
             raise _too_large(max_bytes)
-        held.take(len(piece))
+        memory.reserve(len(piece))
         body += piece
     return bytes(body)
 

@@ -11,26 +11,23 @@ from starlette.types import Receive, Scope
 log = logging.getLogger("fleet.web")
 
 T = TypeVar("T")
-
-
 _STALLED_KEY = "fleet_client_stalled"
 
 
 def set_stalled(scope: Scope) -> None:
-    """Note that the connection of this request ends because its client reads nothing."""
+    """Record that the connection of this request is closed because its client does not read."""
     scope["state"][_STALLED_KEY] = True
 
 
 def is_stalled(scope: Scope) -> bool:
-    """Return True if the client was disconnected because it read nothing, rather than having left."""
+    """Return True if the gateway closed the connection because the client did not read."""
     return bool(scope["state"].get(_STALLED_KEY, False))
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Run `work`, cancelling it (and waiting for its clean-up) when the client goes away.
+    """Run `work` until its end or the disconnect of the client, which cancels it and waits for its clean-up.
 
-    The body must have been read: whatever still arrives is dropped.
-    Raises: ClientDisconnect, and whatever `work` raises.
+    The body must have been read: further input is dropped. Raises: ClientDisconnect, and the errors of `work`.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
@@ -43,7 +40,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> 
         working.cancel()
         watching.cancel()
         await asyncio.wait({working, watching})
-        # looked at here, or a failure that came together with the disconnect would be reported as never retrieved
+        # retrieve the error of work that failed as the client disconnected, or asyncio would report it as never retrieved
         if not working.cancelled() and (error := working.exception()) is not None:
             log.debug("the work of a request ended with %r", error)
 

@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
+"""Errors as HTTP responses in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
 
 import logging
 from collections.abc import Mapping
@@ -10,9 +10,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.errors import BadInput, FleetError
-from fleet.core.errors import UnsupportedValue as UnsupportedValue
-from web.http.unknown_routes import route_refusal
+from fleet.core.errors import (
+    Aborted,
+    BadInput,
+    Conflict,
+    ContextLengthExceeded,
+    FleetError,
+    GatewayStopping,
+    InputTooLarge,
+    ModelNotFound,
+    NotFound,
+    NoWorker,
+    OutOfMemory,
+    OutOfPages,
+    Overloaded,
+    RedisUnreachable,
+    SecretInUse,
+    TransferError,
+    UnsupportedValue,
+    WorkerLost,
+)
+from web.http.unknown_routes import advice_for_path
 
 log = logging.getLogger("fleet.web")
 
@@ -32,17 +50,15 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 class Unauthorized(BadInput):
-    """The request bears no key, or a wrong one."""
+    """The request has no API key, or a wrong one."""
 
     code = "invalid_api_key"
-    status = 401
 
 
 class TooManyWrongKeys(BadInput):
-    """The request has a wrong key, as had many earlier requests from the same address."""
+    """The request has a wrong key, like many earlier requests from the same address."""
 
     code = "too_many_wrong_keys"
-    status = 429
 
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
@@ -50,54 +66,98 @@ class TooManyWrongKeys(BadInput):
 
 
 class Forbidden(BadInput):
-    """A page of another site made the browser send this."""
+    """A browser sent the request for a page of another site."""
 
     code = "cross_site_request"
-    status = 403
 
 
 class ForeignHost(BadInput):
-    """The gateway is asked for by a name that is not its own."""
+    """The Host header has a name that is not the gateway's."""
 
     code = "host_not_allowed"
-    status = 421
 
 
 class ReadOnly(BadInput):
-    """The gateway lets people look and talk, and changes nothing of the fleet."""
+    """The gateway is read-only: it refuses changes of the fleet."""
 
     code = "read_only"
-    status = 403
 
 
-class SessionEnded(BadInput):
+class SessionEndedByOperator(BadInput):
     """An operator ended the voice session."""
 
     code = "session_ended"
-    status = 410
 
 
 class SessionExpired(BadInput):
-    """The voice session has lasted as long as any may. Code and wording are those of OpenAI's service."""
+    """The voice session has reached its maximum duration. Code and wording are those of OpenAI's service."""
 
     code = "session_expired"
 
 
 class SessionIdle(BadInput):
-    """The client of the voice session has sent nothing for so long."""
+    """The client of the voice session has sent nothing for `voice.idle_s`."""
 
     code = "session_idle"
 
 
 class UnservedRoute(UnsupportedValue):
-    """A route that OpenAI's API has and this server has not."""
+    """A route of OpenAI's API that this server does not have."""
 
-    status = 404
+
+class BodiesTooLarge(Overloaded):
+    """The bodies of all requests have reached their memory limit."""
+
+    code = "overloaded"
+
+
+class UpgradeRequired(BadInput):
+    code = "upgrade_required"
+
+
+class UnknownSocket(BadInput):
+    """A path without a WebSocket. Its code is not `not_found`, which means an ended session."""
+
+    code = "unknown_url"
+
+
+STATUSES: dict[type[FleetError], int] = {
+    BadInput: 400,
+    ContextLengthExceeded: 400,
+    OutOfPages: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    ReadOnly: 403,
+    ModelNotFound: 404,
+    NotFound: 404,
+    UnknownSocket: 404,
+    UnservedRoute: 404,
+    Aborted: 409,
+    Conflict: 409,
+    SessionEndedByOperator: 410,
+    InputTooLarge: 413,
+    ForeignHost: 421,
+    UpgradeRequired: 426,
+    Overloaded: 429,
+    SecretInUse: 429,
+    TooManyWrongKeys: 429,
+    BodiesTooLarge: 503,
+    GatewayStopping: 503,
+    NoWorker: 503,
+    OutOfMemory: 503,
+    RedisUnreachable: 503,
+    TransferError: 503,
+    WorkerLost: 503,
+}
+"""HTTP status by error class; a subclass that is not listed has that of its base, any other class 500."""
+
+
+def status_of(error: FleetError) -> int:
+    return next((STATUSES[cls] for cls in type(error).__mro__ if cls in STATUSES), 500)
 
 
 def envelope_of(error: FleetError) -> ErrorEnvelope:
-    """A failure of ours says only that it is ours: what went wrong inside is for the log."""
-    body = ErrorBody(message=error.message, type=type_of(error.status), param=error.param, code=error.code)
+    body = ErrorBody(message=error.message, type=error_type(error), param=error.param, code=error.code)
     return ErrorEnvelope(body)
 
 
@@ -105,6 +165,10 @@ def type_of(status: int) -> str:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_error"
     return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+
+
+def error_type(error: FleetError) -> str:
+    return type_of(status_of(error))
 
 
 def error_response(
@@ -117,24 +181,24 @@ def error_response(
 
 
 def internal_error_response() -> Response:
-    body = ErrorBody(message="the server failed; its log tells why", type="server_error", code="server_error")
+    body = ErrorBody(message="the server failed; its log has the reason", type="server_error", code="server_error")
     return error_response(ErrorEnvelope(body), 500)
 
 
 async def on_fleet_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetError)
-    if error.status >= 500 and not error.retryable:
+    if status_of(error) >= 500 and not error.retryable:
         log.error("request failed: %s: %s", error.code, error.message)
-    return error_response(envelope_of(error), error.status, retry_after_s=error.retry_after_s)
+    return error_response(envelope_of(error), status_of(error), retry_after_s=error.retry_after_s)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such path, wrong method."""
+    """Errors of Starlette's router: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code, reason = _CODES.get(error.status_code, "http_error"), error.detail
     allowed = Headers(error.headers).get("allow")
     if error.status_code == HTTPStatus.NOT_FOUND:
-        code, advice = route_refusal(request.url.path)
+        code, advice = advice_for_path(request.url.path)
         reason = f"no such route; {advice}" if advice else "no such route"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         reason = f"this route takes {allowed} only"

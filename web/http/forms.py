@@ -1,4 +1,4 @@
-"""Reading a multipart form from a body in memory: bounded fields, files and headers. Knows no field of any route."""
+"""Parsing of a multipart form from a body in memory, with limits of fields, files and headers. Knows no field of any route."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,15 +13,15 @@ MAX_FIELDS = 32
 MAX_FILES = 32
 MAX_FIELD_BYTES = 64 * 1024
 MAX_PART_HEADER_BYTES = 8 * 1024
-"""Names and values of the header lines of one part."""
+"""Limit of the header lines of one part."""
 MAX_TYPE_CHARS = 1024
-"""Bound for the Content-Type header, which holds the boundary."""
+"""Limit of the Content-Type header, which has the boundary."""
 _PIECE_BYTES = 64 * 1024
 
 
 @asynccontextmanager
 async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
-    """The fields and files of a multipart body. Other work of the event loop continues between pieces of it.
+    """Parse the fields and files of a multipart body, in steps between which other tasks run.
 
     Raises: BadInput, InputTooLarge.
     """
@@ -39,7 +39,7 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser with bounds of its own. Files stay in memory, where the body is already, and are not written to disk."""
+    """Starlette's parser with further limits. Files stay in memory, like the body, and are not written to disk."""
 
     def __init__(self, headers: Headers, raw: bytes) -> None:
         super().__init__(headers, _pieces(raw), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)

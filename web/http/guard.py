@@ -1,7 +1,4 @@
-"""Access rules: the API key, logins of browsers, and what pages of other sites may not do.
-
-Knows no route's work.
-"""
+"""Access rules: the API key, logins of browsers, and cross-site requests. Knows no route's work."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -15,32 +12,32 @@ from starlette.websockets import WebSocket
 
 from fleet.config.schema import WebConfig
 from fleet.core.errors import FleetError, RedisUnreachable
-from web.http.cookies import cookie_of
-from web.http.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response
-from web.http.hosts import Hosts
+from web.http.cookies import read_cookie
+from web.http.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response, status_of
+from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
-from web.http.origins import Origins, not_listed
+from web.http.origins import AllowedOrigins, not_listed
 from web.http.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
 SECURE_COOKIE = "__Host-fleet_console"
-"""Its name under https. Browsers take a cookie of this prefix from nothing but https, and from no other host of the domain."""
+"""Name of the cookie under https. Browsers accept this prefix only over https, and not from other hosts of the domain."""
 CSRF_HEADER = "x-csrf-token"
-LOGIN = "/console/login"
-METRICS = "/metrics"
-OPEN_PATHS = ("/health", "/ready", LOGIN, "/console/logout", "/static/")
-"""Answered without a key: probes, and what the login page needs. `web.open_metrics` adds `/metrics`."""
-REALTIME = "/v1/realtime"
-"""Pages of any site may open this socket with a short-lived key, which is looked up there."""
-EPHEMERAL = "ek_"
-IN_SUBPROTOCOL = "openai-insecure-api-key."
-OPERATING = "/v1/fleet/"
-"""What changes the fleet, rather than asking something of the model, is under this path; `web.read_only` closes it."""
+LOGIN_PATH = "/console/login"
+METRICS_PATH = "/metrics"
+OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/")
+"""Paths served without a key: probes, and the login page. `web.open_metrics` adds `/metrics`."""
+REALTIME_PATH = "/v1/realtime"
+"""WebSocket that pages of any site may open with a client secret, which the route itself checks."""
+CLIENT_SECRET_PREFIX = "ek_"
+KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
+FLEET_API_PATH = "/v1/fleet/"
+"""Path of the operations on the fleet; `web.read_only` refuses changes below it."""
 _CSRF, _TRUSTED = "fleet_csrf", "fleet_trusted"
 
 
 def csrf_of(scope: Scope) -> str:
-    """Return the CSRF token of the login that a page is rendered for; "" where the client needs none."""
+    """Return the CSRF token of the request's login, for its page; "" if none is needed."""
     return str(scope.get("state", {}).get(_CSRF, ""))
 
 
@@ -49,65 +46,70 @@ def is_trusted(scope: Scope) -> bool:
     return bool(scope.get("state", {}).get(_TRUSTED))
 
 
-def same_key(given: bytes, expected: str) -> bool:
-    return hmac.compare_digest(given, expected.encode())
+def keys_equal(key: bytes, expected: str) -> bool:
+    return hmac.compare_digest(key, expected.encode())
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """`api_key` None asks nobody for a key."""
+class AccessRules:
+    """Access rules of a gateway; with `api_key` None no key is required."""
 
     api_key: str | None
     web: WebConfig
-    hosts: Hosts
-    origins: Origins
+    hosts: AllowedHosts
+    origins: AllowedOrigins
     logins: Logins
     wrong_keys: WrongKeys
 
-    async def refusal(self, scope: Scope) -> FleetError | None:
-        """Return why this request is refused, None if it is not; note in its state for whom pages are rendered.
+    async def find_refusal(self, scope: Scope) -> FleetError | None:
+        """Return why this request is refused, or None; store trust and CSRF token in its state.
 
-        Raises: RedisUnreachable where a login cannot be looked up.
+        Raises: RedisUnreachable if a login cannot be checked.
         """
         headers = Headers(scope=scope)
-        if reason := self.hosts.refusal(headers.get("host")):
+        if reason := self.hosts.find_refusal(headers.get("host")):
             return ForeignHost(reason, param="host")
-        offered = offered_key(scope)
-        if scope["type"] == "websocket" and scope["path"] == REALTIME and (offered or "").startswith(EPHEMERAL):
+        key = client_key(scope)
+        if scope["type"] == "websocket" and scope["path"] == REALTIME_PATH and (key or "").startswith(CLIENT_SECRET_PREFIX):
             return None
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        bears_key = self.api_key is not None and same_key((offered or "").encode("latin-1"), self.api_key)
-        scope.setdefault("state", {})[_TRUSTED] = bears_key or self.api_key is None
-        if not bears_key and (refused := await self._without_key(scope, headers, changes)) is not None:
-            return self.wrong_keys.refusal(scope, refused) if offered and self.api_key is not None else refused
-        if self.web.read_only and changes and scope["path"].startswith(OPERATING):
+        has_key = self.api_key is not None and keys_equal((key or "").encode("latin-1"), self.api_key)
+        scope.setdefault("state", {})[_TRUSTED] = has_key or self.api_key is None
+        if not has_key and (refused := await self._without_key(scope, headers, changes)) is not None:
+            return self.wrong_keys.refusal(scope, refused) if key and self.api_key is not None else refused
+        if self.web.read_only and changes and scope["path"].startswith(FLEET_API_PATH):
             return ReadOnly("this gateway is read-only (web.read_only); ask one that is not, or use the command line")
         return None
 
     async def _without_key(self, scope: Scope, headers: Headers, changes: bool) -> Unauthorized | Forbidden | None:
-        """The rules for requests without the key: from a browser with a login, from pages of other origins, from anywhere."""
+        """Rules for requests without the key: from browsers with a login, from pages of other origins, and others."""
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
             return Forbidden(foreign)
         if self.api_key is None or self._is_open(scope["path"]):
             return None
         login = login_token(scope)
-        if (foreign is not None and allowed) or not await self.logins.known(login):
+        if (foreign is not None and allowed) or not await self.logins.is_valid(login):
             return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
         csrf = self.logins.csrf_token(login)
-        if changes and not same_key(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
+        if changes and not keys_equal(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
             return Forbidden(f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the key as Bearer")
         scope["state"][_CSRF] = csrf
         return None
 
     def _is_open(self, path: str) -> bool:
-        return path.startswith(OPEN_PATHS) or (self.web.open_metrics and path == METRICS)
+        return path.startswith(OPEN_PATHS) or (self.web.open_metrics and path == METRICS_PATH)
+
+
+RefuseSocket = Callable[[WebSocket, FleetError], Awaitable[None]]
 
 
 class Guard:
-    """The rules as a wrapper around the app: a refused program gets the error, a refused browser the login page."""
+    """Middleware that applies the rules: a refused program gets the error, a refused browser the login page."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, refuse_socket: Callable[[WebSocket, FleetError], Awaitable[None]]) -> None:
+    def __init__(
+        self, app: ASGIApp, rules: AccessRules, refuse_socket: Callable[[WebSocket, FleetError], Awaitable[None]]
+    ) -> None:
         self.app = app
         self._rules = rules
         self._refuse_socket = refuse_socket
@@ -117,7 +119,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            refusal = await self._rules.refusal(scope)
+            refusal = await self._rules.find_refusal(scope)
         except FleetError as error:
             refusal = error
         if refusal is None:
@@ -127,16 +129,16 @@ class Guard:
         elif scope["type"] == "websocket":
             await self._refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
-            where = f"{LOGIN}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN
+            where = f"{LOGIN_PATH}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN_PATH
             await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})
             await send({"type": "http.response.body"})
         else:
-            response = error_response(envelope_of(refusal), refusal.status, retry_after_s=refusal.retry_after_s)
+            response = error_response(envelope_of(refusal), status_of(refusal), retry_after_s=refusal.retry_after_s)
             await response(scope, receive, send)
 
 
 class _WhileLoggedIn:
-    """`send` that ends a stream once the login it was opened by has ended; Redis must say so."""
+    """A `send` that ends a stream once its login has ended; while Redis is unreachable the stream continues."""
 
     def __init__(self, send: Send, logins: Logins, login: str) -> None:
         self._send = send
@@ -144,20 +146,20 @@ class _WhileLoggedIn:
         self._login = login
 
     async def __call__(self, message: Message) -> None:
-        if message.get("more_body") and not await self._is_known():
+        if message.get("more_body") and not await self._is_logged_in():
             await self._send({"type": "http.response.body", "body": b""})
             raise ClientDisconnect
         await self._send(message)
 
-    async def _is_known(self) -> bool:
+    async def _is_logged_in(self) -> bool:
         try:
-            return await self._logins.known(self._login)
+            return await self._logins.is_valid(self._login)
         except RedisUnreachable:
             return True
 
 
 def _wants_page(scope: Scope) -> bool:
-    """A person opens an address; programs of the API are told that their key is wrong."""
+    """Return True if a person opened the address in a browser, rather than a program of the API."""
     if scope["path"] == "/":
         return True
     asks_html = "text/html" in Headers(scope=scope).get("accept", "")
@@ -165,7 +167,7 @@ def _wants_page(scope: Scope) -> bool:
 
 
 def _foreign(headers: Headers) -> str | None:
-    """Why this comes from a page of another site; None where it does not. A program sends no Origin; a browser always does."""
+    """Return why the request counts as cross-site, or None. Programs send no Origin; browsers always do."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return (
@@ -183,15 +185,15 @@ def cookie_name(scope: Scope) -> str:
 
 def login_token(scope: Scope) -> str:
     """Return the token in the console's cookie, "" where there is none."""
-    return cookie_of(Headers(scope=scope).get("cookie", ""), cookie_name(scope))
+    return read_cookie(Headers(scope=scope).get("cookie", ""), cookie_name(scope))
 
 
-def offered_key(scope: Scope) -> str | None:
-    """The key a connection bears: as Bearer, or as a subprotocol, since a browser can send no header with a WebSocket."""
-    scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+def client_key(scope: Scope) -> str | None:
+    """Return the client's key, from the Authorization header or a subprotocol: browsers cannot set headers of a WebSocket."""
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        return given.strip()
+        return key.strip()
     for protocol in scope.get("subprotocols", []):
-        if str(protocol).startswith(IN_SUBPROTOCOL):
-            return str(protocol).removeprefix(IN_SUBPROTOCOL)
+        if str(protocol).startswith(KEY_SUBPROTOCOL_PREFIX):
+            return str(protocol).removeprefix(KEY_SUBPROTOCOL_PREFIX)
     return None

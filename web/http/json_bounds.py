@@ -1,4 +1,4 @@
-"""Bounds on a JSON text, checked before it is parsed: parsed values take up to a hundred times the memory of their text.
+"""Limits of a JSON text, checked before parsing: parsed values take up to a hundred times the memory of their text.
 
 Knows no route and no field.
 """
@@ -13,21 +13,21 @@ from fleet.core.errors import InputTooLarge
 MAX_VALUES = 65_536
 """Values in the body of a request. The largest legitimate ones list a hundred tools, each with a schema of hundreds of values."""
 MAX_WIDE_BYTES = 8 * 1024 * 1024
-"""Strings with characters beyond ASCII: Python keeps every character of such a string in up to four bytes. Base64 has none."""
+"""Limit of strings with characters beyond ASCII, which take up to four bytes per character. Base64 has none."""
 MAX_OUTSIDE_BYTES = 4 * 1024 * 1024
-"""Numbers, white space and punctuation: a number of four thousand digits takes five times its text."""
+"""Limit of numbers, white space and punctuation: a number of four thousand digits takes five times its text."""
 _PIECE_BYTES = 64 * 1024
-"""Each step of the scan takes a millisecond at most, after which other threads may run."""
+"""One step of the scan, at most a millisecond, after which other threads may run."""
 
 
 def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the body") -> None:
-    """Count the values, the bytes beside strings, and those of wide strings; `whole` is what errors call the text.
+    """Check the number of values, the bytes outside of strings, and those of wide strings; `whole` names the text in errors.
 
-    A text that is not JSON is counted up to its first mistake as a parser would read it. Time: half a millisecond for each MiB.
+    Invalid JSON is counted as a parser reads it, up to its first error. Time: half a millisecond per MiB.
     Raises: InputTooLarge.
     """
     if len(raw) <= 2 * max_values:
-        return  # each value takes a character, and another one before or behind it
+        return  # each value takes one character and a separator
     scan = _Scan()
     for start in range(0, len(raw), _PIECE_BYTES):
         scan.feed(raw[start : start + _PIECE_BYTES])
@@ -44,7 +44,7 @@ def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the bo
 
 @dataclass(slots=True)
 class _Scan:
-    """The state between two pieces of a text. Outside of strings, separators are commas and opening brackets."""
+    """State of the scan between two pieces. Separators are commas and opening brackets outside of strings."""
 
     num_separators: int = 0
     num_strings: int = 0
@@ -52,16 +52,14 @@ class _Scan:
     complete_wide_bytes: int = 0
     in_string: bool = False
     open_bytes: int = 0
-    """Length so far of the string that is open at the end of the last piece."""
+    """Length so far of a string that continues in the next piece."""
     open_is_wide: bool = False
     _carry: bytes = b""
     """A backslash whose character is in the next piece."""
 
     @property
     def num_values(self) -> int:
-        """Each value but the first follows a separator. Strings count too, or a text of strings alone would have no values; an
-        object has two for each separator.
-        """
+        """Number of values: each but the first follows a separator. Strings alone count too, two per separator in an object."""
         return max(self.num_separators, self.num_strings // 2)
 
     @property
@@ -73,7 +71,7 @@ class _Scan:
         if b"\\" in piece:
             if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
                 piece, self._carry = piece[:-1], b"\\"
-            # escaped backslashes first: what is left of them escapes nothing
+            # escaped backslashes first: the remaining ones escape quotes
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         runs = piece.split(b'"')
         self.num_strings += len(runs) // 2
@@ -111,12 +109,12 @@ def _is_wide(text: bytes) -> bool:
 
 
 def max_keys(most: int) -> BeforeValidator:
-    """A bound on an object's keys, checked before its values: a validator collects the mistakes of all values, 1 KiB for each."""
+    """Return a limit of an object's keys, checked before its values: a validator collects the errors of all, 1 KiB each."""
 
-    def check(given: object) -> object:
-        num_keys = len(cast("dict[str, object]", given)) if isinstance(given, dict) else 0
+    def check(value: object) -> object:
+        num_keys = len(cast("dict[str, object]", value)) if isinstance(value, dict) else 0
         if num_keys > most:
             raise ValueError(f"{num_keys} keys; at most {most} are allowed")
-        return given
+        return value
 
     return BeforeValidator(check)

@@ -1,6 +1,6 @@
-"""Logins of browsers: each is a random token in a cookie, which every gateway finds in Redis until the login ends or expires.
+"""Logins of browsers: each is a random token in a cookie, valid at every gateway until the login ends or expires.
 
-Redis holds a MAC of the token under the API key: nothing that it holds opens the console, and a changed key ends every login.
+Redis holds a MAC of the token under the API key, so its data grant no access, and a changed key ends every login.
 Knows no route.
 """
 
@@ -17,11 +17,11 @@ from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 
 KEEP_S = 7 * 24 * 3600
-"""A login that is not used for this long expires."""
+"""An unused login expires after this time."""
 RENEW_S = 3600
-"""A login in use is prolonged after this time."""
+"""A login in use is renewed after this time."""
 CACHE_S = 3.0
-"""A login that another gateway ends is accepted here for at most this long."""
+"""Time for which a login that was ended at another gateway may still be accepted here."""
 MAX_CACHED = 1024
 TOKEN_BYTES = 32
 
@@ -39,25 +39,25 @@ class Logins:
     async def begin(self) -> str:
         """Return the token of a new login."""
         token = token_urlsafe(TOKEN_BYTES)
-        with _address_hidden():
+        with _without_redis_address():
             await self._store.add(self._mac("login", token), KEEP_S)
         return token
 
-    async def known(self, token: str) -> bool:
-        """Return True if this is the token of a login that has not ended, and prolong the login now and then."""
+    async def is_valid(self, token: str) -> bool:
+        """Return True if the token is that of a login that has not ended; renew the login if due."""
         if self._key is None or not token:
             return False
         name = self._mac("login", token)
         if self._clock() < self._cached_until.get(name, 0.0):
             return True
         num_ended = self._num_ended
-        with _address_hidden():
+        with _without_redis_address():
             left_us = (await self._store.ends_us(name) or 0) - now_us()
             if left_us <= 0:
                 return False
             if left_us < (KEEP_S - RENEW_S) * 1_000_000:
                 await self._store.renew(name, KEEP_S)
-        if num_ended == self._num_ended:  # else this very login may have ended since Redis was read
+        if num_ended == self._num_ended:  # otherwise this login may have ended since Redis was read
             self._cache(name)
         return True
 
@@ -66,13 +66,13 @@ class Logins:
         if self._key is None or not token:
             return
         name = self._mac("login", token)
-        with _address_hidden():
+        with _without_redis_address():
             await self._store.remove(name)
         self._num_ended += 1
         self._cached_until.pop(name, None)
 
     def csrf_token(self, token: str) -> str:
-        """Return what the console's pages of this login send with every change, and a page of another site cannot read."""
+        """Return the token that the console's pages send with every change; pages of other sites cannot read it."""
         return self._mac("csrf", token)
 
     def _cache(self, name: str) -> None:
@@ -87,8 +87,8 @@ class Logins:
 
 
 @contextmanager
-def _address_hidden() -> Iterator[None]:
-    """Give the reason without Redis's address, since anyone may send a cookie."""
+def _without_redis_address() -> Iterator[None]:
+    """Replace errors of Redis, which name its address: clients without a key may cause them."""
     try:
         yield
     except RedisUnreachable as error:

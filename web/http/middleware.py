@@ -1,4 +1,4 @@
-"""What wraps every request: its id, its count, the headers of every answer. Knows no route's work."""
+"""Middleware of every request: its id, the headers of its response, the count of responses."""
 
 import logging
 
@@ -15,22 +15,20 @@ log = logging.getLogger("fleet.web")
 
 _STATE_KEY = "fleet_request_id"
 CONTENT_POLICY = "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-"""No inline script or style anywhere, and nothing from another host; a page may set a policy of its own."""
+"""No inline scripts or styles, and nothing from another host; a page may set a policy of its own."""
 
 
 def request_id_of(scope: Scope) -> RequestId:
     return RequestId(scope["state"][_STATE_KEY])
 
 
-def known_request_id(scope: Scope) -> RequestId | None:
+def request_id_or_none(scope: Scope) -> RequestId | None:
     """Return the request's id, or None before it has one."""
     return scope["state"].get(_STATE_KEY)
 
 
 class RequestContext:
-    """Mints the request id, names it in every answer, counts answers, frees the memory of its body, and turns a bug of ours into
-    a plain 500.
-    """
+    """Creates the request id, sets response headers, counts responses, frees body memory, turns unexpected errors into a 500."""
 
     def __init__(self, app: ASGIApp, responses: Counter, bodies: BodyMemory) -> None:
         self.app = app
@@ -46,24 +44,24 @@ class RequestContext:
         if scope["type"] == "websocket":
             await self.app(scope, receive, send)
             return
-        sender = _Sender(send, scope, request_id, self._responses)
+        sender = _ResponseStart(send, scope, request_id, self._responses)
         try:
-            with self._bodies.held_by(scope):
+            with self._bodies.track(scope):
                 await self.app(scope, receive, sender)
         except ClientDisconnect:
-            # a page that is closed is no news
+            # closed pages are logged at DEBUG only
             level = logging.DEBUG if scope["path"].startswith("/console/") else logging.INFO
-            log.log(level, "request %s: the client left", request_id)
+            log.log(level, "request %s: the client disconnected", request_id)
         except Exception:
-            # The process loop of this process: the story goes to the log, only this request fails.
+            # the process loop of the gateway: only this request fails
             log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if sender.started:
                 raise
             await internal_error_response()(scope, receive, sender)
 
 
-class _Sender:
-    """`send` with our headers on the response's start, and its status counted."""
+class _ResponseStart:
+    """A `send` that sets the headers of the response, and counts it by status."""
 
     def __init__(self, send: Send, scope: Scope, request_id: RequestId, responses: Counter) -> None:
         self._send = send
@@ -78,7 +76,7 @@ class _Sender:
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._request_id
             headers["x-content-type-options"] = "nosniff"
-            # not "no-referrer": with that, browsers name no origin in a form's POST, and it could not be told from another site's
+            # not "no-referrer", with which a form's POST has no Origin and looks like a cross-site request
             headers["referrer-policy"] = "same-origin"
             headers.setdefault("content-security-policy", CONTENT_POLICY)
             route = getattr(self._scope.get("route"), "path", "other")
@@ -88,6 +86,6 @@ class _Sender:
 
 
 def _method(scope: Scope) -> str:
-    """A bounded set of label values: clients may send any word as a method."""
+    """Return the method as a label value of a bounded set: clients may send any word."""
     method = str(scope["method"])
     return method if method in ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS") else "other"

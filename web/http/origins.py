@@ -1,7 +1,6 @@
-"""Cross-origin use of the API: which pages of other origins a browser lets call it, and the headers that permit it (CORS).
+"""Cross-origin use of the API from browsers (CORS): allowed origins, and the headers that permit them.
 
-No answer allows credentials, so a page of another origin never acts with the console's cookie: it sends the API key, or the
-gateway has none. Knows no route.
+Credentials are never allowed: a page of another origin sends the API key and cannot use the console's cookie. Knows no route.
 """
 
 import logging
@@ -15,20 +14,20 @@ from fleet.config.safety import find_any_origin_refusal
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
-from web.http.errors import Forbidden, envelope_of, error_response
+from web.http.errors import Forbidden, envelope_of, error_response, status_of
 
 log = logging.getLogger("fleet.web")
 
 API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-"""Paths that other origins may be allowed to call; never the console's pages and its socket."""
+"""Paths that other origins may be allowed to call; the console's pages are not among them."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
-"""Response headers that pages may read: all, `x-fleet-*` too; the two that SDKs read are named for browsers without wildcards."""
+"""Response headers that pages may read: all; two that SDKs read are named for browsers without support of wildcards."""
 PREFLIGHT_MAX_AGE_S = 600
 
 
-class Origins:
-    """Origins of `web.allowed_origins`. Raises: ConfigError if it allows any origin where no key is asked for."""
+class AllowedOrigins:
+    """Origins of `web.allowed_origins`. Raises: ConfigError if any origin is allowed and no API key is set."""
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self.listed = web.allowed_origins
@@ -36,7 +35,7 @@ class Origins:
             raise ConfigError(refusal, param="web.allowed_origins")
 
     def allow(self, scope: Scope) -> bool:
-        """Return True if the request or socket comes from a page of a listed origin, and asks for the API."""
+        """Return True if the request or WebSocket is for the API and from a page of a listed origin."""
         origin = Headers(scope=scope).get("origin")
         return origin is not None and scope["path"].startswith(API) and (origin in self.listed or ANY_ORIGIN in self.listed)
 
@@ -46,9 +45,9 @@ def not_listed(origin: str) -> str:
 
 
 class Cors(CORSMiddleware):
-    """CORS headers on the API's answers, refusals included. A refused preflight gets an error in the API's shape."""
+    """CORS headers on responses of the API, refusals included. A refused preflight gets an error in the API's shape."""
 
-    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, origins: AllowedOrigins) -> None:
         super().__init__(
             app,
             allow_origins=origins.listed,
@@ -77,4 +76,4 @@ class Cors(CORSMiddleware):
         else:
             return super().preflight_response(request_headers)
         log.info("%s", refusal.message)
-        return error_response(envelope_of(refusal), refusal.status, {"vary": "Origin"})
+        return error_response(envelope_of(refusal), status_of(refusal), {"vary": "Origin"})

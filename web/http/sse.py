@@ -7,25 +7,25 @@ import msgspec
 from starlette.types import Send
 
 PING_S = 15.0
-"""A line this often keeps proxies from closing a stream whose first words are slow."""
+"""Interval of the pings that keep proxies from closing a silent stream."""
 PING = b" \n"
-"""Readers of server-sent events ignore it, as a field of an unknown name. Load tools, which read every line by itself, skip it
-as empty, and would take a comment for JSON. A blank line would end an event, even an empty one, for some clients (openai's).
+"""Event stream parsers ignore this line as a field of unknown name; load tools that read single lines skip it as empty, and would
+parse the usual comment as JSON. A blank line ends an event, even an empty one, for some clients (openai's).
 """
 _encode = msgspec.json.Encoder().encode
 
 
 def event(value: msgspec.Struct) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: " + _encode(value) + b"\n\n"
 
 
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
-    """Send server-sent events, and `PING` in every silence of `PING_S`."""
+    """Send server-sent events, and `PING` after every `PING_S` without one."""
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
-    # a shielded wait: a timeout must not cancel the step of the answer that it waits for
+    # wait() and not wait_for(): a time-out must not cancel the pending step of the answer
     pending = asyncio.ensure_future(anext(lines, None))
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The gateway's certificate: the one a deployment names, or one made and kept in its data folder. Knows no route."""
+"""The gateway's certificate: that of the configuration, or a self-signed one in the data folder. Knows no route."""
 
 import contextlib
 import datetime as dt
@@ -20,7 +20,7 @@ from fleet.core.private import make_private_folder
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)
-"""A certificate with less than this to go is made anew at the next start."""
+"""A certificate that is valid for less than this is replaced at the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class TlsFiles:
 
 
 def tls_files(config: FleetConfig) -> TlsFiles | None:
-    """None: the gateway speaks plain http. Raises: ConfigError naming the file that is missing."""
+    """Return the certificate files, or None for plain HTTP. Raises: ConfigError naming a missing file."""
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         for name, path in (("web.tls_cert", web.tls_cert), ("web.tls_key", web.tls_key)):
@@ -41,18 +41,18 @@ def tls_files(config: FleetConfig) -> TlsFiles | None:
 
 
 def _self_signed(folder: Path, host: str) -> TlsFiles:
-    """A browser asks once whether to trust it, as long as it stays the same: it is kept while it serves."""
+    """Return the stored certificate while it is valid, since browsers ask for consent to each new one; otherwise create one."""
     files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
     names = _names(host)
-    if not (files.key.is_file() and _serves(files.cert, names)):
+    if not (files.key.is_file() and _is_valid_for(files.cert, names)):
         make_private_folder(folder.parent)
         make_private_folder(folder)
-        _make(files, names)
+        _create_certificate(files, names)
     return files
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    """What this machine may be called by who connects to it."""
+    """Return the names and addresses of this machine."""
     own = {address.address.partition("%")[0] for of_card in psutil.net_if_addrs().values() for address in of_card}
     named: list[x509.GeneralName] = [x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})]
     for text in sorted(own | {"127.0.0.1", "::1", host}):
@@ -61,7 +61,7 @@ def _names(host: str) -> list[x509.GeneralName]:
     return named
 
 
-def _serves(cert: Path, names: list[x509.GeneralName]) -> bool:
+def _is_valid_for(cert: Path, names: list[x509.GeneralName]) -> bool:
     try:
         known = x509.load_pem_x509_certificate(cert.read_bytes())
         held = known.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -70,7 +70,7 @@ def _serves(cert: Path, names: list[x509.GeneralName]) -> bool:
     return set(names) <= set(held) and known.not_valid_after_utc - dt.datetime.now(dt.UTC) > RENEW
 
 
-def _make(files: TlsFiles, names: list[x509.GeneralName]) -> None:
+def _create_certificate(files: TlsFiles, names: list[x509.GeneralName]) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Fleet gateway")])
     now = dt.datetime.now(dt.UTC)
@@ -93,8 +93,8 @@ def _make(files: TlsFiles, names: list[x509.GeneralName]) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Nobody sees half of it, and nobody else the key."""
-    spare = path.with_suffix(f".{os.getpid()}")
-    with open(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    """Write the file atomically, with its mode from the beginning."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(data)
-    spare.replace(path)
+    temporary.replace(path)

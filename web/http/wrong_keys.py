@@ -1,9 +1,8 @@
 """Back-off for clients that send wrong API keys, and one log line per client address and minute. Knows no route.
 
-The right key is accepted during a back-off too: behind a proxy all clients share its address, and one that guesses must not lock
-out the others. So a guess is compared all the same, and the length of the key is what keeps it from being guessed
-(`fleet/config/safety.py` refuses short ones). The back-off slows down clients with an old key, and bounds the log. All wrong keys
-get the same answer, whatever they have in common with the right one.
+The right key is accepted during a back-off too: behind a proxy all clients have one address, and one that guesses must not lock
+out the others. The length of the key protects it from guessing (`fleet/config/safety.py` refuses short ones); the back-off slows
+down clients with an old key, and limits the log. All wrong keys get the same response.
 """
 
 import asyncio
@@ -13,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from starlette.types import Scope
 
 from fleet.core.errors import FleetError
+from web.http.addresses import client_address
 from web.http.errors import TooManyWrongKeys
 
 log = logging.getLogger("fleet.web")
@@ -25,18 +24,18 @@ log = logging.getLogger("fleet.web")
 NUM_FREE = 10
 """Wrong keys of an address before its first back-off."""
 FIRST_S, LONGEST_S = 1.0, 60.0
-"""The first back-off and the longest; each wrong key after one doubles it. Clients of OpenAI's SDKs do not wait for longer."""
+"""First and longest back-off; each further wrong key doubles it. OpenAI's SDKs wait no longer than the longest."""
 FORGIVEN_S = 300.0
-"""The wrong keys of an address count no more when this time has passed without another."""
+"""The wrong keys of an address are forgotten after this time without another."""
 LOG_EVERY_S = 60.0
 MAX_ADDRESSES = 4096
 
-Later = Callable[[float, Callable[[], None]], object]
+CallLater = Callable[[float, Callable[[], None]], object]
 
 
 @dataclass(slots=True)
 class _Record:
-    """Units: seconds of the clock. `num_unlogged` wrong keys came since the last line; `logging`: another line is due."""
+    """Units: seconds of the clock. `num_unlogged`: wrong keys since the last line; `logging`: another line is scheduled."""
 
     num_failed: int = 0
     failed_at: float = -math.inf
@@ -52,14 +51,14 @@ def call_later(delay_s: float, call: Callable[[], None]) -> object:
 class WrongKeys:
     """Wrong keys by client address."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = call_later) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
         self._clock = clock
         self._later = later
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def refusal(self, scope: Scope, refused: FleetError) -> FleetError:
         """Count a wrong key, and return the refusal to send: `refused`, or during a back-off TooManyWrongKeys."""
-        wait_s = self.note(address_of(scope))
+        wait_s = self.count(address_of(scope))
         if wait_s is None:
             return refused
         return TooManyWrongKeys(
@@ -67,8 +66,8 @@ class WrongKeys:
             retry_after_s=wait_s,
         )
 
-    def note(self, address: str) -> int | None:
-        """Count a wrong key. Return for how many seconds the address is in a back-off that began before; None if it is not."""
+    def count(self, address: str) -> int | None:
+        """Count a wrong key. Return the remaining seconds of a back-off that began earlier; None outside of one."""
         now = self._clock()
         record = self._record_of(address, now)
         self._log(address, record)
@@ -105,15 +104,5 @@ class WrongKeys:
 
 
 def address_of(scope: Scope) -> str:
-    """Return the client's address; of IPv6 its network of 64 bits, all of which one client has."""
-    client = scope.get("client")
-    host = str(client[0]) if client else "an unknown address"
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    if not isinstance(address, IPv6Address):
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Network((int(address), 64), strict=False))
+    """Return the client's address, as `client_address` does."""
+    return client_address(scope.get("client")) or "an unknown address"

@@ -1,4 +1,4 @@
-"""PCM16 into the bytes of a sound file while it is made, at another speed where that is wanted. Knows no request."""
+"""Streaming encoder from PCM16 to audio files, optionally with a changed tempo. Knows no request."""
 
 import io
 import struct
@@ -26,14 +26,14 @@ MEDIA_TYPES: dict[FileFormat, str] = {
 }
 BYTES_PER_SAMPLE = 2
 UNKNOWN_LEN = 0xFFFFFFFF
-"""How a WAV header says that the sound goes on to the end of the stream."""
+"""Length in a WAV header that means: until the end of the stream."""
 MIN_TEMPO = 0.5
-"""What one `atempo` filter slows down to; two of them go to a quarter."""
+"""Lowest factor of one `atempo` filter; two in sequence reach a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codec:
-    """`stream` are the container's options where it cannot go back to complete its header. Units: `bit_rate` per second."""
+    """`stream`: options of the container where it cannot seek back to complete its header. Units: `bit_rate` per second."""
 
     container: str
     name: str
@@ -44,14 +44,14 @@ class _Codec:
 _CODECS = {
     "mp3": _Codec(container="mp3", name="libmp3lame", bit_rate=64_000, stream={"write_xing": "0", "id3v2_version": "0"}),
     "flac": _Codec(container="flac", name="flac"),
-    # a page holds a second where nothing is said, which a listener would have to wait for
+    # by default a page has a second of audio, which would delay the stream
     "opus": _Codec(container="ogg", name="libopus", bit_rate=40_000, stream={"page_duration": "80000"}),
     "aac": _Codec(container="adts", name="aac", bit_rate=64_000),
 }
 
 
 class Encoder(Protocol):
-    """Takes the sound in pieces, whole samples each, and returns what they make certain of the file."""
+    """Encodes audio in pieces of whole samples; each call returns the bytes of the file that are final."""
 
     def feed(self, pcm: bytes) -> bytes: ...
 
@@ -59,13 +59,13 @@ class Encoder(Protocol):
 
 
 def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
-    """For mono PCM16 little-endian. FLAC and WAV come without their length, which nobody knows when they begin."""
-    encoder = _Plain(kind, rate_hz) if kind in ("wav", "pcm") else _Compressed(kind, rate_hz, _Sink())
-    return _Faster(encoder, rate_hz, speed) if speed != 1 else encoder
+    """Return an encoder of mono PCM16 little-endian. FLAC and WAV headers have no length, which is unknown at the beginning."""
+    encoder = _Uncompressed(kind, rate_hz) if kind in ("wav", "pcm") else _Compressed(kind, rate_hz, _Sink())
+    return _TempoChange(encoder, rate_hz, speed) if speed != 1 else encoder
 
 
 def encode_whole(pcm: bytes, rate_hz: int, kind: FileFormat) -> bytes:
-    """The whole file, its length in its header where the format has one."""
+    """Encode a complete file, with its length in the header if the format has one."""
     if kind == "pcm":
         return pcm
     if kind == "wav":
@@ -83,8 +83,8 @@ def wav_header(rate_hz: int, data_len: int = UNKNOWN_LEN) -> bytes:
     return struct.pack("<4sI4s", b"RIFF", file_len, b"WAVE") + form + struct.pack("<4sI", b"data", data_len)
 
 
-class _Plain:
-    """Samples as they are, after a header where the format has one."""
+class _Uncompressed:
+    """Unchanged samples, after a header if the format has one."""
 
     def __init__(self, kind: FileFormat, rate_hz: int) -> None:
         self._header = wav_header(rate_hz) if kind == "wav" else b""
@@ -98,7 +98,7 @@ class _Plain:
 
 
 class _Sink:
-    """A file that cannot go back: what was written since it was last asked."""
+    """A file without seek: a buffer of the bytes written since the last `take`."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -108,12 +108,12 @@ class _Sink:
         return len(data)
 
     def take(self) -> bytes:
-        taken, self._written = bytes(self._written), bytearray()
-        return taken
+        data, self._written = bytes(self._written), bytearray()
+        return data
 
 
 class _Compressed:
-    """One file of a codec's frames. What it holds back is less than a frame and what the codec looks ahead."""
+    """One file of codec frames. Holds back less than a frame, and the codec's lookahead."""
 
     def __init__(self, kind: FileFormat, rate_hz: int, sink: _Sink | io.BytesIO) -> None:
         codec = _CODECS[kind]
@@ -133,26 +133,26 @@ class _Compressed:
         if pcm:
             self._write(_frame(pcm, self._rate_hz, self._num_samples))
             self._num_samples += len(pcm) // BYTES_PER_SAMPLE
-        return self._taken()
+        return self._take()
 
     def finish(self) -> bytes:
         self._write(None)
         for packet in self._stream.encode(None):
             self._container.mux(packet)
         self._container.close()
-        return self._taken()
+        return self._take()
 
     def _write(self, frame: av.AudioFrame | None) -> None:
         for cut in self._cut.resample(frame):
             for packet in self._stream.encode(cut):
                 self._container.mux(packet)
 
-    def _taken(self) -> bytes:
+    def _take(self) -> bytes:
         return self._sink.take() if isinstance(self._sink, _Sink) else b""
 
 
-class _Faster:
-    """Sound of another tempo and the same pitch, before it is encoded."""
+class _TempoChange:
+    """Changes the tempo at constant pitch, before the encoder."""
 
     def __init__(self, encoder: Encoder, rate_hz: int, speed: float) -> None:
         self._encoder, self._rate_hz = encoder, rate_hz
@@ -177,15 +177,15 @@ class _Faster:
             return b""
         self._source.push(_frame(pcm, self._rate_hz, self._num_samples))
         self._num_samples += len(pcm) // BYTES_PER_SAMPLE
-        return b"".join([self._encoder.feed(changed) for changed in self._pull()])
+        return b"".join([self._encoder.feed(pcm) for pcm in self._pull()])
 
     def finish(self) -> bytes:
         self._source.push(None)
-        rest = [self._encoder.feed(changed) for changed in self._pull()]
+        rest = [self._encoder.feed(pcm) for pcm in self._pull()]
         return b"".join([*rest, self._encoder.finish()])
 
     def _pull(self) -> Iterator[bytes]:
-        """What the filters have ready."""
+        """Yield the output that the filters have ready."""
         while True:
             try:
                 frame = self._sink.pull()

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: text and speech, streamed or whole, in OpenAI's shapes. Knows no stage."""
+"""POST /v1/chat/completions: text and speech, streamed or not, in OpenAI's shapes. Knows no stage."""
 
 import asyncio
 import base64
@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.request import RequestSpec
-from web.gateway.answer import Answer, AudioPiece, Piece, Position, TextPiece, rest_of
+from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, TextPiece, skip_sent
 from web.gateway.gateway import MIRROR, USAGE, WAV, ActiveRequest, Gateway
-from web.http.body import held_bodies, read_body
+from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
-from web.http.errors import UnsupportedValue, envelope_of
+from web.http.errors import envelope_of
 from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
@@ -26,23 +26,23 @@ from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.responses import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
 
 STREAMED_FORMATS = ("pcm16", "wav")
-"""A streamed `wav` is headerless PCM16 too, as the peers of this API family send it."""
+"""A streamed `wav` is PCM16 without headers too, as other servers of this API send it."""
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What every shape of one answer repeats."""
+class ChatEnvelope:
+    """Fields that all events of an answer share, and its options."""
 
     id: str
     audio_id: str
     created: int
     model: str
     mirror: bool
-    """Whether the transcript also goes into `content` (modalities include text)."""
+    """True if the text is also in `content` (modalities include text)."""
     spoken: bool
     usage: bool
-    """Whether the stream ends with the usage."""
+    """True if the stream ends with the usage."""
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
 
@@ -58,10 +58,10 @@ class Reply:
         )  # fmt: skip
 
     @staticmethod
-    def of(spec: RequestSpec, model: str) -> "Reply":
-        """From the request itself, so that every gateway gives the same."""
+    def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
+        """Derived from the request only, so it is the same at every gateway."""
         tail = spec.id.removeprefix("req-")
-        return Reply(
+        return ChatEnvelope(
             id=f"chatcmpl-{tail}",
             audio_id=f"audio_{tail}",
             created=spec.created_us // 1_000_000,
@@ -74,7 +74,7 @@ class Reply:
 
 
 class ChatEndpoint:
-    """An ASGI app and not a function: work stops the moment the client leaves, before or within the answer."""
+    """An ASGI app and not a function, so that a disconnect cancels the work, before or within the answer."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -83,26 +83,26 @@ class ChatEndpoint:
         request = Request(scope, receive)
         body = await parse_body(parse_chat, await read_body(request, self._gateway.config.limits.max_body_bytes))
         _check_format(body)
-        answering = self._answer(body, scope, receive, send)
-        del body  # it may be large, and is not needed for as long as the answer takes
-        await until_disconnect(receive, answering)
+        answer = self._answer(body, scope, receive, send)
+        del body  # it may be large, and is not needed during the answer
+        await until_disconnect(receive, answer)
 
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
-        opened = await self._gateway.open(body, request_id_of(scope))
-        async with opened.answer as answer:
+        active = await self._gateway.submit(body, request_id_of(scope))
+        async with active.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = Reply.of(answer.spec, self._gateway.model)
-            headers, kind, is_streamed = opened.headers(_ignored(body, opened)), _format(body, "wav"), body.stream
+            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
+            headers, kind, is_streamed = active.headers(_ignored(body, active)), _audio_format(body, "wav"), body.stream
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
             del body
-            held_bodies(scope).free()
+            body_memory_of(scope).free()
             if is_streamed:
-                await send_stream(send, headers, answer_lines(self._gateway, reply, answer, Position(), with_ids=with_ids))
+                await send_stream(send, headers, chat_events(self._gateway, reply, answer, Position(), with_ids=with_ids))
             else:
-                response = await self._whole(reply, answer, kind, headers)
+                response = await self._complete(reply, answer, kind, headers)
                 await response(scope, receive, send)
 
-    async def _whole(self, reply: Reply, answer: Answer, kind: AudioFormat, headers: dict[str, str]) -> Response:
+    async def _complete(self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]) -> Response:
         text: list[str] = []
         pcm = bytearray()
         async for piece in answer.pieces():
@@ -133,11 +133,13 @@ class ChatEndpoint:
         return Response(_encode(completion), media_type="application/json", headers=headers)
 
 
-async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Position, *, with_ids: bool) -> AsyncIterator[bytes]:
-    """The stream's events after what was sent of it. A failure becomes an error event, and no [DONE] follows.
+async def chat_events(
+    gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
+) -> AsyncIterator[bytes]:
+    """Yield the events of the stream after position `sent`. A failure becomes an error event, without [DONE].
 
-    The role comes with the first piece: clients take the time of the first event for that of the first token.
-    `with_ids`: the id of a piece's event is the position after it, from which any gateway can go on.
+    The role is sent with the first piece: clients measure the time to the first token by the first event.
+    `with_ids`: the id of an event is the position after it, from which any gateway can resume.
     """
     transcript: list[str] = []
     opening, audio_id = b"", UNSET
@@ -145,8 +147,8 @@ async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Pos
         opening = reply.chunk(Delta(role="assistant", content="" if reply.mirror else None, refusal=None))
         audio_id = reply.audio_id
     try:
-        async for piece in rest_of(_noted(answer.pieces(), transcript), sent):
-            sent.take(piece)
+        async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
+            sent.advance(piece)
             chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
             yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
             opening, audio_id = b"", UNSET
@@ -163,14 +165,14 @@ async def answer_lines(gateway: Gateway, reply: Reply, answer: Answer, sent: Pos
     yield b"data: [DONE]\n\n"
 
 
-async def _noted(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIterator[Piece]:
+async def _with_transcript(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIterator[Piece]:
     async for piece in pieces:
         if isinstance(piece, TextPiece):
             transcript.append(piece.text)
         yield piece
 
 
-def _delta(reply: Reply, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
+def _delta(reply: ChatEnvelope, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
     if isinstance(piece, TextPiece):
         return Delta(
             content=piece.text if reply.mirror else UNSET,
@@ -180,16 +182,16 @@ def _delta(reply: Reply, piece: Piece, audio_id: str | UnsetType, rate_hz: int) 
     return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
 
 
-def _format(body: ChatBody, default: AudioFormat) -> AudioFormat:
+def _audio_format(body: ChatBody, default: AudioFormat) -> AudioFormat:
     return (body.audio.format if body.audio is not None else None) or default
 
 
 def _check_format(body: ChatBody) -> None:
-    kind = _format(body, "pcm16")
+    kind = _audio_format(body, "pcm16")
     if body.stream and "audio" in body.wants and kind not in STREAMED_FORMATS:
         raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
 
 
-def _ignored(body: ChatBody, opened: ActiveRequest) -> list[str]:
-    unused = ["audio"] if body.audio is not None and not opened.spoken else []
+def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
+    unused = ["audio"] if body.audio is not None and not active.spoken else []
     return sorted([*body.ignored(), *unused])

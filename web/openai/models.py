@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/audio/models and /v1/audio/voices; and the translations that are not served."""
+"""GET /v1/models, /v1/audio/models and /v1/audio/voices; and the refusal of translations."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,24 +27,24 @@ class ModelRoutes:
         return json_response(ModelList(data=[self._model()]))
 
     async def model(self, request: Request) -> Response:
-        wanted = str(request.path_params["model"]).rstrip("/")
-        if not wanted:
+        name = str(request.path_params["model"]).rstrip("/")
+        if not name:
             return await self.models(request)
-        self._gateway.check_model(wanted)
+        self._gateway.check_model(name)
         return json_response(self._model())
 
     async def voices(self, _request: Request) -> Response:
-        """The default one first; OpenAI's names are understood too."""
+        """List the voices, the default one first; OpenAI's names are accepted too."""
         voices = [ListedVoice(id=name, name=name) for name in self._gateway.frontend.voices()]
         return json_response(VoiceList(voices=voices))
 
     async def speech_models(self, _request: Request) -> Response:
-        """Models for /v1/audio/speech: the served one, or none if it does not speak."""
+        """List the models for /v1/audio/speech: the served one, or none if it does not speak."""
         model = self._gateway.model
         return json_response(SpeechModelList(models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []))
 
     async def translations(self, _request: Request) -> Response:
-        raise UnservedRoute("translations are not served; /v1/audio/transcriptions writes down what is said, in its own language")
+        raise UnservedRoute("translations are not served; /v1/audio/transcriptions transcribes speech in its own language")
 
     def _model(self) -> Model:
         return Model(id=self._gateway.model, created=self._gateway.started_s)

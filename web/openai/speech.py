@@ -1,6 +1,6 @@
-"""POST /v1/audio/speech: speaks the given text itself, while it is made, in any of OpenAI's formats.
+"""POST /v1/audio/speech: text to speech, streamed, in any of OpenAI's formats.
 
-A text is an answer that is given and not drawn. A long one is spoken in pieces, one after another. Knows no stage.
+The text is the given answer of a chat request. A long text is split into pieces, one request after another. Knows no stage.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ log = logging.getLogger("fleet.web")
 
 RETRY_S = 0.25
 MAX_RETRIES = 120
-"""A text half spoken waits this often for room in the queue."""
+"""Attempts to submit a further piece while the queue is full."""
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """`output_tokens` are those of sound."""
+    """`output_tokens` counts audio tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -57,42 +57,42 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: SpeechUsage
 
 
-class Speech:
-    """One text on its way to sound; use as an async context manager, which aborts what is under way when left before the end.
+class SpeechStream:
+    """The audio of one text; an async context manager, which aborts the current request when left before the end.
 
-    Each piece is an answer of its own, begun when the one before is all there: the listener is far behind by then.
+    Each piece is a request of its own, submitted when the audio of the previous one is complete: playback is far behind by then.
     """
 
     def __init__(self, gateway: Gateway, body: SpeechBody, pieces: list[str]) -> None:
         self._gateway, self._body, self._pieces = gateway, body, pieces
-        self._held = AsyncExitStack()
+        self._answer = AsyncExitStack()
         self._num_input, self._num_output = 0, 0
-        self._opened: ActiveRequest | None = None
+        self._active: ActiveRequest | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._held.aclose()
+        await self._answer.aclose()
 
     async def begin(self, request_id: RequestId) -> ActiveRequest:
-        """Raises: whatever `Gateway.open` raises."""
-        self._opened = await self._open(self._pieces[0], request_id)
-        return self._opened
+        """Submit the first piece. Raises: the errors of `Gateway.submit`."""
+        self._active = await self._submit(self._pieces[0], request_id)
+        return self._active
 
-    async def sound(self) -> AsyncIterator[bytes]:
-        """PCM16 of all pieces, after `begin`. Raises: FleetError if one fails."""
-        opened = self._opened
+    async def audio(self) -> AsyncIterator[bytes]:
+        """Yield PCM16 of all pieces, after `begin`. Raises: FleetError if one fails."""
+        active = self._active
         for following in [*self._pieces[1:], None]:
-            assert opened is not None, "not begun"
-            async for piece in opened.answer.pieces():
+            assert active is not None, "begin() was not called"
+            async for piece in active.answer.pieces():
                 if isinstance(piece, AudioPiece):
                     yield piece.pcm
-            usage = opened.answer.usage()
+            usage = active.answer.usage()
             self._num_input += usage.prompt_tokens
             self._num_output += usage.completion_tokens_details.audio_tokens
-            await self._held.aclose()
-            opened = await self._open_when_there_is_room(following) if following is not None else None
+            await self._answer.aclose()
+            active = await self._submit_with_retries(following) if following is not None else None
 
     def usage(self) -> SpeechUsage:
         return SpeechUsage(
@@ -101,31 +101,31 @@ class Speech:
             total_tokens=self._num_input + self._num_output,
         )
 
-    async def _open_when_there_is_room(self, piece: str) -> ActiveRequest:
+    async def _submit_with_retries(self, piece: str) -> ActiveRequest:
         for _ in range(MAX_RETRIES):
             try:
-                return await self._open(piece, new_request_id(), continues=True)
+                return await self._submit(piece, new_request_id(), continues=True)
             except Overloaded:
                 await asyncio.sleep(RETRY_S)
-        return await self._open(piece, new_request_id(), continues=True)
+        return await self._submit(piece, new_request_id(), continues=True)
 
-    async def _open(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
-        """`continues`: it follows another piece, and the pause between them stays."""
+    async def _submit(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
+        """`continues`: the piece follows another one, so its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
-        asked = RequestOverrides(
+        overrides = RequestOverrides(
             messages=(Message(role="user", content=prompt),),
             given=TextPart(text=piece, where="input"),
             where="input",
             voice_where="voice",
             continues=continues,
         )
-        opened = await self._gateway.open(_as_chat(self._body, prompt.text), request_id, asked)
-        await self._held.enter_async_context(opened.answer)
-        return opened
+        active = await self._gateway.submit(_as_chat(self._body, prompt.text), request_id, overrides)
+        await self._answer.enter_async_context(active.answer)
+        return active
 
 
 class SpeechEndpoint:
-    """An ASGI app and not a function: work stops the moment the client leaves."""
+    """An ASGI app and not a function, so that a disconnect cancels the work."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -135,7 +135,7 @@ class SpeechEndpoint:
         body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
         pieces = await asyncio.to_thread(self._pieces, body.input)
-        await until_disconnect(receive, self._answer(Speech(self._gateway, body, pieces), body, scope, send))
+        await until_disconnect(receive, self._answer(SpeechStream(self._gateway, body, pieces), body, scope, send))
 
     def _pieces(self, text: str) -> list[str]:
         """Raises: BadInput, InputTooLarge naming the field."""
@@ -150,48 +150,46 @@ class SpeechEndpoint:
             raise BadInput("input: holds nothing that this model can say", param="input")
         return pieces
 
-    async def _answer(self, speech: Speech, body: SpeechBody, scope: Scope, send: Send) -> None:
+    async def _answer(self, speech: SpeechStream, body: SpeechBody, scope: Scope, send: Send) -> None:
         async with speech:
-            opened = await speech.begin(request_id_of(scope))
-            headers = opened.headers(body.ignored())
+            active = await speech.begin(request_id_of(scope))
+            headers = active.headers(body.ignored())
             file = self._file(speech, body)
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))
             else:
                 await _send_file(send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file)
 
-    async def _file(self, speech: Speech, body: SpeechBody) -> AsyncIterator[bytes]:
-        """The file as it is made, no empty pieces."""
+    async def _file(self, speech: SpeechStream, body: SpeechBody) -> AsyncIterator[bytes]:
+        """Yield the encoded file, no empty pieces."""
         encoder = open_encoder(body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0)
-        async for pcm in speech.sound():
-            # codecs take a hundredth of the time of speech, which other streams of this process need not wait for
-            if made := await asyncio.to_thread(encoder.feed, pcm):
-                yield made
-        if made := await asyncio.to_thread(encoder.finish):
-            yield made
+        async for pcm in speech.audio():
+            # encoding takes a hundredth of the duration of the speech: other streams of this process must not wait for it
+            if data := await asyncio.to_thread(encoder.feed, pcm):
+                yield data
+        if data := await asyncio.to_thread(encoder.finish):
+            yield data
 
 
 async def _send_file(send: Send, headers: dict[str, str], file: AsyncIterator[bytes]) -> None:
-    """Nothing is sent before the first sound, so that what fails before has its status. What fails later cuts the file short,
-    which the client can tell from the connection.
-    """
-    made = await anext(file, b"")
+    """Start the response with the first audio, so that an earlier failure has its own status. A later one truncates the file."""
+    data = await anext(file, b"")
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
     try:
-        while made:
-            await send({"type": "http.response.body", "body": made, "more_body": True})
-            made = await anext(file, b"")
+        while data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await anext(file, b"")
     except FleetError as error:
-        log.warning("a speech is cut short: %s", error.message)
+        log.warning("a speech response is truncated: %s", error.message)
         return
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _events(speech: Speech, file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _events(speech: SpeechStream, file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
-        async for made in file:
-            yield event(SpeechDelta(audio=base64.b64encode(made).decode("ascii")))
+        async for data in file:
+            yield event(SpeechDelta(audio=base64.b64encode(data).decode("ascii")))
     except FleetError as error:
         yield event(envelope_of(error))
         return
@@ -199,7 +197,7 @@ async def _events(speech: Speech, file: AsyncIterator[bytes]) -> AsyncIterator[b
 
 
 def _as_chat(body: SpeechBody, prompt: str) -> ChatBody:
-    """What sampling and voice are resolved from."""
+    """Return the chat body from which sampling and voice are resolved."""
     return ChatBody(
         model=body.model,
         messages=[MessageBody(role="user", content=prompt)],

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: what a sound says, as text; and the same for callers inside. Knows no stage."""
+"""POST /v1/audio/transcriptions: speech to text; and the same for other modules. Knows no stage."""
 
 import zlib
 from collections.abc import AsyncIterator
@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import AudioPart, Message, TextPart
-from web.gateway.answer import Answer, TextPiece
+from web.gateway.answer import AnswerStream, TextPiece
 from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
-from web.http.body import held_bodies, read_body
+from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.forms import open_form
@@ -49,11 +49,11 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptionUsage
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
     """One segment over the whole clip, since the model gives no times within it.
 
-    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: their values keep readers that filter by them from dropping the
-    segment. Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
+    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: with these values, clients that filter by them keep it.
+    Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
     """
 
     id: int = 0
@@ -80,44 +80,46 @@ class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
     language: str
     duration: float
     text: str
-    segments: list[Segment]
+    segments: list[TranscriptionSegment]
     usage: DurationUsage
 
 
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptTextDelta(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
 
 
-class TextDone(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
     usage: TranscriptionUsage
 
 
 async def transcribe(gateway: Gateway, samples: NDArray[np.float32], rate_hz: int) -> str:
-    """What mono samples in -1..1 say. A caller cancelled meanwhile leaves no request behind.
+    """Transcribe mono samples in -1..1. If the caller is cancelled, no request remains.
 
-    Raises: FleetError; BadInput if there is too little or too much of it.
+    Raises: FleetError; BadInput if the audio is too short or too long.
     """
     pcm = (np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2").tobytes()
-    opened = await open_transcription(gateway, encode_whole(pcm, rate_hz, "wav"), new_request_id())
-    async with opened.answer as answer:
+    active = await submit_transcription(gateway, encode_whole(pcm, rate_hz, "wav"), new_request_id())
+    async with active.answer as answer:
         return "".join([text async for text in _texts(answer)])
 
 
-async def open_transcription(
+async def submit_transcription(
     gateway: Gateway, file: bytes, request_id: RequestId, *, temperature: float | None = None
 ) -> ActiveRequest:
-    """Greedy unless a temperature is given. Raises: whatever `Gateway.open` raises."""
+    """Submit a transcription, greedy by default. Raises: the errors of `Gateway.submit`."""
     prompt = gateway.frontend.transcription_prompt()
     content = (AudioPart(data=file, where="file"), TextPart(text=prompt, where="prompt"))
     body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
-    return await gateway.open(body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file"))
+    return await gateway.submit(
+        body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file")
+    )
 
 
 class TranscriptionEndpoint:
-    """An ASGI app and not a function: work stops the moment the client leaves."""
+    """An ASGI app and not a function, so that a disconnect cancels the work."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -126,57 +128,57 @@ class TranscriptionEndpoint:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise BadInput("content-type: send a form, multipart/form-data, with the sound as its field file")
+            raise BadInput("content-type: send a form, multipart/form-data, with the audio file as its field file")
         async with open_form(request.headers, raw) as form:
             fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
-            asked = parse_transcription(fields)
-            self._gateway.check_model(asked.model or self._gateway.model)
+            form_fields = parse_transcription(fields)
+            self._gateway.check_model(form_fields.model or self._gateway.model)
             file = await _file_of(form)
-            held_bodies(scope).take(len(file))  # a copy of what `raw` holds
-        answering = self._answer(asked, file, scope, receive, send)
-        del raw, file  # they may be large, and are not needed for as long as the answer takes
-        await until_disconnect(receive, answering)
+            body_memory_of(scope).reserve(len(file))  # a copy out of `raw`
+        answer = self._answer(form_fields, file, scope, receive, send)
+        del raw, file  # they may be large, and are not needed during the answer
+        await until_disconnect(receive, answer)
 
-    async def _answer(self, asked: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        opened = await open_transcription(self._gateway, file, request_id_of(scope), temperature=asked.temperature)
-        headers = opened.headers(asked.ignored())
+    async def _answer(self, form_fields: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        active = await submit_transcription(self._gateway, file, request_id_of(scope), temperature=form_fields.temperature)
+        headers = active.headers(form_fields.ignored())
         del file
-        held_bodies(scope).free()
-        async with opened.answer as answer:
-            if asked.stream:
+        body_memory_of(scope).free()
+        async with active.answer as answer:
+            if form_fields.stream:
                 await send_stream(send, headers, _events(answer))
                 return
             text = "".join([text async for text in _texts(answer)])
-            await _whole(asked, answer, text, headers)(scope, receive, send)
+            await _response(form_fields, answer, text, headers)(scope, receive, send)
 
 
-def _whole(asked: TranscriptionForm, answer: Answer, text: str, headers: dict[str, str]) -> Response:
-    if asked.response_format == "text":
+def _response(form_fields: TranscriptionForm, answer: AnswerStream, text: str, headers: dict[str, str]) -> Response:
+    if form_fields.response_format == "text":
         return PlainTextResponse(text, headers=headers)
-    shaped: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
-    if asked.response_format == "verbose_json":
-        shaped = _verbose(asked, answer, text)
-    return Response(msgspec.json.encode(shaped), media_type="application/json", headers=headers)
+    transcription: msgspec.Struct = Transcription(text=text, usage=_usage(answer))
+    if form_fields.response_format == "verbose_json":
+        transcription = _verbose(form_fields, answer, text)
+    return Response(msgspec.json.encode(transcription), media_type="application/json", headers=headers)
 
 
-def _verbose(asked: TranscriptionForm, answer: Answer, text: str) -> VerboseTranscription:
+def _verbose(form_fields: TranscriptionForm, answer: AnswerStream, text: str) -> VerboseTranscription:
     seconds = round(sum(clip.num_samples / clip.rate_hz for clip in answer.spec.audio), 3)
     raw = text.encode()
-    segment = Segment(
-        end=seconds, text=text, temperature=asked.temperature or 0.0,
+    segment = TranscriptionSegment(
+        end=seconds, text=text, temperature=form_fields.temperature or 0.0,
         compression_ratio=round(len(raw) / len(zlib.compress(raw)), 3),
     )  # fmt: skip
     return VerboseTranscription(
-        language=asked.language or UNKNOWN_LANGUAGE, duration=seconds, text=text, segments=[segment] if text else [],
+        language=form_fields.language or UNKNOWN_LANGUAGE, duration=seconds, text=text, segments=[segment] if text else [],
         usage=DurationUsage(seconds=seconds),
     )  # fmt: skip
 
 
 async def _file_of(form: FormData) -> bytes:
-    """Read the one upload of the form. Raises: BadInput, UnsupportedValue naming the field."""
+    """Read the uploaded file of the form. Raises: BadInput, UnsupportedValue naming the field."""
     file, *further = form.getlist("file") or [None]
     if isinstance(file, str) and not further:
-        raise BadInput("file: send the sound as a file, not as text", param="file")
+        raise BadInput("file: send the audio as a file, not as text", param="file")
     others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
     if further or (file is not None and others):
         field = "file" if further else others[0][:SHOWN_CHARS]
@@ -186,25 +188,25 @@ async def _file_of(form: FormData) -> bytes:
     return await file.read()
 
 
-async def _texts(answer: Answer) -> AsyncIterator[str]:
+async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
     async for piece in answer.pieces():
         if isinstance(piece, TextPiece):
             yield piece.text
 
 
-async def _events(answer: Answer) -> AsyncIterator[bytes]:
+async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
     texts: list[str] = []
     try:
         async for text in _texts(answer):
             texts.append(text)
-            yield event(TextDelta(delta=text))
+            yield event(TranscriptTextDelta(delta=text))
     except FleetError as error:
         yield event(envelope_of(error))
         return
-    yield event(TextDone(text="".join(texts), usage=_usage(answer)))
+    yield event(TranscriptTextDone(text="".join(texts), usage=_usage(answer)))
 
 
-def _usage(answer: Answer) -> TranscriptionUsage:
+def _usage(answer: AnswerStream) -> TranscriptionUsage:
     usage = answer.usage()
     prompt = usage.prompt_tokens_details
     return TranscriptionUsage(

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
 from web.realtime.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, Unserved, VoiceId
-from web.schema.unserved import Refusal, check_part
+from web.schema.unserved import UnservedValue, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
 """As OpenAI's: half a minute is a megabyte and a half, a client may send a whole recording at once."""
@@ -80,7 +80,7 @@ class PartPatch(Patch):
 
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
-        raise Refusal(
+        raise UnservedValue(
             f"{kind[:SHOWN]!r} is not served, as tools are not; only items of type message are: "
             "write what it says as text of a user or system message"
         )
@@ -284,7 +284,7 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
         path, message = f"{path}.type", f"this field is required: {NAMES_KIND}"
     elif first["type"] == "union_tag_invalid":
         message = f"no such type; use {NAMES_KIND}"
-    kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), Refusal) else BadInput
+    kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), UnservedValue) else BadInput
     return kind(f"{path or whole}: {message}", param=path or None)
 
 

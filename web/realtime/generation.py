@@ -12,7 +12,7 @@ from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
-from web.gateway.answer import Answer, AudioPiece, Piece, Position, rest_of
+from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
 from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.realtime.ask import shortened
 from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
@@ -47,7 +47,7 @@ class Generation:
         self.finish_reason = "stop"
         self.voice: str | None = None
         self.asked_at = time.monotonic()
-        self._answer: Answer | None = None
+        self._answer: AnswerStream | None = None
         self._gateway = gateway
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +107,9 @@ class Generation:
         assert self.body is not None
         while True:
             try:
-                return await self._gateway.open(self.body, self.request_id, RequestOverrides(where="conversation"), kind="voice")
+                return await self._gateway.submit(
+                    self.body, self.request_id, RequestOverrides(where="conversation"), kind="voice"
+                )
             except InputTooLarge:
                 shorter = shortened(self.body) if self.shorten else None
                 if shorter is None:
@@ -126,9 +128,9 @@ class Generation:
         async with answer:
             await self._collect(answer, had)
 
-    async def _collect(self, answer: Answer, had: Position) -> None:
+    async def _collect(self, answer: AnswerStream, had: Position) -> None:
         self._answer = answer
-        async for piece in self._bounded(rest_of(answer.pieces(), had)):
+        async for piece in self._bounded(skip_sent(answer.pieces(), had)):
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
             else:
@@ -173,7 +175,7 @@ class Generation:
 
     @property
     def first_sound_at(self) -> float | None:
-        return self._answer.first_sound_at if self._answer is not None else None
+        return self._answer.first_audio_at if self._answer is not None else None
 
     @property
     def num_trimmed(self) -> int:

@@ -6,10 +6,9 @@ import msgspec
 import numpy as np
 import soxr
 
-from fleet.core.errors import BadInput, InputTooLarge
+from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.realtime import server_events as say
 from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part

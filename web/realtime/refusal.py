@@ -13,9 +13,9 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from fleet.core.errors import FleetError
-from web.http.errors import TooManyWrongKeys, type_of
+from web.http.errors import TooManyWrongKeys, error_type, status_of
 from web.http.protocol.abuse import PERIOD_S, AbuseLog
-from web.http.wrong_keys import Later, address_of, call_later
+from web.http.wrong_keys import CallLater, address_of, call_later
 from web.realtime.server_events import Error, ErrorDetail, encode_event
 
 log = logging.getLogger("fleet.web")
@@ -53,14 +53,14 @@ REFUSE_S = 5.0
 
 
 def close_code(error: FleetError) -> int:
-    if error.status in UNAUTHORIZED_STATUSES:
+    if status_of(error) in UNAUTHORIZED_STATUSES:
         return UNAUTHORIZED
-    return BY_CODE.get(error.code, INVALID_REQUEST if error.status < 500 else INTERNAL_ERROR)
+    return BY_CODE.get(error.code, INVALID_REQUEST if status_of(error) < 500 else INTERNAL_ERROR)
 
 
 def close_reason(error: FleetError) -> str:
     """OpenAI's `type.code`, with the message behind it for people."""
-    return f"{type_of(error.status)}.{error.code}: {error.message}"
+    return f"{error_type(error)}.{error.code}: {error.message}"
 
 
 def clipped_reason(reason: str) -> str:
@@ -70,14 +70,14 @@ def clipped_reason(reason: str) -> str:
 
 def error_event(error: FleetError, event_id: str | None = None) -> Error:
     """The `error` event of a failure; `event_id` is the client's own name for the event that failed."""
-    detail = ErrorDetail(type=type_of(error.status), code=error.code, message=error.message, param=error.param, event_id=event_id)
+    detail = ErrorDetail(type=error_type(error), code=error.code, message=error.message, param=error.param, event_id=event_id)
     return Error(error=detail)
 
 
 class RefusalLog:
     """One log line per code, client address and minute for refused WebSockets; the further ones are counted in another."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: Later = call_later) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
         self._clock = clock
         self._later = later
         self._lines = AbuseLog()

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.realtime import server_events as say
 from web.realtime.ask import chat_body
 from web.realtime.client_connection import ClientConnection

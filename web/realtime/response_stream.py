@@ -16,7 +16,7 @@ import numpy as np
 from fleet.core.errors import FleetError
 from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
-from web.http.errors import type_of
+from web.http.errors import error_type
 from web.realtime import server_events as say
 from web.realtime.conversation import Conversation, Item, Part, PlayedSpeech
 from web.realtime.generation import Generation
@@ -380,5 +380,5 @@ class ResponseStream:
 
 
 def _failure(error: FleetError) -> say.StatusDetails:
-    failed = say.FailureBody(type=type_of(error.status), code=error.code, message=error.message)
+    failed = say.FailureBody(type=error_type(error), code=error.code, message=error.message)
     return say.StatusDetails(type=FAILED, error=failed)

@@ -6,11 +6,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from fleet.core.errors import BadInput, FleetError, NotFound, quoted
+from fleet.core.errors import FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.errors import Unauthorized, UnsupportedValue, envelope_of, error_response
-from web.http.guard import EPHEMERAL, offered_key
+from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
+from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.wrong_keys import WrongKeys
 from web.realtime.ports import ConsolePort, SocketPort
 from web.realtime.refusal import RefusalLog, accept, refuse_socket
@@ -34,18 +34,6 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "fleet.session.ended"
     ended: bool = True
-
-
-class UpgradeRequired(BadInput):
-    code = "upgrade_required"
-    status = 426
-
-
-class UnknownSocket(BadInput):
-    """A path without a WebSocket. Its code is not `not_found`, which names a session that is over."""
-
-    code = "unknown_url"
-    status = 404
 
 
 class VoiceRoutes:
@@ -79,7 +67,7 @@ class VoiceRoutes:
 
     async def no_socket(self, _request: Request) -> Response:
         error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
-        return error_response(envelope_of(error), error.status, {"upgrade": "websocket"})
+        return error_response(envelope_of(error), status_of(error), {"upgrade": "websocket"})
 
     async def no_such_socket(self, websocket: WebSocket) -> None:
         path = websocket.scope["path"][:80]
@@ -109,9 +97,9 @@ class VoiceRoutes:
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
-        key = offered_key(websocket.scope)
+        key = client_key(websocket.scope)
         credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
-        if key is not None and key.startswith(EPHEMERAL):
+        if key is not None and key.startswith(CLIENT_SECRET_PREFIX):
             credential = await self._secrets.credential(key)
         if credential.settings is None:
             if not websocket.query_params.get("session"):

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.errors import Unauthorized
-from web.http.guard import EPHEMERAL
+from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_bounds import check_json
 from web.http.offload import parse_body
 from web.realtime.client_events import bad_field
@@ -76,7 +76,7 @@ class Secrets:
             settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
-        secret = Secret(value=EPHEMERAL + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
+        secret = Secret(value=CLIENT_SECRET_PREFIX + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
         await self._gateway.client.voice.save_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
         return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
 

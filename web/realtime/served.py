@@ -2,10 +2,9 @@
 
 import msgspec
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.realtime.settings import VOICE_FIELD, Settings
 
 

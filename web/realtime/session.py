@@ -11,10 +11,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError
+from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.errors import UnsupportedValue
 from web.http.offload import read_in_thread
 from web.realtime import client_events as ask
 from web.realtime import server_events as say
@@ -234,11 +233,11 @@ class Session:
         if run is not None:
             run.playhead.told(event.samples, time.monotonic())
         underruns = min(event.underruns, 1000)
-        self._gateway.metrics.underrun(underruns)
+        self._gateway.metrics.count_underruns(underruns)
         if run is not None:
             # In the sound as the stages made it, which is what the request's story holds.
             before = run.making.num_trimmed + run.plan.skip_samples
-            self._gateway.heard.note(run.making.request_id, before + event.samples, underruns)
+            self._gateway.playback_reports.note(run.making.request_id, before + event.samples, underruns)
         self.story.underruns += underruns
 
     # replies.Watcher
@@ -269,7 +268,7 @@ class Session:
         spoken_ms = round((first - begin) * 1000, 1) if marks.voiced_end is not None and aloud else None
         if spoken_ms is not None:
             self.story.note(spoken_ms)
-            self._gateway.metrics.answered_aloud(spoken_ms / 1000)
+            self._gateway.metrics.observe_voice_to_voice(spoken_ms / 1000)
         try:
             made = await self._gateway.client.telemetry.first_outputs(RequestId(run.making.request_id))
         except FleetError as error:

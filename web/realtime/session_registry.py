@@ -18,7 +18,7 @@ from fleet.control.client import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
-from web.http.errors import SessionEnded, SessionExpired, SessionIdle
+from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
 from web.realtime import vad
 from web.realtime.admission import Admission
 from web.realtime.client_connection import Port
@@ -244,7 +244,7 @@ class SessionRegistry:
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
         held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
         if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
-            raise SessionEnded(ENDED, param="session")
+            raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
             raise _unknown(session_id)
         if STATE not in held.fields:

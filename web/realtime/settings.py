@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from fleet.core.errors import BadInput
-from web.http.errors import UnsupportedValue
+from fleet.core.errors import BadInput, UnsupportedValue
 from web.realtime.turns import TurnRules
-from web.schema.unserved import EMPTY, Refusal, check_tool_choice
+from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
@@ -131,7 +130,7 @@ class Patch(BaseModel):
 def _format(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("audio/pcmu", "audio/pcma"):
-        raise Refusal(f"{kind} is not served; use audio/pcm")
+        raise UnservedValue(f"{kind} is not served; use audio/pcm")
     return value
 
 
@@ -203,7 +202,7 @@ def _choice(value: object) -> object:
     try:
         check_tool_choice(name, value)
     except UnsupportedValue as error:
-        raise Refusal(error.message.removeprefix(f"{name}: ")) from error
+        raise UnservedValue(error.message.removeprefix(f"{name}: ")) from error
     if not isinstance(value, dict):
         return value
     return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
@@ -214,20 +213,20 @@ ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 def _no_prompt(value: object) -> object:
     if value is not None:
-        raise Refusal("no prompts are kept here; send the text itself as instructions")
+        raise UnservedValue("no prompts are kept here; send the text itself as instructions")
     return value
 
 
 def _session_type(value: object) -> object:
     if value == "transcription":
         message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
-        raise Refusal(message)
+        raise UnservedValue(message)
     return value
 
 
 def _truncation(value: object) -> object:
     if isinstance(value, dict):
-        raise Refusal("a ratio of what is kept is not served; use auto or disabled")
+        raise UnservedValue("a ratio of what is kept is not served; use auto or disabled")
     return value
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voice_onset import VoicedSearch
 from web.gateway.gateway import Gateway
-from web.http.errors import type_of
+from web.http.errors import error_type
 from web.openai.transcription import transcribe
 from web.realtime import server_events as say
 from web.realtime import vad
@@ -291,7 +291,7 @@ class TurnManager:
         try:
             words = await transcribe(self._gateway, _floats(clip.pcm), RATE_HZ)
         except FleetError as error:
-            detail = say.TranscriptionError(type=type_of(error.status), code=error.code, message=error.message, param=error.param)
+            detail = say.TranscriptionError(type=error_type(error), code=error.code, message=error.message, param=error.param)
             self._line.tell(say.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))
             return
         if not self._conversation.note_transcript(item_id, 0, words):

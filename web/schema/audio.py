@@ -1,4 +1,4 @@
-"""What clients send to the audio routes, checked. Knows no stage and no limit of the deployment."""
+"""Requests of the audio routes and their validation. Knows no stage and no limit of the deployment."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from web.http.errors import UnsupportedValue
+from fleet.core.errors import UnsupportedValue
 from web.http.json_bounds import check_json
 from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input
 from web.schema.unserved import refuse_content
@@ -17,7 +17,7 @@ UNSERVED_FORMATS = {
 }  # fmt: skip
 ONE_FILE = "one file is transcribed per request; send it as the field file"
 _GRANULARITIES = re.compile(r"timestamp_granularities(?:\[\d*\])?")
-"""The field's names in a form: with brackets as OpenAI's clients write lists, without them or with an index as others do."""
+"""Names of the field in a form: with brackets in OpenAI's clients, without them or with an index in others."""
 
 
 class SpeechBody(Body):
@@ -39,15 +39,15 @@ class SpeechBody(Body):
         return self.response_format or "mp3"
 
     def ignored(self) -> list[str]:
-        """Names of given fields that change nothing: the model hears no instructions about its voice."""
+        """Names of the fields in this request that have no effect: the model accepts no instructions about its voice."""
         known = {"instructions"} if self.instructions is not None else set[str]()
         return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
 
 class TranscriptionForm(Body):
-    """The fields of POST /v1/audio/transcriptions beside its file. A form's values are texts.
+    """The fields of POST /v1/audio/transcriptions beside its file, as texts.
 
-    An empty `model` is the served one: Open WebUI sends it where no model was chosen.
+    An empty `model` is the served one: Open WebUI sends it if no model is chosen.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
@@ -60,7 +60,7 @@ class TranscriptionForm(Body):
     stream: bool = False
 
     def ignored(self) -> list[str]:
-        """Names of given fields that change nothing: the model hears which language it is, and takes no hints.
+        """Names of the fields in this request that have no effect: the model detects the language and accepts no hints.
 
         `verbose_json` honours the granularity `segment` with its one segment.
         """
@@ -81,14 +81,14 @@ def parse_speech(body: bytes) -> SpeechBody:
 
 
 def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
-    """The form's fields as they came, some perhaps more than once. Raises: BadInput, UnsupportedValue naming the field."""
+    """Validate the form's fields, of which some may be repeated. Raises: BadInput, UnsupportedValue naming the field."""
     last = dict(fields)
     kind = last.get("response_format", "")
     if kind in UNSERVED_FORMATS:
         message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
         raise UnsupportedValue(f"response_format: {message}", param="response_format")
-    wants_words = any(_GRANULARITIES.fullmatch(name) and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
-    if kind == "verbose_json" and wants_words:
+    has_words = any(_GRANULARITIES.fullmatch(name) and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
+    if kind == "verbose_json" and has_words:
         message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
         raise UnsupportedValue(f"timestamp_granularities: {message}", param="timestamp_granularities")
     try:

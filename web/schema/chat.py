@@ -1,6 +1,6 @@
-"""The chat request as it comes over HTTP, checked; every mistake becomes one sentence that names the field.
+"""The chat request and its validation; each error is one sentence that names the field.
 
-Knows no stage and no limit of the deployment: those are checked in `sampling.py` and by the frontend.
+Knows no stage and no limit of the deployment: `web/gateway/sampling.py` and the frontend check those.
 """
 
 import re
@@ -8,54 +8,61 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
-from fleet.core.errors import SHOWN_CHARS, BadInput
-from web.http.errors import UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
-from web.schema.unserved import EMPTY, Refusal, check_part, check_role, check_tool_choice, refuse_content, tool_calls_refusal
+from web.schema.unserved import (
+    EMPTY,
+    UnservedValue,
+    check_part,
+    check_role,
+    check_tool_choice,
+    refuse_content,
+    tool_calls_refusal,
+)
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
 MAX_BIASES = 1024
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
-"""Keys of `logit_bias`, of `fleet`, and of each of its sections, unknown ones included."""
+"""Limits of keys in `logit_bias`, in `fleet`, and in each of its sections, including unknown ones."""
 MAX_FORMAT_CHARS = 128
 IGNORED = frozenset(
     {"metadata", "user", "store", "service_tier", "safety_identifier", "prompt_cache_retention"}
     | {"function_call", "functions", "parallel_tool_calls", "prediction", "reasoning_effort", "tool_choice", "tools"}
     | {"top_logprobs", "verbosity"}
 )
-"""Fields of OpenAI's API that change nothing here; the answer names those it ignored."""
+"""Fields of OpenAI's API without effect here; the response header `x-fleet-ignored` names those of a request."""
 
 InputFormat = Literal[
     "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
 ]  # fmt: skip
-"""Names that clients have for files that can be read; see `fleet/processing/audio.py`."""
+"""Names that clients use for readable file formats; see `fleet/processing/audio.py`."""
 _MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
 
 
 class Body(BaseModel):
-    """Strict: a string is no number. Unknown keys are kept, to be named as ignored.
+    """Base of all bodies: strict types; unknown keys are retained, and reported as ignored.
 
-    Validation collects every mistake before the first is shown, so lists have `fail_fast` and objects `max_keys`.
+    Validation collects all errors before the first is shown, so lists have `fail_fast` and objects `max_keys`.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
-def _format_name(given: object) -> object:
-    """Return the name of a format that may be given as a media type, with parameters, and in any case; None for an empty one."""
-    if not isinstance(given, str) or len(given) > MAX_FORMAT_CHARS:
-        return given
-    found = _MEDIA_TYPE.match(given.strip().lower())
+def _format_name(value: object) -> object:
+    """Return the format name of a name or media type, without parameters and in lower case; None for an empty one."""
+    if not isinstance(value, str) or len(value) > MAX_FORMAT_CHARS:
+        return value
+    found = _MEDIA_TYPE.match(value.strip().lower())
     name = found[1].strip() if found is not None else ""
     return "wav" if name == "wave" else name or None
 
 
 class InputAudio(Body):
-    """`format` is what OpenAI's API asks for; what the file is, its own header says. Raw samples have none: send WAV."""
+    """`format` is checked but unused: the file's header determines its format. Raw samples have no header: send WAV."""
 
     data: str
     format: Annotated[InputFormat | None, BeforeValidator(_format_name)] = None
@@ -68,7 +75,7 @@ class AudioUrl(Body):
     @classmethod
     def _inline(cls, url: str) -> str:
         if url.lstrip()[:5].lower() != "data:":
-            raise Refusal("only data: URLs are read, since this server fetches nothing; send the audio itself")
+            raise UnservedValue("only data: URLs are read, since this server fetches nothing; send the audio itself")
         return url
 
 
@@ -103,7 +110,7 @@ Content = Annotated[
 
 
 class AudioReference(Body):
-    """An earlier spoken answer of ours."""
+    """Reference to an earlier spoken answer of this server."""
 
     id: str
 
@@ -137,7 +144,7 @@ class AudioOptions(Body):
 
 
 class StreamOptions(Body):
-    """`include_event_ids`: each event has an id, from which the resume route continues; load tools cannot read these lines.
+    """`include_event_ids`: each event has an id, from which the resume route continues; load tools cannot parse these lines.
 
     `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark expects it.
     """
@@ -171,7 +178,7 @@ Stop = Annotated[
 
 
 class SamplingFields(Body):
-    """Sampling options of one stage in a request. `top_k` -1 is off, as 0 is."""
+    """Sampling options of one stage in a request. `top_k` -1 and 0 mean no limit."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -187,7 +194,7 @@ class SamplingFields(Body):
 
 
 class StageFields(SamplingFields):
-    """A section of `fleet`: unlike OpenAI's fields, an unknown one is a mistake."""
+    """A section of `fleet`, in which unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -198,7 +205,7 @@ StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FI
 class ChatBody(SamplingFields):
     """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names.
 
-    `prompt_cache_key` names the conversation: a turn need not compute again what the last one of that name began with.
+    `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with the previous turn.
     """
 
     model: str
@@ -227,7 +234,7 @@ class ChatBody(SamplingFields):
         return tuple(self.modalities or ("text",))
 
     def ignored(self) -> list[str]:
-        """Names of given fields that change nothing."""
+        """Names of the fields in this request that have no effect."""
         known = {name for name in IGNORED if getattr(self, name, None) not in EMPTY}
         return sorted(known | {name for name, value in (self.model_extra or {}).items() if value is not None})
 
@@ -244,7 +251,7 @@ def parse_chat(body: bytes) -> ChatBody:
 
 
 def _refuse_unserved(chat: ChatBody) -> None:
-    """Fields that would change the answer's shape or meaning, and are not served."""
+    """Refuse unserved fields that would change the shape or meaning of the answer."""
     if chat.n is not None and chat.n != 1:
         raise UnsupportedValue(f"n: {chat.n} is not served, one request gets one answer; use n=1", param="n")
     if chat.logprobs:
@@ -266,13 +273,13 @@ def _refuse_unserved(chat: ChatBody) -> None:
 
 
 def bad_input(error: ValidationError) -> BadInput:
-    """The first mistake, in one sentence that names its field."""
+    """Return the first error, as one sentence that names its field."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return BadInput(f"the body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", param=None)
     param = _param(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
-    if isinstance(first.get("ctx", {}).get("error"), Refusal):
+    if isinstance(first.get("ctx", {}).get("error"), UnservedValue):
         return UnsupportedValue(f"{param}: {message}", param=param)
     if first["type"] == "missing":
         message = "this field is required"
@@ -287,9 +294,9 @@ def bad_input(error: ValidationError) -> BadInput:
 
 
 def _param(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content[1].input_audio.format`, as OpenAI writes it.
+    """Return the path of a field as OpenAI writes it: `messages[0].content[1].input_audio.format`.
 
-    Union branches add their tag to the location: ours begin with a colon; a part's tag stands right after an index.
+    Tags of union branches in the location are skipped: ours begin with a colon; that of a part follows an index.
     """
     path = ""
     after_index = False

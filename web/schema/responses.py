@@ -27,7 +27,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is in the first one of an answer only: clients join the strings, and add the numbers, of all deltas."""
+    """`id` is only in the first delta of an answer: clients concatenate the strings, and add the numbers, of all deltas."""
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
@@ -50,7 +50,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`modality`: what the delta holds, "text" or "audio". vllm-omni has this field, and its benchmark reads it."""
+    """`modality` of the delta, "text" or "audio": a field of vllm-omni, which its benchmark reads."""
 
     id: str
     object: str = "chat.completion.chunk"
@@ -109,7 +109,7 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/models, which is not OpenAI's. Source: Open WebUI, `get_available_models` in routers/audio.py."""
+    """GET /v1/audio/models, an extension. Source: Open WebUI, `get_available_models` in routers/audio.py."""
 
     models: list[SpeechModel]
 
@@ -120,7 +120,7 @@ class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/voices, which is not OpenAI's. Source: Open WebUI, `get_available_voices`; vLLM-Omni, `uploaded_voices`."""
+    """GET /v1/audio/voices, an extension. Source: Open WebUI, `get_available_voices`; vLLM-Omni, `uploaded_voices`."""
 
     voices: list[ListedVoice]
     uploaded_voices: list[str] = []

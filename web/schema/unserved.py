@@ -1,7 +1,7 @@
-"""Features of OpenAI's API and its relatives that this server does not serve: how they are recognised, and what to do instead.
+"""Detection and refusal of features of OpenAI's API and its relatives that this server does not have.
 
-Every refusal has the code of `UnsupportedValue`. Its message must help a person at a chat page, who can change the chat or a
-setting of the client, but no field of a request. Knows no stage.
+Every refusal has the code of `UnsupportedValue`. Its message is for users of a chat page, who can change the chat or a setting of
+the client, but no field of a request. Knows no stage.
 """
 
 import re
@@ -13,12 +13,12 @@ from pydantic import BaseModel
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 
 
-class Refusal(ValueError):
-    """Raised by a validator for a value that is valid in OpenAI's API and not served here."""
+class UnservedValue(ValueError):
+    """A validator found a value that is valid in OpenAI's API but not served."""
 
 
 EMPTY: tuple[object, ...] = (None, "", {}, [])
-"""Values that clients send for a field that is not set."""
+"""Values that clients send for an unset field."""
 _NO_TOOLS = "this model calls no tools"
 _ROLES = {
     "tool": f"{_NO_TOOLS} and cannot read a tool's result",
@@ -31,12 +31,12 @@ _PARTS = {
     **dict.fromkeys(("video", "video_url", "input_video", "video_frames"), "video"),
     **dict.fromkeys(("file", "file_url", "input_file", "document"), "file"),
 }
-"""Types of content parts, and what each of them holds."""
+"""Medium of each type of content parts."""
 _RENAMED_PARTS = {
     **dict.fromkeys(("input_text", "output_text", "refusal", "thinking", "reasoning"), "text"),
     **dict.fromkeys(("audio", "output_audio", "audio_embeds"), "input_audio"),
 }
-"""Types of content parts of other APIs, and the type that is served in their place."""
+"""Types of content parts of other APIs, and the served type to use instead."""
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
 
 _MEDIA = {
@@ -51,32 +51,32 @@ _MEDIA_FIELD = re.compile(
     rf"(?P<media>{'|'.join(_MEDIA)})s?"
     r"(?:_?(?:ur[li]|path|data|content|file|base64|b64|bytes|embed|embedding|frame|part|input)s?|_ids)?"
 )
-"""Names of fields that carry media. Other words beside a medium make a setting: image_quality, video_fps."""
+"""Names of fields with media. A medium with other words is a setting: image_quality, video_fps."""
 _REFERENCE_FIELD = re.compile(
     r"(?:ref|reference|clone|cloned|cond|prompt|speaker|known_speaker)_"
     r"(?:audio|text|wav|speech|file|sample|embed|embedding|reference)s?|(?:ref|reference|clone|cloned)_voices?"
     r"|(?:audio|voice)_(?:prompt|sample|clone|reference)s?|references|inputs?_embed(?:ding)?s?"
 )
-"""Names of fields that carry a voice to clone, or embeddings in place of text."""
+"""Names of fields with a voice to clone, or with embeddings in place of text."""
 _TEXT_FIELDS = frozenset(
     {"context", "contents", "history", "input", "input_ids", "inputs", "instructions", "prompt", "prompt_ids", "prompt_text"}
     | {"prompt_token_ids", "prompts", "ssml", "system", "system_prompt", "text"}
 )
-"""Fields of other APIs that carry text."""
+"""Fields of other APIs with text."""
 _FREE_FIELDS = frozenset(
     {"background_tasks", "features", "metadata", "model_item", "variables"}
     | {"guided_json", "json_schema", "properties", "response_schema", "schema", "structured_outputs"}
 )
-"""Fields with names of the client's own choice: its data, which may hold pictures of users and models, and schemas."""
+"""Fields with data and schemas whose names the client chooses; pictures in them (of users, of models) are not input."""
 _DATA_URL = re.compile(r"data:(?:(?P<media>audio|image|video|application)/|;base64,)", re.IGNORECASE)
 _MAX_DEPTH = 8
 _MAX_NAME_CHARS = 64
-"""No name of a field that carries content is longer."""
+"""Limit of names of fields with content."""
 _MAX_TRIVIAL_CHARS = 32
-"""No number or switch that is sent as text is longer."""
+"""Limit of numbers and booleans that are sent as text."""
 MAX_UNKNOWN_FIELDS = 256
 _INSTEAD = {
-    "audio": "a chat takes sound as content parts of type input_audio; voices cannot be cloned",
+    "audio": "a chat takes audio as content parts of type input_audio; voices cannot be cloned",
     "image": "this model cannot read images; remove them from the chat, or choose a model that can",
     "video": "this model cannot read video; remove it from the chat, or choose a model that can",
     "file": "this model cannot read files; remove them from the chat, or paste their text into a message",
@@ -86,14 +86,14 @@ _INSTEAD = {
 
 
 def check_role(role: object) -> object:
-    """Raises: Refusal for roles of messages that belong to tools."""
+    """Raises: UnservedValue for message roles of tools."""
     if isinstance(role, str) and role in _ROLES:
-        raise Refusal(f"{_ROLES[role]}; {_NEW_CHAT}")
+        raise UnservedValue(f"{_ROLES[role]}; {_NEW_CHAT}")
     return role
 
 
 def check_part(part: object) -> object:
-    """Shorten a type that no part has: errors show it. Raises: Refusal for content parts that other models read."""
+    """Truncate an unknown type, since errors show it. Raises: UnservedValue for content parts of other models."""
     kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return part
@@ -107,11 +107,11 @@ def check_part(part: object) -> object:
         reason = f"{_NO_TOOLS} and cannot read {kind} parts; {_NEW_CHAT}"
     else:
         return part
-    raise Refusal(reason)
+    raise UnservedValue(reason)
 
 
 def check_tool_choice(name: str, choice: object) -> None:
-    """Raises: UnsupportedValue where a tool is required; one that may be called is never called."""
+    """Raises: UnsupportedValue if a tool is required. Optional tools are accepted and never called."""
     if choice in EMPTY:
         return
     mode = _tool_mode(cast("dict[str, object]", choice)) if isinstance(choice, dict) else choice
@@ -129,14 +129,14 @@ def _tool_mode(choice: dict[str, object]) -> object:
 
 
 def tool_calls_refusal(where: str) -> UnsupportedValue:
-    """The refusal of a message that holds calls of tools."""
-    return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls made by another; {_NEW_CHAT}", param=where)
+    """Return the refusal of a message with tool calls."""
+    return UnsupportedValue(f"{where}: {_NO_TOOLS} and cannot read calls of another model; {_NEW_CHAT}", param=where)
 
 
 def refuse_content(body: BaseModel, where: str = "", *, instead: str | None = None) -> None:
-    """Refuse unknown fields that carry content, at any depth: ignoring one would answer another question than was asked.
+    """Refuse unknown fields with content, at any depth: without them the answer would be to another question.
 
-    `instead`: the advice, where that of the kind of content does not fit.
+    `instead`: advice in place of that for the kind of content.
     Raises: UnsupportedValue naming the field; BadInput for too many unknown fields.
     """
     unknown = body.model_extra or {}
@@ -175,7 +175,7 @@ def _media(where: str, name: str, value: object, depth: int) -> Iterator[tuple[s
         return
     kind = _kind_by_name(words) or _kind_by_value(value)
     if kind is not None:
-        # only here, and so for each value no more than once
+        # checked only here, so once for each value
         if not _is_trivial(value):
             yield where, kind
     elif isinstance(value, dict):
@@ -197,7 +197,7 @@ def _kind_by_name(words: str) -> str | None:
 
 
 def _kind_by_value(value: object) -> str | None:
-    """The kind of a data URL, or of an object that holds the bytes of a file."""
+    """Return the kind of a data URL, or of an object with the bytes of a file."""
     if isinstance(value, str) and (url := _DATA_URL.match(value)):
         return _MEDIA[(url["media"] or "file").lower()]
     if isinstance(value, dict):
@@ -208,14 +208,14 @@ def _kind_by_value(value: object) -> str | None:
 
 
 def _snake_case(name: str) -> str:
-    """Return the name as words with underscores between them; "" for one that is too long to mean anything."""
+    """Return the name in snake case; "" for one that is longer than `_MAX_NAME_CHARS`."""
     if not 0 < len(name) <= _MAX_NAME_CHARS:
         return ""
     return "_".join(re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name)).lower()
 
 
 def _is_trivial(value: object) -> bool:
-    """Return True for values that can carry no content: nothing, switches, and numbers, which are texts in a form.
+    """Return True for values without content: empty ones, booleans, and numbers, which are texts in a form.
 
     A list of numbers may be token ids or an embedding.
     """

@@ -128,11 +128,11 @@ class Telemetry:
         return [letter_view(letter) for letter in await answer_of(read_letters_async(self._redis))]
 
     async def transfers(self) -> Transfers:
-        workers, counts = await self.workers(), await self.pull_counts()
+        workers, counts = await self.workers(), await self._pull_counts()
         steps = await answer_of(self._series.read())
         return transfers_of(workers, counts, growth_of(steps, "pulled"))
 
-    async def pull_counts(self) -> dict[str, PullCounts]:
+    async def _pull_counts(self) -> dict[str, PullCounts]:
         """Pulls by the listed workers since they joined, by edge; edges that carry remote tensors first, even without any."""
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())

@@ -160,6 +160,7 @@ def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
         bytes_per_s=round(bytes_per_s, 1),
         p50_ms=_ms(durations, 50),
         p95_ms=_ms(durations, 95),
+        durations=tuple(durations.counts),
     )
 
 

@@ -1,4 +1,4 @@
 """The torch batch loop for autoregressive stages: paged KV, attention, sampling, scheduling. Knows no model and no stage.
 
-A model joins by a `program` (see `program.py`): how its inputs become rows, how rows become hidden states, what a draw means.
+A model is added as a `program` (see `program.py`): how inputs become rows, rows hidden states, and draws outputs.
 """

@@ -1,4 +1,4 @@
-"""One answer of token ids: how each is drawn, and when it ends. Shared by every program that answers in text."""
+"""One answer of token ids: the parameters of each draw, and the end. Shared by every program that answers in text."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,17 +11,17 @@ from fleet.core.errors import EngineError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
-from fleet.engine.torch.sampling import Draw, TokenCounts, draw
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 
 DECODE = Walk("decode")
 TOKEN = "token"
-"""The array of a draw's output: int32 [1]."""
+"""Name of the array of a drawn token: int32 [1]."""
 
 
-class Answer:
-    """`transformers` lets the prompt count for the repetition penalty; frequency and presence count the answer only.
+class TokenAnswer:
+    """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the other penalties the answer only.
 
-    `ids` are the tokens drawn; `again` the outputs of the request's history, to be returned once the prompt's rows are computed.
+    `ids`: the tokens drawn; `replayed`: outputs of the request's history, to be returned once the prompt's rows are computed.
     """
 
     def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
@@ -29,24 +29,24 @@ class Answer:
         self._counts = TokenCounts(prompt_ids)
         self.ids: list[int] = []
         self.ended = False
-        self.again: list[EngineOutput] = []
+        self.replayed: list[EngineOutput] = []
         for token in history_of(request).tolist():
-            self.again.append(self.drawn(token))
+            self.replayed.append(self.record_draw(token))
             if self.ended:
                 break
 
-    def take_again(self) -> Sequence[EngineOutput]:
-        again, self.again = self.again, []
-        return again
+    def take_replayed(self) -> Sequence[EngineOutput]:
+        replayed, self.replayed = self.replayed, []
+        return replayed
 
-    def next_draw(self) -> Draw:
+    def next_draw(self) -> RowSampling:
         sampling = self._request.sampling
         key = noise_key(sampling.seed, self._salt, 0, len(self.ids))
         banned = frozenset[int]() if sampling.may_end(len(self.ids)) else self._end_ids
-        return Draw(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
+        return RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
 
-    def drawn(self, token: int) -> EngineOutput:
-        """Record a draw; `final` at the end token or the length limit, an error where the logits were not finite."""
+    def record_draw(self, token: int) -> EngineOutput:
+        """Record a draw and return its output: `final` at the end token or the length limit, an error for non-finite logits."""
         request = self._request
         if token < 0:
             error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
@@ -59,14 +59,14 @@ class Answer:
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
-    """The tokens that an earlier owner drew, [n]."""
+    """Return the tokens that an earlier owner drew, [n]."""
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
 class AnsweringTask(Protocol):
-    """`answer` is there once the prompt is."""
+    """A task that answers in tokens. `answer` is set with the prompt."""
 
-    answer: Answer | None
+    answer: TokenAnswer | None
 
     def grow(self, row_1H: Tensor) -> None:
         """Append the row of a drawn token."""
@@ -82,7 +82,7 @@ def draw_answers(
     rows_SH = embed(tokens_S.clamp(min=0))
     outputs: list[Sequence[EngineOutput]] = []
     for at, (task, answer, token) in enumerate(zip(tasks, answers, tokens_S.tolist(), strict=True)):
-        output = answer.drawn(token)
+        output = answer.record_draw(token)
         if not output.final and output.error is None:
             task.grow(rows_SH[at : at + 1])
         outputs.append((output,))

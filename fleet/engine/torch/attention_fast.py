@@ -1,6 +1,6 @@
-"""Attention for throughput: all decode rows in one call, each prompt span in one call. Results vary with the batch's make-up.
+"""Attention for throughput: all decode rows in one call, each prompt extent in one call. Results vary with the batch.
 
-Legend: N rows, D rows that are alone in their request (decode), h query heads, k key/value heads, g = h / k, d head size,
+Legend: N rows, D single rows of a request (decode), h query heads, k key/value heads, g = h / k, d head size,
 L longest context, P pages.
 """
 
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.layout import Extent, Look, index_tensor, positions_of, shares, slots_of
+from fleet.engine.torch.layout import AttentionParams, Extent, attention_weights, index_tensor, positions_of, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
+class _PromptRows:
     """Rows [first, first + rows) of the pass: the last `rows` positions of a context."""
 
     first: int
@@ -26,7 +26,7 @@ class _Span:
     masks: dict[int | None, Tensor] = field(default_factory=dict[int | None, Tensor])
 
     def seen(self, window: int | None) -> Tensor:
-        """bool [rows, L]; made once a pass, not once a layer."""
+        """Return the attention mask, bool [rows, L], computed once per pass instead of once per layer."""
         if window not in self.masks:
             at_L = torch.arange(self.context, device=self.pages_P.device)
             own_n = at_L[-self.num_rows :, None]
@@ -36,7 +36,7 @@ class _Span:
 
 
 class FastLayout:
-    """Extents of one row must come first; they are looked up together."""
+    """Layout of a pass; extents of a single row must come first and are computed together."""
 
     def __init__(self, pool: KVPool, extents: Sequence[Extent]) -> None:
         device = pool.data.device
@@ -54,13 +54,13 @@ class FastLayout:
         self._spans = list(_spans(extents[self._num_single :], self._num_single, pool))
         self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
         outs = [self._single(layer, q_Nhd[: self._num_single], look)] if self._num_single else []
         outs += [self._span(layer, q_Nhd, span, look) for span in self._spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _single(self, layer: int, q_Dhd: Tensor, look: Look) -> Tensor:
+    def _single(self, layer: int, q_Dhd: Tensor, look: AttentionParams) -> Tensor:
         rows, heads, dim = q_Dhd.shape
         longest = max(self._contexts)
         groups = self._pool.shape.num_kv_heads
@@ -83,7 +83,7 @@ class FastLayout:
             self._masks[window] = seen_DL[:, None, None]
         return self._masks[window]
 
-    def _span(self, layer: int, q_Nhd: Tensor, span: _Span, look: Look) -> Tensor:
+    def _span(self, layer: int, q_Nhd: Tensor, span: _PromptRows, look: AttentionParams) -> Tensor:
         q_hnd = q_Nhd[span.first : span.first + span.num_rows].transpose(0, 1)
         kv = self._pool.pages_of_layer[layer].index_select(0, span.pages_P).flatten(0, 1)[: span.context]
         k_kLd, v_kLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
@@ -94,7 +94,7 @@ class FastLayout:
         return out.transpose(0, 1).flatten(1)
 
 
-def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look, sinks: Tensor | None) -> Tensor:
+def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: AttentionParams, sinks: Tensor | None) -> Tensor:
     if look.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=look.scale)
     scores = q @ k.transpose(-1, -2) * look.scale
@@ -102,18 +102,18 @@ def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: Look,
         scores = torch.tanh(scores / look.softcap) * look.softcap
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    return shares(scores, sinks).to(v.dtype) @ v
+    return attention_weights(scores, sinks).to(v.dtype) @ v
 
 
 def _padded(pages: list[int], num_pages: int, scratch: int) -> list[int]:
     return pages[:num_pages] + [scratch] * (num_pages - len(pages))
 
 
-def _spans(extents: Sequence[Extent], first: int, pool: KVPool) -> list[_Span]:
-    spans: list[_Span] = []
+def _spans(extents: Sequence[Extent], first: int, pool: KVPool) -> list[_PromptRows]:
+    spans: list[_PromptRows] = []
     for extent in extents:
         pages = extent.table.pages[: pool.pages_for(extent.stop)]
         pages_P = index_tensor(pages, pool.data.device)
-        spans.append(_Span(first=first, num_rows=extent.num_rows, context=extent.stop, pages_P=pages_P))
+        spans.append(_PromptRows(first=first, num_rows=extent.num_rows, context=extent.stop, pages_P=pages_P))
         first += extent.num_rows
     return spans

@@ -1,4 +1,4 @@
-"""Assembling a loop from a program: pool, runner, limits, as the numerics ask."""
+"""Assembly of a batch loop from a program: pool, runner and limits, as the numerics require."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,8 +16,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """Where and in what precision a stage computes. `tiled`: rows in fixed tiles (numerics invariant)."""
+class ComputeDevice:
+    """A stage's device and precision. `tiled`: rows in fixed tiles (numerics invariant)."""
 
     device: torch.device
     dtype: torch.dtype
@@ -38,8 +38,8 @@ class PoolLimits:
         return self.num_pages * self.page_size
 
 
-def open_device(*, device: str, dtype: str, numerics: str | Literal["fast", "invariant"], threads: int) -> Device:
-    """Set the process's threads and choose the device. Raises: ConfigError naming what does not go together."""
+def open_device(*, device: str, dtype: str, numerics: str | Literal["fast", "invariant"], threads: int) -> ComputeDevice:
+    """Set the process's threads and choose the device. Raises: ConfigError naming settings that exclude each other."""
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}", param="dtype")
     if numerics == "invariant" and (device != "cpu" or dtype != "float32"):
@@ -51,10 +51,10 @@ def open_device(*, device: str, dtype: str, numerics: str | Literal["fast", "inv
         raise ConfigError(f"device: {device!r} cannot be used: {error}", param="device") from error
     if where.type == "cpu":
         torch.set_num_threads(threads)
-    return Device(device=where, dtype=DTYPES[dtype], tiled=numerics == "invariant")
+    return ComputeDevice(device=where, dtype=DTYPES[dtype], tiled=numerics == "invariant")
 
 
-def build_loop(program: Program[TaskT], where: Device, pool_limits: PoolLimits, limits: LoopLimits) -> LMEngine[TaskT]:
+def build_loop(program: Program[TaskT], where: ComputeDevice, pool_limits: PoolLimits, limits: LoopLimits) -> LMEngine[TaskT]:
     pool = KVPool(
         program.kv_shape,
         num_pages=pool_limits.num_pages,

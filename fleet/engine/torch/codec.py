@@ -146,11 +146,11 @@ class CodecEngine(Generic[StateT]):
         if stream is not None:
             stream.paused = paused
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return any(self._can_step(stream) for stream in self._streams.values())
 
     def due_in_s(self) -> float:
-        return 0.0 if self.ready() else math.inf
+        return 0.0 if self.is_ready() else math.inf
 
     def step(self) -> Sequence[EngineOutput]:
         able = [stream for stream in self._streams.values() if self._can_step(stream)]
@@ -164,28 +164,28 @@ class CodecEngine(Generic[StateT]):
     def finish(self, request_id: RequestId) -> None:
         self._streams.pop(request_id, None)
 
-    def kept(self, session: str) -> int:
+    def num_cached_rows(self, session: str) -> int:
         return 0
 
-    def forget(self, session: str | None = None) -> None:
+    def drop_cached(self, session: str | None = None) -> None:
         """There is nothing: no sound goes on from an earlier one."""
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         return None
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         return None
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
         return None
 
-    def receive(self, num_rows: int) -> KVPages | None:
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
         return None
 
-    def take_back(self, pages: KVPages) -> None:
+    def free_pages(self, pages: KVPages) -> None:
         """There are none."""
 
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         return False
 
     def abort(self, request_id: RequestId) -> None:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts products, two ways: grouped by expert (fast), or every hit expert over the whole tile (invariant).
+"""Mixture-of-experts products: grouped by expert (fast), or every chosen expert over the whole tile (invariant).
 
 Legend: N rows, H hidden size, I expert width, E experts, k experts a row.
 """
@@ -31,7 +31,7 @@ def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
 
 
 def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Each hit expert once, over just its rows."""
+    """Run each chosen expert once, over its rows only."""
     num_rows, k = ids_Nk.shape
     if num_rows == 1:
         outs = torch.cat([_expert(rows_NH, expert, matrices) for expert in ids_Nk[0].tolist()])
@@ -46,7 +46,7 @@ def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrice
 
 
 def tiled_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Every hit expert over all rows, summed in order of expert: no shape depends on the routing.
+    """Run every chosen expert over all rows, summed in order of expert: no shape depends on the routing.
 
     An expert that a row did not choose adds an exact zero to it.
     """
@@ -54,6 +54,6 @@ def tiled_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices:
     dense_NE = weights_Nk.new_zeros(len(rows_NH), len(matrices.gate_up)).scatter(1, ids_Nk, weights_Nk)
     for expert in sorted(set(ids_Nk.flatten().tolist())):
         weight_N1 = dense_NE[:, expert : expert + 1]
-        made = _expert(rows_NH, expert, matrices) * weight_N1
-        out_NH += torch.where(weight_N1 == 0, 0.0, made)
+        product = _expert(rows_NH, expert, matrices) * weight_N1
+        out_NH += torch.where(weight_N1 == 0, 0.0, product)
     return out_NH

@@ -1,4 +1,4 @@
-"""Paged memory for keys and values: one tensor for life, pages lent to requests and given back. Knows no scheduling."""
+"""Paged memory for keys and values: one tensor, whose pages are allocated to requests. Knows no scheduling."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from fleet.core.pages import Memory, PagesRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What one position costs: keys and values of every layer."""
+    """Size of one position: keys and values of every layer."""
 
     num_layers: int
     num_kv_heads: int
@@ -20,16 +20,16 @@ class KVShape:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages one request holds, in order of position. Owned by the pool that lent them."""
+    """The pages of one request, in order of position."""
 
     pages: list[int] = field(default_factory=list[int])
 
 
 class KVPool:
-    """Allocated once. Page `num_pages` is scratch: rows that only pad a tile write there.
+    """A pool allocated once. Page `num_pages` is scratch: padding rows of a tile write there.
 
     Shapes: `data` is [layers, pages + 1, page_size, 2 (keys, values), kv_heads, head_dim].
-    Invariants: every page is free or in exactly one lent table; `check()` holds between calls.
+    Invariants: every page is free or in exactly one open table; `check()` holds between calls.
     """
 
     def __init__(self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class KVPool:
         self.slots_of_layer = list(self.data.flatten(1, 2).flatten(2, 3))
         """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x kv_heads, head_dim]."""
         self._free = list(range(num_pages - 1, -1, -1))
-        self._lent: list[PageTable] = []
+        self._tables: list[PageTable] = []
 
     @property
     def num_free(self) -> int:
@@ -53,30 +53,30 @@ class KVPool:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page, in all layers."""
+        """Size of one page in all layers."""
         return self.data[:, 0].nbytes
 
     @property
     def layout(self) -> str:
-        """How bytes of a page are to be read: pools of one stage may differ in it, and then cannot read each other's."""
+        """Layout of a page's bytes; pools can read each other's pages only if it is equal."""
         return f"{str(self.data.dtype).removeprefix('torch.')}, {self.page_size} positions a page"
 
     def pages_for(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)
 
-    def borrow(self) -> PageTable:
-        """A table with no pages yet; `grow` fills it."""
+    def open_table(self) -> PageTable:
+        """Open a table without pages; `grow` adds them."""
         table = PageTable()
-        self._lent.append(table)
+        self._tables.append(table)
         return table
 
     @property
     def memory(self) -> Memory | None:
-        """All of it, where the host can read it."""
+        """The pool's memory, if the host can read it."""
         return Memory(self.data.data_ptr(), self.data.nbytes) if self.data.device.type == "cpu" else None
 
-    def place(self, table: PageTable) -> PagesRef:
-        """Where a table's pages lie."""
+    def locate(self, table: PageTable) -> PagesRef:
+        """Return the location of a table's pages."""
         layer = self.data[0]
         return PagesRef(
             address=self.data.data_ptr(),
@@ -88,43 +88,43 @@ class KVPool:
         )
 
     def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:
-        """Give the table pages for so many positions; False, and nothing taken, when too few are free.
+        """Allocate pages for `num_positions`; return False without effect if too few are free.
 
-        Not `clean`: they are written over as a whole before anything is computed from them.
+        Without `clean` new pages are not zeroed: the caller overwrites them before anything is computed from them.
         """
         missing = self.pages_for(num_positions) - len(table.pages)
         if missing > len(self._free):
             return False
         if missing > 0:
-            taken = [self._free.pop() for _ in range(missing)]
-            table.pages += taken
-            # what a failed request left may be NaN, which no mask hides: 0 x NaN is NaN
+            added = [self._free.pop() for _ in range(missing)]
+            table.pages += added
+            # a failed request may leave NaN, which no mask hides: 0 x NaN is NaN
             if clean:
-                self.data[:, taken] = 0
+                self.data[:, added] = 0
         return True
 
     def shrink(self, table: PageTable, num_positions: int) -> None:
-        """Take back the pages beyond so many positions; what the last page holds beyond them is wiped, as of a new one."""
+        """Free the pages beyond `num_positions` and zero the rest of the last one, as in a new page."""
         num_pages, rest = self.pages_for(num_positions), num_positions % self.page_size
         self._free.extend(reversed(table.pages[num_pages:]))
         del table.pages[num_pages:]
         if rest:
             self.data[:, table.pages[-1], rest:] = 0
 
-    def give_back(self, table: PageTable) -> None:
+    def close_table(self, table: PageTable) -> None:
         self._free.extend(reversed(table.pages))
         table.pages.clear()
-        self._lent.remove(table)
+        self._tables.remove(table)
 
     def read(self, table: PageTable, num_positions: int) -> NDArray[np.uint8]:
-        """A copy of the pages of a table's first positions: uint8 [bytes], layer by layer."""
+        """Copy the pages of a table's first positions: uint8 [bytes], layer by layer."""
         pages = table.pages[: self.pages_for(num_positions)]
         return self.data[:, pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
 
     def write(self, table: PageTable, data: NDArray[np.uint8], num_positions: int) -> bool:
-        """Put what `read` gave of so many positions into a table's pages, which may be fewer.
+        """Write the data that `read` returned for `num_positions` into a table's pages, which may be fewer.
 
-        False, and nothing done, if it is not to the byte what those positions take here: another pool's numbers are wider, say.
+        Return False without effect if the size differs from that of this pool's pages, as for another dtype.
         """
         num_pages, wanted = self.pages_for(num_positions), len(table.pages)
         if len(data) != num_pages * self.page_bytes or num_pages < wanted:
@@ -134,7 +134,7 @@ class KVPool:
         return True
 
     def check(self) -> None:
-        """Raises: AssertionError when a page is lost, lent twice, or not of this pool."""
-        held = [page for table in self._lent for page in table.pages]
+        """Check that every page is free or in one table. Raises: AssertionError."""
+        held = [page for table in self._tables for page in table.pages]
         assert len(held) == self.num_used, f"{self.num_used} pages used, {len(held)} held"
-        assert sorted(held + self._free) == list(range(self.num_pages)), "a page is lost or lent twice"
+        assert sorted(held + self._free) == list(range(self.num_pages)), "a page is lost or in two tables"

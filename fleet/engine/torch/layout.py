@@ -1,4 +1,4 @@
-"""Where each row of one pass writes its keys and values, and what it may look back at. Knows no model.
+"""Positions of a pass's rows in the KV pool, where they write keys and values and what they attend to. Knows no model.
 
 Legend: N rows of the pass (positions of any requests), h query heads, k key/value heads, d head size, L context length.
 """
@@ -27,10 +27,10 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What changes how a layer looks back. `window` counts positions, the row's own included; `softcap` bounds scores.
+class AttentionParams:
+    """A layer's attention parameters. `window` counts positions, the row's own included; `softcap` bounds scores.
 
-    `sinks_h`: a score of each head that takes its share and gives nothing.
+    `sinks_h`: per head, a score that takes part in the softmax and contributes no value.
     """
 
     scale: float
@@ -39,10 +39,10 @@ class Look:
     sinks_h: Tensor | None = None
 
 
-def shares(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
-    """How much each row takes of each position: softmax, of which a sink's share is dropped.
+def attention_weights(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
+    """Return the softmax of scores, without the share of the sinks.
 
-    Shapes: scores [..., a, b, L], sinks what fits [a, b].
+    Shapes: scores [..., a, b, L], sinks broadcastable to [a, b].
     """
     if sinks_ab is None:
         return scores.softmax(-1, dtype=torch.float32)
@@ -58,8 +58,8 @@ class Layout(Protocol):
         """int64 [N]."""
         ...
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
-        """Store the rows' keys and values ([N, 2 x k, d], keys first), then look back from each row. Returns [N, h x d]."""
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
+        """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row. Returns [N, h x d]."""
         ...
 
 
@@ -69,7 +69,7 @@ def positions_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[i
 
 
 def slots_of(extents: Sequence[Extent], pool: KVPool, pad_to: int | None = None) -> list[int]:
-    """Each row's slot: page x page_size + offset. Padding goes to the scratch page."""
+    """Return each row's slot, page x page_size + offset; padding uses the scratch page."""
     size = pool.page_size
     slots = [
         extent.table.pages[position // size] * size + position % size

@@ -1,8 +1,8 @@
 """The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and decode rows share a pass.
 
-Memory: pages are lent as rows are computed. When they run out, the youngest request that holds some gives them all back and is
-computed again later from its rows (its draws stand). The eldest is never robbed, so the loop always moves. Before any of them,
-prefixes kept for sessions give theirs. Knows no model.
+Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped first; then the youngest request
+with pages is evicted and recomputed later from its rows (its draws stand). The oldest is never evicted, so the loop makes
+progress. Knows no model.
 """
 
 import logging
@@ -20,60 +20,60 @@ from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, EngineSt
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassRunner
-from fleet.engine.torch.prefix import Kept, KeptPrefixes, num_alike
+from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import NUM_POSITIONS, Program, TaskT
 
 log = logging.getLogger(__name__)
 NO_WALK = Walk("")
 LENDING_SHARE = 0.5
-"""Of the pool that must be free for pages to be lent: requests that compute come first, and a copy does as well."""
+"""Share of the pool that must be free to lend pages: running requests come first, and a copy serves as well."""
 FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
-"""What torch, numpy and programs raise over one request's data. Anything else is a bug of ours, and the worker's to sort out."""
+"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and handled by the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """Units: `max_batch` requests a pass; `prefill_chunk_tokens` rows of one request a pass."""
+    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one request per pass."""
 
     max_batch: int
     prefill_chunk_tokens: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held(Generic[TaskT]):
-    """A request in the loop.
+class ScheduledRequest(Generic[TaskT]):
+    """A request in the batch loop.
 
-    Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; `told` <= what the task was told was computed.
-    `follows`: the prefix of its session, whose pages it has, while no row has come that is another.
+    Invariants: 0 <= computed <= task.num_rows; pages cover `computed` rows; rows below `reported` were reported to the task as
+    computed. `cached`: the prefix of its session, whose pages it has, until a row differs from it.
     """
 
     request: EngineRequest
     task: TaskT
     table: PageTable
     computed: int = 0
-    told: int = 0
+    reported: int = 0
     paused: bool = False
     fed_final: bool = False
     walk: Walk = NO_WALK
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
-    follows: Kept | None = None
+    cached: CachedPrefix | None = None
 
     def can_step(self) -> bool:
         return not self.paused and (bool(self.waiting) or self.computed < self.task.num_rows)
 
 
 class LMEngine(Generic[TaskT]):
-    """One stage's loop. Not thread-safe."""
+    """One stage's batch loop. Not thread-safe."""
 
     def __init__(self, program: Program[TaskT], pool: KVPool, runner: PassRunner[TaskT], limits: LoopLimits) -> None:
         self._program, self.pool, self._runner, self._limits = program, pool, runner, limits
-        self._held: dict[RequestId, Held[TaskT]] = {}
-        self._kept = KeptPrefixes(pool)
+        self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
+        self._cache = PrefixCache(pool)
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises: OutOfPages when the whole pool could not hold it; BadInput."""
-        if request.request_id in self._held:
+        """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""
+        if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
         most = int(request.params[NUM_POSITIONS])
         if self.pool.pages_for(most) > self.pool.num_pages:
@@ -84,67 +84,67 @@ class LMEngine(Generic[TaskT]):
                 param="max_tokens",
             )  # fmt: skip
         task = self._program.open(request)
-        follows = self._kept.take(request.session)
-        table = follows.table if follows is not None else self.pool.borrow()
-        self._held[request.request_id] = Held(request=request, task=task, table=table, follows=follows)
+        cached = self._cache.take(request.session)
+        table = cached.table if cached is not None else self.pool.open_table()
+        self._requests[request.request_id] = ScheduledRequest(request=request, task=task, table=table, cached=cached)
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        held = self._held.get(request_id)
-        if held is None:
+        scheduled = self._requests.get(request_id)
+        if scheduled is None:
             return 0
-        assert not held.fed_final, "input after the final one"
-        held.walk, held.fed_final = piece.walk, piece.final
+        assert not scheduled.fed_final, "input after the final one"
+        scheduled.walk, scheduled.fed_final = piece.walk, piece.final
         try:
             with torch.inference_mode():
-                held.waiting += held.task.feed(piece)
-                return self._follow(held, held.follows) if held.follows is not None else 0
+                scheduled.waiting += scheduled.task.feed(piece)
+                return self._reuse_cached(scheduled, scheduled.cached) if scheduled.cached is not None else 0
         except FAILURES as error:
-            held.waiting.append(_failed(held, error))
+            scheduled.waiting.append(_failed(scheduled, error))
             return 0
 
-    def _follow(self, held: Held[TaskT], kept: Kept) -> int:
-        """Take rows that have just come as computed, as far as the session's prefix has them; how many.
+    def _reuse_cached(self, scheduled: ScheduledRequest[TaskT], kept: CachedPrefix) -> int:
+        """Count new rows as computed as far as they equal the session's prefix; return how many.
 
-        The last one of all is left to compute: there must be one to draw from, or to end with.
+        The last row is always computed: the next draw, or the end, needs it.
         """
-        task, before = held.task, held.computed
-        known = task.prefix().keys[: task.num_rows - (task.wants_draw or held.fed_final)]
-        held.computed = num_alike(known, kept.prefix.keys)
-        if held.computed < task.num_rows or held.computed == len(kept.prefix.keys):
-            held.follows = None
-            self.pool.shrink(held.table, held.computed)
-        if held.computed > before:
-            task.took(kept.prefix, before, held.computed)
-            self._tell_whole_chunks(held)
-        self._rows_reused += held.computed - before
-        return held.computed - before
+        task, before = scheduled.task, scheduled.computed
+        known = task.prefix().keys[: task.num_rows - (task.wants_draw or scheduled.fed_final)]
+        scheduled.computed = num_equal_keys(known, kept.prefix.keys)
+        if scheduled.computed < task.num_rows or scheduled.computed == len(kept.prefix.keys):
+            scheduled.cached = None
+            self.pool.shrink(scheduled.table, scheduled.computed)
+        if scheduled.computed > before:
+            task.on_reused(kept.prefix, before, scheduled.computed)
+            self._report_whole_chunks(scheduled)
+        self._rows_reused += scheduled.computed - before
+        return scheduled.computed - before
 
-    def _tell_whole_chunks(self, held: Held[TaskT]) -> None:
-        """Of rows that are not computed here, tell the task in the very pieces in which they would have been computed: another
-        engine, which goes on with the request without the prefix, makes the same pieces. A piece begun is told with its rest.
+    def _report_whole_chunks(self, scheduled: ScheduledRequest[TaskT]) -> None:
+        """Report reused rows in the chunks in which they would have been computed, as an engine without the prefix does that
+        continues the request. An incomplete chunk is reported with its rest.
         """
         size = self._limits.prefill_chunk_tokens
-        while held.told + size <= held.computed:
-            held.waiting += held.task.computed(held.told, held.told + size, None)
-            held.told += size
+        while scheduled.reported + size <= scheduled.computed:
+            scheduled.waiting += scheduled.task.on_computed(scheduled.reported, scheduled.reported + size, None)
+            scheduled.reported += size
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        held = self._held.get(request_id)
-        if held is not None:
-            held.paused = paused
+        scheduled = self._requests.get(request_id)
+        if scheduled is not None:
+            scheduled.paused = paused
 
-    def ready(self) -> bool:
-        return any(held.can_step() for held in self._held.values())
+    def is_ready(self) -> bool:
+        return any(scheduled.can_step() for scheduled in self._requests.values())
 
     def due_in_s(self) -> float:
-        return 0.0 if self.ready() else math.inf
+        return 0.0 if self.is_ready() else math.inf
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
         outputs: list[EngineOutput] = []
-        for held in [held for held in self._held.values() if held.waiting and not held.paused]:
-            outputs += self._settle(held, held.waiting)
-            held.waiting = []
+        for scheduled in [scheduled for scheduled in self._requests.values() if scheduled.waiting and not scheduled.paused]:
+            outputs += self._settle(scheduled, scheduled.waiting)
+            scheduled.waiting = []
         planned = self._plan()
         if planned:
             outputs += self._run(planned)
@@ -153,78 +153,77 @@ class LMEngine(Generic[TaskT]):
     def finish(self, request_id: RequestId) -> None:
         self._drop(request_id, keep=True)
 
-    def kept(self, session: str) -> int:
-        return self._kept.num_rows(session)
+    def num_cached_rows(self, session: str) -> int:
+        return self._cache.num_rows(session)
 
-    def forget(self, session: str | None = None) -> None:
+    def drop_cached(self, session: str | None = None) -> None:
         if session is None:
-            self._kept.give_up_all()
+            self._cache.drop_all()
         else:
-            self._kept.give_up(session)
+            self._cache.drop(session)
 
-    def export(self, request_id: RequestId) -> KVBlocks | None:
-        held = self._held.get(request_id)
-        if held is None or not held.computed:
+    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
+        scheduled = self._requests.get(request_id)
+        if scheduled is None or not scheduled.computed:
             return None
-        return KVBlocks(num_rows=held.computed, data=self.pool.read(held.table, held.computed))
+        return KVBlocks(num_rows=scheduled.computed, data=self.pool.read(scheduled.table, scheduled.computed))
 
-    def memory(self) -> Memory | None:
+    def kv_memory(self) -> Memory | None:
         return self.pool.memory
 
-    def lend(self, request_id: RequestId) -> KVPages | None:
-        held = self._held.get(request_id)
-        room = self.pool.num_free + self._kept.num_pages
-        # Of a session's request, the pages stay for its next turn.
-        if held is None or not held.computed or held.request.session or room < LENDING_SHARE * self.pool.num_pages:
+    def lend_pages(self, request_id: RequestId) -> KVPages | None:
+        scheduled = self._requests.get(request_id)
+        room = self.pool.num_free + self._cache.num_pages
+        # Pages of a session's request are not lent: they are cached for its next turn.
+        if scheduled is None or not scheduled.computed or scheduled.request.session or room < LENDING_SHARE * self.pool.num_pages:
             return None
-        pages = KVPages(num_rows=held.computed, at=self.pool.place(held.table), table=held.table)
-        del self._held[request_id]
+        pages = KVPages(num_rows=scheduled.computed, at=self.pool.locate(scheduled.table), table=scheduled.table)
+        del self._requests[request_id]
         return pages
 
-    def receive(self, num_rows: int) -> KVPages | None:
-        table = self.pool.borrow()
+    def reserve_pages(self, num_rows: int) -> KVPages | None:
+        table = self.pool.open_table()
         while not self.pool.grow(table, num_rows, clean=False):
-            if not self._kept.give_up_one():
-                self.pool.give_back(table)
+            if not self._cache.drop_oldest():
+                self.pool.close_table(table)
                 return None
-        return KVPages(num_rows=num_rows, at=self.pool.place(table), table=table)
+        return KVPages(num_rows=num_rows, at=self.pool.locate(table), table=table)
 
-    def take_back(self, pages: KVPages) -> None:
-        self.pool.give_back(cast(PageTable, pages.table))
+    def free_pages(self, pages: KVPages) -> None:
+        self.pool.close_table(cast(PageTable, pages.table))
 
     @torch.inference_mode()
-    def adopt(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        """The last row is always computed here: there must be one to draw from."""
-        held = self._held.get(request_id)
-        num_rows = min(blocks.num_rows, held.task.num_rows - 1) if held is not None else 0
-        if held is None or held.computed or num_rows <= 0 or not self._put(held, blocks, num_rows):
+    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
+        """Import all rows but the last: the next draw needs it computed here."""
+        scheduled = self._requests.get(request_id)
+        num_rows = min(blocks.num_rows, scheduled.task.num_rows - 1) if scheduled is not None else 0
+        if scheduled is None or scheduled.computed or num_rows <= 0 or not self._put(scheduled, blocks, num_rows):
             return False
-        held.computed = held.told = num_rows
+        scheduled.computed = scheduled.reported = num_rows
         try:
-            held.waiting += held.task.computed(num_rows, num_rows, None)
+            scheduled.waiting += scheduled.task.on_computed(num_rows, num_rows, None)
         except FAILURES as error:
-            held.waiting.append(_failed(held, error))
+            scheduled.waiting.append(_failed(scheduled, error))
         return True
 
-    def _put(self, held: Held[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
-        """Make the blocks the request's first rows."""
+    def _put(self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
+        """Use the blocks as the request's first rows."""
         if isinstance(blocks, KVPages):
-            self.pool.give_back(held.table)
-            held.table, held.follows = cast(PageTable, blocks.table), None
+            self.pool.close_table(scheduled.table)
+            scheduled.table, scheduled.cached = cast(PageTable, blocks.table), None
             return True
         try:
-            if not self.pool.grow(held.table, num_rows):
+            if not self.pool.grow(scheduled.table, num_rows):
                 return False
-            fits = self.pool.write(held.table, blocks.data, blocks.num_rows)
+            fits = self.pool.write(scheduled.table, blocks.data, blocks.num_rows)
         except FAILURES:
-            self._rob(held)  # of pages written in part
+            self._evict(scheduled)  # its pages may be written partly
             raise
         if not fits:
-            log.warning(
-                "request %s: %d bytes are not %d rows of this pool (%s); they are computed here", held.request.request_id,
-                len(blocks.data), blocks.num_rows, self.pool.layout, extra={"request_id": held.request.request_id},
-            )  # fmt: skip
-            self._rob(held)
+            request, num_bytes = scheduled.request.request_id, len(blocks.data)
+            why = f"{num_bytes} bytes are not {blocks.num_rows} rows of this pool ({self.pool.layout})"
+            log.warning("request %s: %s; the rows are computed here", request, why, extra={"request_id": request})
+            self._evict(scheduled)
             return False
         return True
 
@@ -233,67 +232,67 @@ class LMEngine(Generic[TaskT]):
 
     def stats(self) -> EngineStats:
         return EngineStats(
-            running=len(self._held),
-            ready=sum(held.can_step() for held in self._held.values()),
+            running=len(self._requests),
+            ready=sum(scheduled.can_step() for scheduled in self._requests.values()),
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
-            pages_kept=self._kept.num_pages,
+            pages_cached=self._cache.num_pages,
             rows_reused=self._rows_reused,
         )
 
     def _drop(self, request_id: RequestId, *, keep: bool = False) -> None:
-        held = self._held.pop(request_id, None)
-        if held is None:
+        scheduled = self._requests.pop(request_id, None)
+        if scheduled is None:
             return
-        if keep and held.follows is not None:
-            self._kept.put_back(held.request.session, held.follows)
-        elif keep and held.request.session:
-            self._kept.keep(held.request.session, held.task.prefix(), held.table, held.computed)
+        if keep and scheduled.cached is not None:
+            self._cache.put_back(scheduled.request.session, scheduled.cached)
+        elif keep and scheduled.request.session:
+            self._cache.put(scheduled.request.session, scheduled.task.prefix(), scheduled.table, scheduled.computed)
         else:
-            self.pool.give_back(held.table)
+            self.pool.close_table(scheduled.table)
 
-    def _plan(self) -> list[tuple[Held[TaskT], Extent]]:
-        """Pick rows, eldest request first, as pages allow; single rows come first in the pass."""
-        planned: list[tuple[Held[TaskT], Extent]] = []
-        for held in self._held.values():
+    def _plan(self) -> list[tuple[ScheduledRequest[TaskT], Extent]]:
+        """Choose rows, oldest request first, as pages allow; single rows come first in the pass."""
+        planned: list[tuple[ScheduledRequest[TaskT], Extent]] = []
+        for scheduled in self._requests.values():
             if len(planned) == self._limits.max_batch:
                 break
-            if not held.can_step():
+            if not scheduled.can_step():
                 continue
             size = self._limits.prefill_chunk_tokens
-            stop = min(held.task.num_rows, (held.computed // size + 1) * size)
-            if self._find_pages(held, stop):
-                planned.append((held, Extent(table=held.table, start=held.computed, stop=stop)))
+            stop = min(scheduled.task.num_rows, (scheduled.computed // size + 1) * size)
+            if self._find_pages(scheduled, stop):
+                planned.append((scheduled, Extent(table=scheduled.table, start=scheduled.computed, stop=stop)))
         return sorted(planned, key=lambda entry: entry[1].num_rows > 1)
 
-    def _find_pages(self, held: Held[TaskT], stop: int) -> bool:
-        """Grow the request's table, robbing younger ones if need be. One that starts waits until its rows fit at once."""
-        room = self.pool.num_free + self._kept.num_pages
-        if not held.table.pages and self.pool.pages_for(held.task.num_rows) > room:
-            if any(other.table.pages and not other.paused for other in self._held.values()):
+    def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
+        """Grow the request's table, evicting younger requests if necessary. A new request waits until all its rows fit."""
+        room = self.pool.num_free + self._cache.num_pages
+        if not scheduled.table.pages and self.pool.pages_for(scheduled.task.num_rows) > room:
+            if any(other.table.pages and not other.paused for other in self._requests.values()):
                 return False
-        while not self.pool.grow(held.table, stop):
-            if self._kept.give_up_one():
+        while not self.pool.grow(scheduled.table, stop):
+            if self._cache.drop_oldest():
                 continue
             victim = self._youngest_holder()
-            if victim is None or victim is held:
+            if victim is None or victim is scheduled:
                 return False
-            self._rob(victim)
+            self._evict(victim)
         return True
 
-    def _youngest_holder(self) -> Held[TaskT] | None:
-        holders = [held for held in reversed(self._held.values()) if held.table.pages]
-        # One that waits for its client moves nothing, however old it is.
-        return next((held for held in holders if held.paused), holders[0] if holders else None)
+    def _youngest_holder(self) -> ScheduledRequest[TaskT] | None:
+        holders = [scheduled for scheduled in reversed(self._requests.values()) if scheduled.table.pages]
+        # A paused request, which waits for its client, is evicted first, however old it is.
+        return next((scheduled for scheduled in holders if scheduled.paused), holders[0] if holders else None)
 
-    def _rob(self, victim: Held[TaskT]) -> None:
-        self.pool.give_back(victim.table)
-        victim.table, victim.computed, victim.follows = self.pool.borrow(), 0, None
+    def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
+        self.pool.close_table(victim.table)
+        victim.table, victim.computed, victim.cached = self.pool.open_table(), 0, None
 
-    def _run(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
-        """One pass. If it fails as a whole, each request is tried alone, so that only the one at fault ends.
+    def _run(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
+        """Run one pass; if it fails, run each request alone, so that only the one at fault fails.
 
-        Raises: what the pass raised, if some request has moved on in it: what that made is lost, and a second try would skip it.
+        Raises: the error of the pass, if a request advanced in it: its output is lost, and another attempt would skip it.
         """
         before = _progress(planned)
         try:
@@ -303,44 +302,46 @@ class LMEngine(Generic[TaskT]):
                 raise
             if len(planned) > 1:
                 return [output for entry in planned for output in self._run([entry])]
-            held = planned[0][0]
-            return list(self._settle(held, [_failed(held, error)]))
+            scheduled = planned[0][0]
+            return list(self._settle(scheduled, [_failed(scheduled, error)]))
 
-    def _pass(self, planned: list[tuple[Held[TaskT], Extent]]) -> list[EngineOutput]:
-        done = self._runner.forward([(held.task, extent) for held, extent in planned])
+    def _pass(self, planned: list[tuple[ScheduledRequest[TaskT], Extent]]) -> list[EngineOutput]:
+        done = self._runner.forward([(scheduled.task, extent) for scheduled, extent in planned])
         due = [entry for entry in planned if entry[1].stop == entry[0].task.num_rows and entry[0].task.wants_draw]
-        drawn = self._runner.draw([(held.task, done.last_row(extent)) for held, extent in due]) if due else []
+        drawn = self._runner.draw([(scheduled.task, done.last_row(extent)) for scheduled, extent in due]) if due else []
         outputs: dict[RequestId, list[EngineOutput]] = {}
-        for held, extent in planned:
-            held.computed = extent.stop
-            made: Sequence[EngineOutput] = ()
-            if held.told < extent.stop:
-                tapped_NH = done.tapped_rows(extent, max(extent.start, held.told))
-                made = held.task.computed(held.told, extent.stop, tapped_NH)
-                held.told = extent.stop
-            outputs[held.request.request_id] = list(made)
-        for (held, _), more in zip(due, drawn, strict=True):
-            outputs[held.request.request_id] += more
-        return [output for held, _ in planned for output in self._settle(held, outputs[held.request.request_id])]
+        for scheduled, extent in planned:
+            scheduled.computed = extent.stop
+            new: Sequence[EngineOutput] = ()
+            if scheduled.reported < extent.stop:
+                tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported))
+                new = scheduled.task.on_computed(scheduled.reported, extent.stop, tapped_NH)
+                scheduled.reported = extent.stop
+            outputs[scheduled.request.request_id] = list(new)
+        for (scheduled, _), more in zip(due, drawn, strict=True):
+            outputs[scheduled.request.request_id] += more
+        return [output for scheduled, _ in planned for output in self._settle(scheduled, outputs[scheduled.request.request_id])]
 
-    def _settle(self, held: Held[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
+    def _settle(self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
         """Free a request that ends with these outputs; nothing follows its end."""
         for number, output in enumerate(outputs):
             if output.final or output.error is not None:
-                self._drop(held.request.request_id, keep=output.error is None)
+                self._drop(scheduled.request.request_id, keep=output.error is None)
                 return outputs[: number + 1]
         return outputs
 
 
-def _progress(planned: Sequence[tuple[Held[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
-    """All that a pass changes of a request and that its outputs tell of."""
-    return [(held.computed, held.told, held.task.num_rows, held.task.wants_draw) for held, _ in planned]
+def _progress(planned: Sequence[tuple[ScheduledRequest[TaskT], Extent]]) -> list[tuple[int, int, int, bool]]:
+    """Return the state of each request that a pass changes."""
+    return [
+        (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw) for scheduled, _ in planned
+    ]
 
 
-def _failed(held: Held[TaskT], error: Exception) -> EngineOutput:
-    """Logs what is no mistake of the user's."""
+def _failed(scheduled: ScheduledRequest[TaskT], error: Exception) -> EngineOutput:
+    """Return the output of a failed request; log errors other than the user's mistakes."""
     if not isinstance(error, FleetError):
-        labels = {"request_id": held.request.request_id, "walk": held.walk}
+        labels = {"request_id": scheduled.request.request_id, "walk": scheduled.walk}
         log.error("the engine failed a request", exc_info=error, extra=labels)
-    told = failure_of("the engine failed the request", error)
-    return EngineOutput(request_id=held.request.request_id, walk=held.walk, error=told)
+    failure = failure_of("the engine failed the request", error)
+    return EngineOutput(request_id=scheduled.request.request_id, walk=scheduled.walk, error=failure)

@@ -14,7 +14,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
-    """One 64-bit key a draw."""
+    """Return one 64-bit key per draw."""
     key = 0
     for part in (seed, salt, codebook, index):
         key = _splitmix64(key ^ (part & _MASK64))
@@ -22,7 +22,7 @@ def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
 
 
 def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor:
-    """Noise of each token for each draw.
+    """Return noise of each token for each draw.
 
     Shapes: float32 [draws, tokens].
     """

@@ -1,4 +1,4 @@
-"""Turns a pass's plan into calls of the program: all rows at once (fast), or in fixed tiles (invariant). Knows no requests.
+"""Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles (invariant). Knows no requests.
 
 Legend: N rows, H hidden size, S rows drawn from.
 """
@@ -15,36 +15,36 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.program import Forwarded, Program, Task, TaskT
+from fleet.engine.torch.program import Forwarded, Program, ProgramTask, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDone:
-    """Hidden rows of a pass by extent. `first` maps an extent to its first row."""
+    """Hidden rows of a pass. `first` maps an extent to its first row."""
 
     forwarded: Forwarded
     first: dict[int, int]
 
     def last_row(self, extent: Extent) -> Tensor:
-        """[1, H], the hidden row of the extent's last position."""
+        """Return the hidden row [1, H] of the extent's last position."""
         at = self.first[id(extent)] + extent.num_rows - 1
         return self.forwarded.last_NH[at : at + 1]
 
     def tapped_rows(self, extent: Extent, start: int) -> Tensor | None:
-        """Tapped rows of the extent from position `start` on."""
+        """Return the extent's tapped rows from position `start` on."""
         if self.forwarded.tapped_NH is None:
             return None
         first = self.first[id(extent)]
         return self.forwarded.tapped_NH[first + start - extent.start : first + extent.num_rows]
 
 
-SomeTask = TypeVar("SomeTask", bound=Task, contravariant=True)
+SomeTask = TypeVar("SomeTask", bound=ProgramTask, contravariant=True)
 
 
 class PassRunner(Protocol[SomeTask]):
-    """How a pass is computed. `forward` takes each request's rows, `draw` the last hidden row [1, H] of each that is due."""
+    """Computes a pass: `forward` gets each request's rows, `draw` the last hidden row [1, H] of each that draws."""
 
     def forward(self, entries: Sequence[tuple[SomeTask, Extent]]) -> PassDone: ...
 
@@ -52,7 +52,7 @@ class PassRunner(Protocol[SomeTask]):
 
 
 class FastRunner(Generic[TaskT]):
-    """Every row of the pass in one call. Row results vary in the last bits with the batch's make-up."""
+    """Runs every row of the pass in one call. Results of a row vary in the last bits with the other rows of the batch."""
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
         self._program, self._pool = program, pool
@@ -68,7 +68,7 @@ class FastRunner(Generic[TaskT]):
 
 
 class TileRunner(Generic[TaskT]):
-    """Rows in tiles of exactly `TILE_ROWS`, padded, so no shape depends on what else is in the pass."""
+    """Runs rows in tiles of exactly `TILE_ROWS`, padded, so that no shape depends on other rows of the pass."""
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
         self._program, self._pool = program, pool

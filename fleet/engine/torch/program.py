@@ -1,7 +1,7 @@
-"""What an autoregressive model brings to the batch loop: tasks (one a request) and the two computations they share.
+"""Interface of an autoregressive model to the batch loop: one task per request, and the two computations that they share.
 
-A task knows its input as rows, one a position. The loop computes rows in order, any number at a time; when all that are known are
-computed and the task wants it, the program draws, and the task grows by a row or ends.
+A task's input is rows, one per position. The loop computes rows in order, any number at a time; once all known rows are computed
+and the task wants a draw, the program draws, and the task grows by a row or ends.
 Legend: N rows of a pass, H hidden size, S rows drawn from.
 """
 
@@ -19,70 +19,70 @@ from fleet.engine.torch.prefix import Prefix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """`last_NH` are final (normed) hidden rows; `tapped_NH` those entering the layer the program taps, if it does."""
+    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the program taps, if any."""
 
     last_NH: Tensor
     tapped_NH: Tensor | None = None
 
 
-class Task(Protocol):
+class ProgramTask(Protocol):
     """One request inside a program."""
 
     @property
     def num_rows(self) -> int:
-        """Input rows known so far. Only grows."""
+        """Number of input rows known so far; it only grows."""
         ...
 
     @property
     def wants_draw(self) -> bool:
-        """Whether a draw is due once every known row is computed."""
+        """True if a draw is due once every known row is computed."""
         ...
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """Take input; returns what it makes at once (an end without an answer, mostly nothing). Raises: BadInput."""
+        """Add input; return its immediate output (an end without an answer, mostly nothing). Raises: BadInput."""
         ...
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Embeddings of rows [start, stop): [rows, H]. Asked again for old rows after the loop took the pages away."""
+        """Return embeddings of rows [start, stop): [rows, H]. Called again for old rows whose pages the loop freed."""
         ...
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        """Rows [start, stop) were computed; returns what that makes. May be told twice of a row.
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+        """Return the output of newly computed rows [start, stop). May be called twice for a row.
 
-        `tapped_NH` are the last of them: those before were taken over, and the task has what was tapped of them.
+        `tapped_NH` are the last of these rows: those before were reused, and the task has their tapped rows.
         """
         ...
 
     def prefix(self) -> Prefix:
-        """Its leading rows as another request could begin with them. Asked only of a request with a session."""
+        """Return the leading rows, with which another request may begin. Called only for a request with a session."""
         ...
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Rows [start, stop) need not be computed: an earlier request of the session had the same."""
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
+        """Handle that rows [start, stop) are reused from an earlier request of the session."""
         ...
 
 
-TaskT = TypeVar("TaskT", bound=Task)
+TaskT = TypeVar("TaskT", bound=ProgramTask)
 
 
 NUM_POSITIONS = "num_positions"
-"""Request parameter that every program's requests carry: the most rows the request can come to."""
+"""Request parameter of every program: the largest number of rows that the request can reach."""
 
 
 class Program(Protocol[TaskT]):
-    """A model behind the loop."""
+    """A model that the loop runs."""
 
     @property
     def kv_shape(self) -> KVShape: ...
 
     def open(self, request: EngineRequest) -> TaskT:
-        """Raises: BadInput."""
+        """Create the task of a request. Raises: BadInput."""
         ...
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TaskT]) -> Forwarded:
-        """Run every layer. `tasks` are those whose rows are in the pass."""
+        """Run every layer. `tasks`: those whose rows are in the pass."""
         ...
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        """Draw once for each task from its last hidden row. A task ends by an output that is `final` or has an `error`."""
+        """Draw once for each task from its last hidden row. An output that is `final` or has an `error` ends its task."""
         ...

@@ -1,4 +1,4 @@
-"""A request's input rows, kept for as long as it lives so that lost pages can be computed again."""
+"""A request's input rows, stored until it ends so that freed pages can be recomputed."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Rows:
-    """Grows at the end. Shapes: each row is [1, H]."""
+    """A growing list of rows. Shapes: each row is [1, H]."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []

@@ -15,20 +15,20 @@ from fleet.engine.torch.noise import gumbel
 
 
 class TokenCounts:
-    """Which ids the penalties look at: `seen` for repetition (a prompt may count), `made` for frequency and presence."""
+    """Ids that penalties apply to: `seen` for repetition (which may count the prompt), `drawn` for frequency and presence."""
 
     def __init__(self, seen: Sequence[int] = ()) -> None:
         self.seen = set(seen)
-        self.made: dict[int, int] = {}
+        self.drawn: dict[int, int] = {}
 
     def add(self, token: int) -> None:
         self.seen.add(token)
-        self.made[token] = self.made.get(token, 0) + 1
+        self.drawn[token] = self.drawn.get(token, 0) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Sampling parameters of one row. `noise_key` is used only where `temperature` > 0. `banned`: ids that are never drawn."""
+class RowSampling:
+    """Sampling parameters of one row. `noise_key` is used only if `temperature` > 0. `banned`: ids that are not drawn."""
 
     sampling: Sampling
     noise_key: int = 0
@@ -40,11 +40,13 @@ class Draw:
         return self.sampling.temperature <= 0
 
 
-def draw(logits_SV: Tensor, draws: Sequence[Draw], *, suppressed_V: Tensor | None = None, one_by_one: bool = False) -> Tensor:
-    """One id a row (int64 [S]); -1 where the row's logits are not finite. May overwrite the logits.
+def draw(
+    logits_SV: Tensor, draws: Sequence[RowSampling], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+) -> Tensor:
+    """Draw one id per row (int64 [S]); -1 if the row's logits are not finite. May overwrite the logits.
 
-    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result cannot depend on its
-    neighbours' settings, not even in the last bit.
+    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result is independent of other rows'
+    settings, to the last bit.
     """
     logits_SV = logits_SV.float()
     highest = logits_SV.amax(-1)
@@ -71,8 +73,8 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
 
-def _penalise(logits_V: Tensor, plan: Draw) -> None:
-    """In place."""
+def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
+    """Apply the penalties in place."""
     sampling, counts = plan.sampling, plan.counts
     if counts is None:
         return
@@ -81,14 +83,14 @@ def _penalise(logits_V: Tensor, plan: Draw) -> None:
         picked = logits_V[ids]
         penalty = sampling.repetition_penalty
         logits_V[ids] = torch.where(picked < 0, picked * penalty, picked / penalty)
-    if (sampling.frequency_penalty or sampling.presence_penalty) and counts.made:
-        ids = torch.tensor(list(counts.made), device=logits_V.device)
-        times = torch.tensor(list(counts.made.values()), dtype=logits_V.dtype, device=logits_V.device)
+    if (sampling.frequency_penalty or sampling.presence_penalty) and counts.drawn:
+        ids = torch.tensor(list(counts.drawn), device=logits_V.device)
+        times = torch.tensor(list(counts.drawn.values()), dtype=logits_V.dtype, device=logits_V.device)
         logits_V[ids] -= sampling.frequency_penalty * times + sampling.presence_penalty
 
 
-def _noisy(logits_SV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Scaled, cut and noised logits: their argmax is a sample."""
+def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
+    """Return scaled, cut and noised logits, whose argmax is a sample."""
     temperatures = [plan.sampling.temperature for plan in draws]
     scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]
     kept_SV = keep_top(scaled_SV, [plan.sampling.top_k for plan in draws], [plan.sampling.top_p for plan in draws])
@@ -96,7 +98,7 @@ def _noisy(logits_SV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """-inf below each row's top-k and top-p cut; ids that tie with the last one kept stay."""
+    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above it stay."""
     if len(set(top_k)) == 1 and len(set(top_p)) == 1:
         return keep_top_alike(scaled_SV, top_k[0], top_p[0])
     rows = [keep_top_alike(row_1V, k, p) for row_1V, k, p in zip(scaled_SV.split(1), top_k, top_p, strict=True)]
@@ -104,7 +106,7 @@ def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) ->
 
 
 def keep_top_alike(scaled_SV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """`keep_top` with one cut for all rows."""
+    """Apply one cut to all rows."""
     num_tokens = scaled_SV.shape[-1]
     limit = top_k if 0 < top_k < num_tokens else num_tokens
     if limit == num_tokens and top_p >= 1.0:

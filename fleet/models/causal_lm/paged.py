@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from fleet.engine.torch.layout import Layout, Look
+from fleet.engine.torch.layout import AttentionParams, Layout
 
 NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
@@ -55,7 +55,7 @@ def paged_attention(
         raise ValueError("its keys and values differ in size")
     q_Nhd, kv_Nkd = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
     scale = q_Nhd.shape[-1] ** -0.5 if scaling is None else scaling
-    look = Look(scale=scale, window=sliding_window, softcap=softcap, sinks_h=s_aux)
+    look = AttentionParams(scale=scale, window=sliding_window, softcap=softcap, sinks_h=s_aux)
     out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), kv_Nkd, look)
     return out.view(1, *q_Nhd.shape), None
 
@@ -64,19 +64,19 @@ def register() -> None:
     AttentionInterface.register(NAME, paged_attention)
 
 
-class GivenHidden(nn.Module):
+class BodyStub(nn.Module):
     """Stands in for a causal model's body, so that the model's own code runs its head on hidden rows made elsewhere."""
 
     @property
-    def decoder(self) -> "GivenHidden":
+    def decoder(self) -> "BodyStub":
         """Some heads go past the body to its decoder."""
         return self
 
-    def forward(self, *_args: object, inputs_embeds: Tensor, **_: object) -> "Given":
-        return Given(inputs_embeds)
+    def forward(self, *_args: object, inputs_embeds: Tensor, **_: object) -> "BodyOutput":
+        return BodyOutput(inputs_embeds)
 
 
-class Given:
+class BodyOutput:
     """The output of a body: hidden rows, and nothing else of what a body may put out."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:

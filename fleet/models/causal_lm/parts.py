@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fleet.engine.torch.layout import Layout
-from fleet.models.causal_lm.paged import LAYOUT, GivenHidden
+from fleet.models.causal_lm.paged import LAYOUT, BodyStub
 
 
 class Parts:
@@ -18,7 +18,7 @@ class Parts:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._name = model, model.base_model_prefix
         self._body = cast(nn.Module, getattr(model, self._name))
-        self._embedding, self._given = model.get_input_embeddings(), GivenHidden()
+        self._embedding, self._given = model.get_input_embeddings(), BodyStub()
         setattr(model, self._name, self._given)
 
     def embed(self, ids_N: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from fleet.engine.torch.kv_pool import KVShape
-from fleet.engine.torch.layout import Look
+from fleet.engine.torch.layout import AttentionParams
 from fleet.models.causal_lm.parts import Parts
 
 TOLERANCE = 0.05
@@ -21,7 +21,7 @@ TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AttentionCall:
     """How one layer looked back."""
 
     layer: int
@@ -30,16 +30,16 @@ class Asked:
     window: int | None
 
 
-class Alone:
+class ProbeLayout:
     """A layout that stores nothing: each row sees itself, and what it sees hangs on its query, key and value."""
 
     def __init__(self, positions: Tensor) -> None:
         self.positions = positions
-        self.asked: list[Asked] = []
+        self.asked: list[AttentionCall] = []
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         k_Nkd, v_Nkd = kv_Nkd.chunk(2, dim=1)
-        self.asked.append(Asked(layer=layer, num_kv_heads=k_Nkd.shape[1], q_Nhd=q_Nhd, window=look.window))
+        self.asked.append(AttentionCall(layer=layer, num_kv_heads=k_Nkd.shape[1], q_Nhd=q_Nhd, window=look.window))
         groups = q_Nhd.shape[1] // k_Nkd.shape[1]
         k_Nhd, v_Nhd = k_Nkd.repeat_interleave(groups, 1), v_Nkd.repeat_interleave(groups, 1)
         turned_Nhd = F.normalize(q_Nhd + k_Nhd, dim=-1) * v_Nhd.norm(dim=-1, keepdim=True)
@@ -54,14 +54,14 @@ def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVSha
     """
     ids = torch.tensor([config.vocab_size // 2, config.vocab_size // 3], device=device)
     first, second = torch.arange(2, device=device), torch.tensor([1, 0], device=device)
-    whole = Alone(first)
+    whole = ProbeLayout(first)
     wanted_2V = parts.whole(ids, whole)
     shape = _shape_of(config, whole.asked)
     rows = parts.embed(ids)
-    if not _alike(parts.head(parts.body(rows, Alone(first))), wanted_2V):
+    if not _alike(parts.head(parts.body(rows, ProbeLayout(first))), wanted_2V):
         raise ValueError("from embeddings and positions it computes something else than from ids")
     # Again the first row, now behind one that is no number, and neither is what takes anything from that.
-    behind = Alone(second)
+    behind = ProbeLayout(second)
     last_2H = parts.body(torch.stack([torch.full_like(rows[0], torch.nan), rows[0]]), behind)
     if not last_2H[1].isfinite().all():
         raise ValueError("its layers carry something from row to row beside their attention")
@@ -70,7 +70,7 @@ def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVSha
     return shape
 
 
-def _shape_of(config: PretrainedConfig, asked: Sequence[Asked]) -> KVShape:
+def _shape_of(config: PretrainedConfig, asked: Sequence[AttentionCall]) -> KVShape:
     num_layers = int(config.num_hidden_layers)
     if sorted(one.layer for one in asked) != list(range(num_layers)):
         raise ValueError(f"its {num_layers} layers come to {len(asked)} calls of transformers' attention interface")

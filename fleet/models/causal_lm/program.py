@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import Answer, draw_answers, history_of
+from fleet.engine.torch.answer import TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
@@ -34,7 +34,7 @@ class CausalTask:
         self._program, self._request = program, request
         self._rows = Rows()
         self._ids: NDArray[np.int64] = np.empty(0, np.int64)
-        self.answer: Answer | None = None
+        self.answer: TokenAnswer | None = None
 
     @property
     def num_rows(self) -> int:
@@ -48,20 +48,20 @@ class CausalTask:
         """The whole prompt in one piece: `ids` int32 [N]."""
         self._ids = ids = np.asarray(piece.arrays["ids"], np.int64)
         self._rows.extend(self._program.embed(np.concatenate([ids, history_of(self._request)])))
-        self.answer = Answer(self._request, ids.tolist(), self._program.end_ids, SALT)
+        self.answer = TokenAnswer(self._request, ids.tolist(), self._program.end_ids, SALT)
         return ()
 
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        return self.answer.take_again() if self.answer is not None else ()
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+        return self.answer.take_replayed() if self.answer is not None else ()
 
     def prefix(self) -> Prefix:
         drawn = self.answer.ids if self.answer is not None else []
         return Prefix(keys=joined_keys([self._ids, np.array(drawn, np.int64)])[: self.num_rows])
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         """Nothing that it made is needed again."""
 
     def grow(self, row_1H: Tensor) -> None:

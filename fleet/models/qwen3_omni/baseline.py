@@ -27,7 +27,7 @@ MODEL_CLASS = "Qwen3OmniMoeForConditionalGeneration"
 PROBE_TOKENS, PROBE_RUNS = 6, 5
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
     """What to run, as the benchmark writes it. `warm_up` runs of the first request do not count.
 
     Of several `num_threads` the one that answers a short request fastest is taken: small models lose by synchronising,
@@ -42,7 +42,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class BaselineAnswer(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     first_audio_s: float
     num_samples: int
@@ -51,8 +51,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     same_prompt: bool
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    answers: tuple[Answered, ...]
+class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
+    answers: tuple[BaselineAnswer, ...]
     load_s: float
     num_threads: int
     device: str
@@ -70,7 +70,7 @@ class Baseline:
         self._model.to(device)
         self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
-    def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> Answered:
+    def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> BaselineAnswer:
         """Greedy, with the request's own bounds and voice."""
         prompt = torch.tensor([spec.prompt_ids], device=self._device)
         model = self._model
@@ -89,7 +89,7 @@ class Baseline:
         )
         samples = wave.reshape(-1).cpu()
         seconds = time.perf_counter() - began_s
-        return Answered(
+        return BaselineAnswer(
             seconds=seconds,
             first_audio_s=seconds,
             num_samples=len(samples),
@@ -102,7 +102,7 @@ class Baseline:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
-def pick_num_threads(baseline: Baseline, work: Work) -> int:
+def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
     """The fastest of the choices, by the best of a few short answers each, tried in turn so that all meet the same noise."""
     if len(work.num_threads) == 1:
         return work.num_threads[0]
@@ -116,7 +116,7 @@ def pick_num_threads(baseline: Baseline, work: Work) -> int:
     return min(best_s, key=lambda count: best_s[count])
 
 
-def run(work: Work, folder: Path) -> Result:
+def run(work: BaselineWork, folder: Path) -> BaselineResult:
     device = work.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,11 +129,11 @@ def run(work: Work, folder: Path) -> Result:
     torch.set_num_threads(pick_num_threads(baseline, work))
     for _ in range(work.warm_up):
         baseline.answer(work.requests[0], work.messages[0])
-    answers: list[Answered] = []
+    answers: list[BaselineAnswer] = []
     for spec, messages in zip(work.requests, work.messages, strict=True):
         answers.append(baseline.answer(spec, messages))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
-    return Result(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
+    return BaselineResult(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
 
 
 def main() -> int:
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="transformers")
-    work = msgspec.json.decode(options.requests.read_bytes(), type=Work)
+    work = msgspec.json.decode(options.requests.read_bytes(), type=BaselineWork)
     options.out.write_bytes(msgspec.json.encode(run(work, options.checkpoint)))
     return 0
 

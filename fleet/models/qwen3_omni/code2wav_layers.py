@@ -18,7 +18,7 @@ Weights = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class StateSlot:
     """A layer's place in a request's state: `rows` positions of `channels`, from element `offset` on."""
 
     offset: int
@@ -41,8 +41,8 @@ class StateLayout:
         self.positions_per_frame = 1
         self.reach_frames = 0.0
 
-    def add(self, rows: int, channels: int) -> Slot:
-        slot = Slot(offset=self.size, rows=rows, channels=channels)
+    def add(self, rows: int, channels: int) -> StateSlot:
+        slot = StateSlot(offset=self.size, rows=rows, channels=channels)
         self.size += slot.size
         self.reach_frames += rows / self.positions_per_frame
         return slot
@@ -60,14 +60,14 @@ class WindowPass:
         self.next_state_BS = torch.empty_like(state_BS)
         self._state_BS = state_BS
 
-    def extend(self, slot: Slot, x_BTC: Tensor) -> Tensor:
+    def extend(self, slot: StateSlot, x_BTC: Tensor) -> Tensor:
         """`x_BTC` with the slot's left context before it."""
         left = self._state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
         extended = torch.cat((left, x_BTC), 1)
         self.keep(slot, extended)
         return extended
 
-    def keep(self, slot: Slot, x_BTC: Tensor) -> None:
+    def keep(self, slot: StateSlot, x_BTC: Tensor) -> None:
         """Carry the last rows of `x_BTC` to the next window."""
         kept = self.next_state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
         kept.copy_(x_BTC[:, -slot.rows :])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleet.core.request import Sampling
 from fleet.engine.torch.experts import Experts
-from fleet.engine.torch.layout import Look
+from fleet.engine.torch.layout import AttentionParams
 from fleet.engine.torch.noise import gumbel, noise_key
 from fleet.engine.torch.sampling import keep_top_alike
 from fleet.models.checkpoint import WeightReader
@@ -58,7 +58,7 @@ class _FrameLayout:
     def positions(self) -> Tensor:
         return self._positions[self.step]
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: Look) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
         self._written[layer][self.step].copy_(kv_Nkd)
         keys, values = self._keys[layer][self.step], self._values[layer][self.step]
         out = F.scaled_dot_product_attention(q_Nhd.view(self._q_shape), keys, values, scale=look.scale)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.experts import Experts, ExpertWeights
-from fleet.engine.torch.layout import Layout, Look
+from fleet.engine.torch.layout import AttentionParams, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Decoder:
 
     def __init__(self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor, rope: Tensor) -> None:
         self.shape, self.layers, self._norm, self._rope = shape, layers, norm, rope
-        self._look = Look(scale=shape.head_dim**-0.5)
+        self._look = AttentionParams(scale=shape.head_dim**-0.5)
         self._row_norm = RmsNorm(len(norm), shape.eps, norm)
         self._head_norm = RmsNorm(shape.head_dim, shape.eps, norm)
 

@@ -22,14 +22,14 @@ class RoleIds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpokenPrompt:
+class TalkerPrompt:
     """`kept` marks positions of user turns. `header_at` is where the last assistant turn starts, None without a whole header."""
 
     kept: NDArray[np.bool_]
     header_at: int | None
 
 
-def spoken_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> SpokenPrompt:
+def talker_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> TalkerPrompt:
     """A position's role is the id after the last turn start at or before it; before any, it is the prompt's second id."""
     length = len(prompt_ids)
     at = np.arange(length)
@@ -37,4 +37,4 @@ def spoken_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> SpokenPrompt
     role_ids = prompt_ids[np.minimum(np.maximum(last_start, 0) + 1, length - 1)] if length else prompt_ids
     headers = np.flatnonzero((prompt_ids[:-1] == roles.start) & (prompt_ids[1:] == roles.assistant))
     header_at = int(headers[-1]) if len(headers) and headers[-1] + HEADER_LEN <= length else None
-    return SpokenPrompt(kept=role_ids == roles.user, header_at=header_at)
+    return TalkerPrompt(kept=role_ids == roles.user, header_at=header_at)

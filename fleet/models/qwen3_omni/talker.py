@@ -25,7 +25,7 @@ from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded
 from fleet.engine.torch.rows import Rows
-from fleet.engine.torch.sampling import Draw, TokenCounts, draw
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 from fleet.engine.torch.tiles import in_tiles, padded
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
@@ -151,21 +151,21 @@ class TalkerTask:
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         return ()
 
     def prefix(self) -> Prefix:
         """The prompt: what was spoken is in no later one."""
         return Prefix(keys=joined_keys(self._prompt_keys))
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         """A prompt makes nothing."""
 
-    def next_draw(self) -> Draw:
+    def next_draw(self) -> RowSampling:
         sampling = self.request.sampling
         banned = frozenset[int]() if sampling.may_end(self.num_frames) else frozenset([self._program.codec_end])
         key = noise_key(sampling.seed, SALT, 0, self.num_frames)
-        return Draw(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
+        return RowSampling(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
 
     def failed(self) -> Sequence[EngineOutput]:
         error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")

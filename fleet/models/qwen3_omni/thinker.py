@@ -16,7 +16,7 @@ from torch import Tensor
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import Walk
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import Answer, draw_answers, history_of
+from fleet.engine.torch.answer import TokenAnswer, draw_answers, history_of
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
@@ -49,7 +49,7 @@ class ThinkerTask:
         self._multimodal_N: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._keys: NDArray[np.int64] = np.empty(0, np.int64)
         self._tapped: dict[int, NDArray[np.float32]] = {}
-        self.answer: Answer | None = None
+        self.answer: TokenAnswer | None = None
 
     @property
     def num_rows(self) -> int:
@@ -72,7 +72,7 @@ class ThinkerTask:
         if len(history):
             self._drawn.extend(self._program.embed_tokens(history))
         self._multimodal_N = np.isin(self._ids, self._program.multimodal_ids)
-        self.answer = Answer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
+        self.answer = TokenAnswer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
         return ()
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -93,9 +93,9 @@ class ThinkerTask:
             self._piece = None
         return self._prompt
 
-    def computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
         """Accept-layer rows of the prompt's positions among them; and, after the prompt's last, what was drawn before."""
-        again = self.answer.take_again() if self.answer is not None and stop >= len(self._ids) else ()
+        again = self.answer.take_replayed() if self.answer is not None and stop >= len(self._ids) else ()
         if start < len(self._ids) and (WITH_ROWS in self._request.params or self._request.session):
             self._take_tapped(stop, tapped_NH)
         return [*self._prefilled(start, min(stop, len(self._ids))), *again]
@@ -127,7 +127,7 @@ class ThinkerTask:
         keys = joined_keys([self._keys, np.array(drawn, np.int64)])[: self.num_rows]
         return Prefix(keys=keys, tapped=self._tapped)
 
-    def took(self, prefix: Prefix, start: int, stop: int) -> None:
+    def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
         self._tapped |= {position: row for position, row in prefix.tapped.items() if start <= position < stop}
 
     def grow(self, row_1H: Tensor) -> None:

@@ -14,7 +14,7 @@ from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
 
 AUDIO = EdgeName("audio")
 _PCM_PEAK = 32767
@@ -47,7 +47,7 @@ class Code2WavTask:
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Sound that was told is not decoded again, but for the last of it, of which the rest is made."""
         pcm = made.get((AUDIO, DECODE), {}).get("pcm")
         history = {} if pcm is None else {"wave": pcm.astype(np.float32) / _PCM_PEAK}
@@ -56,15 +56,15 @@ class Code2WavTask:
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
             return ()
         if "wave" not in output.arrays:
-            return (Item(edge=AUDIO, walk=output.walk, final=output.final),)
+            return (EdgeItem(edge=AUDIO, walk=output.walk, final=output.final),)
         pcm = to_pcm16(output.arrays["wave"])
-        return (Item(edge=AUDIO, walk=output.walk, arrays={"pcm": pcm}, final=output.final),)
+        return (EdgeItem(edge=AUDIO, walk=output.walk, arrays={"pcm": pcm}, final=output.final),)
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return False
 
 

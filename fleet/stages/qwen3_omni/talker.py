@@ -12,10 +12,10 @@ from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.program import NUM_POSITIONS
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import read_config
-from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, spoken_prompt
+from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import set_up
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.sampling import sampling_of
 
 CODES = EdgeName("codes")
@@ -23,7 +23,7 @@ CODES = EdgeName("codes")
 
 def build(options: BuildOptions) -> BuiltStage:
     """Raises: ConfigError."""
-    setup = set_up(options)
+    setup = prepare_stage(options)
     config = read_config(setup.folder)
     reader = setup.reader()
     talker = Talker(reader, config, setup.where.experts, setup.pool.num_positions, tiled=setup.where.tiled)
@@ -41,11 +41,11 @@ class TalkerAdapter:
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
         self._spec = spec
         self._prompt_ids: NDArray[np.int32] = np.array(spec.prompt_ids, dtype=np.int32)
-        self._prompt = spoken_prompt(self._prompt_ids, roles)
+        self._prompt = talker_prompt(self._prompt_ids, roles)
         self._at = 0
         self._answering = False
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: BadInput if the prompt does not end in an assistant turn to speak."""
         if self._prompt.header_at is None:
             raise BadInput("messages: the prompt has no assistant header, so nothing can be spoken", param="messages")
@@ -83,10 +83,10 @@ class TalkerAdapter:
         header = self._prompt_ids[self._prompt.header_at : text_at]
         return {"header": header, "ids": np.concatenate([self._prompt_ids[text_at:], ids])}
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
             return ()
-        return [Item(edge=CODES, walk=DECODE, arrays=output.arrays, final=output.final)]
+        return [EdgeItem(edge=CODES, walk=DECODE, arrays=output.arrays, final=output.final)]
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return False

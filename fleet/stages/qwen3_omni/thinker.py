@@ -18,10 +18,10 @@ from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import WITH_ROWS, Thinker
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NOTHING_MADE, BuildOptions, BuiltStage, Item, Made
-from fleet.stages.lm_setup import end_ids_of, set_up
+from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput
+from fleet.stages.lm_setup import end_ids_of, prepare_stage
 from fleet.stages.sampling import sampling_of
-from fleet.stages.stop_strings import StopWatch, tokenizer_of
+from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
 TEXT, THOUGHT = EdgeName("text"), EdgeName("thought")
 Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float32]]]
@@ -29,7 +29,7 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 def build(options: BuildOptions) -> BuiltStage:
     """Raises: ConfigError."""
-    setup = set_up(options)
+    setup = prepare_stage(options)
     config = read_config(setup.folder)
     reader = setup.reader()
     thinker = Thinker(
@@ -44,7 +44,7 @@ def build(options: BuildOptions) -> BuiltStage:
     features = feature_extractor(setup.folder)
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
-        return ThinkerAdapter(spec, blob, features, StopWatch(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
+        return ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
 
     return BuiltStage(engine=setup.loop(thinker), adapter=adapter, weight_names=tuple(reader.names))
 
@@ -52,7 +52,7 @@ def build(options: BuildOptions) -> BuiltStage:
 class ThinkerAdapter:
     """One request. Edges that it does not run get nothing."""
 
-    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, watch: StopWatch) -> None:
+    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, watch: StopDetector) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
         self._spec, self._blob, self._features = spec, blob, features
         self._speaks = THOUGHT in running
@@ -61,7 +61,7 @@ class ThinkerAdapter:
         self._tokens = AnswerTokens(client=TEXT, spoken=spoken, watch=watch, given=spec.given, min_tokens=min_tokens)
         self._gives_text = TEXT in running
 
-    def open(self, made: Made = NOTHING_MADE) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: BadInput where clips and blob do not agree."""
         spec = self._spec
         sampling = sampling_of(spec, QWEN3_OMNI, THINKER)
@@ -81,15 +81,15 @@ class ThinkerAdapter:
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         raise AssertionError(f"the thinker has no input edge, and got a chunk of {edge}")
 
-    def produce(self, output: EngineOutput) -> Sequence[Item]:
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
             return ()
         if output.walk == PREFILL:
-            return [Item(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
+            return [EdgeItem(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
         items = self._tokens.items(output, output.arrays[TOKEN])
         return [item for item in items if item.edge != TEXT or self._gives_text]
 
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         return self._tokens.stopped
 
 

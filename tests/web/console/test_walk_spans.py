@@ -12,7 +12,7 @@ from tests.web.console.busy_gateway import chunks
 from tests.web.plausible import busy
 from web.console.page_context import assign_colours
 from web.console.waterfall import build_waterfall
-from web.fleet_api.chrome_trace import trace_of
+from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
 GRAPH = get_graph("qwen3_omni")
@@ -58,7 +58,7 @@ def test_the_waterfall_and_the_trace_name_them() -> None:
     assert [span.kind for span in lane.spans] == ["walk"] * 3
     assert all(walk in lane.note and walk in span.detail for walk, span in zip(ALL_WALKS, lane.spans, strict=True))
     assert "decode" in {span.label for span in lane.spans}, "a long one bears its name"
-    named = {event.name for event in trace_of(story, GRAPH, logs).traceEvents if event.ph == "X"}
+    named = {event.name for event in chrome_trace_of(story, GRAPH, logs).traceEvents if event.ph == "X"}
     assert set(ALL_WALKS) <= named
 
 

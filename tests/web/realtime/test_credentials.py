@@ -25,7 +25,7 @@ from fleet.core.ids import WorkerId
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from web.app import create_app
-from web.http.guard import LOGIN, OPEN_PATHS
+from web.http.guard import LOGIN_PATH, OPEN_PATHS
 from web.realtime import session_registry
 from web.realtime.secrets import OWNER
 from web.serve import Server, uvicorn_config
@@ -354,7 +354,7 @@ async def test_secret_reaches_no_address_but_the_voice_socket(loaded: Loaded, re
 
         async def check(method: str, path: str) -> None:
             answer = await gateway.http.request(method, path, headers=headers)
-            login = answer.status_code == 303 and answer.headers["location"].startswith(LOGIN)
+            login = answer.status_code == 303 and answer.headers["location"].startswith(LOGIN_PATH)
             assert answer.status_code in (401, 429) or login, f"{method} {path}: {answer.status_code}"
 
         await asyncio.gather(*(check(method, path) for method, path in tried if method != "WS"))

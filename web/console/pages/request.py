@@ -11,7 +11,7 @@ from fleet.core.request_trace import LIVE_STATES, EdgeTrace, TaskTrace, TraceEve
 from fleet.core.telemetry import LogLine, LogQuery
 from web.console.page_context import PageContext, Query, assign_colours, stream_path
 from web.console.waterfall import Waterfall, build_waterfall
-from web.fleet_api.request_detail import RequestDetail, quiet_logs, read_told
+from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail
 from web.gateway.gateway import Gateway
 
 NUM_LINES = 100
@@ -89,14 +89,15 @@ class OneRequestPage:
     async def read(self, query: Query) -> OneRequestContext:
         """Raises: NotFound, RedisUnreachable."""
         request = RequestId(query["id"])
-        told = await read_told(self._gateway, request)
+        told = await read_request_detail(self._gateway, request)
+        logs = await read_logs_without_audio(self._gateway, told)
         logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
         return OneRequestContext(
             title=request,
             id=request,
             stream=stream_path(self.key, {"id": request}),
             told=told,
-            waterfall=build_waterfall(told, self._gateway.graph, await quiet_logs(self._gateway, told), self._colours),
+            waterfall=build_waterfall(told, self._gateway.graph, logs, self._colours),
             tasks=tuple(task for task in told.tasks if task.stage != CLIENT),
             edges=told.edges,
             marks=told.marks,

@@ -1,4 +1,4 @@
-"""Log lines about connections that were refused or ended, so few that no client can fill the log."""
+"""Rate-limited log lines about refused and closed connections: no client can fill the log."""
 
 import logging
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ log = logging.getLogger("fleet.web")
 
 PERIOD_S = 60.0
 MAX_TRACKED = 256
-"""Pairs of kind and address; what others do beyond them is counted under `OTHERS`."""
+"""Limit of pairs of kind and address; events of further addresses are counted under `OTHERS`."""
 OTHERS = "other addresses"
 
 
@@ -19,7 +19,7 @@ class _Count:
 
 
 class AbuseLog:
-    """One line per kind and address in `PERIOD_S`: the first event is logged as it happens, the others by their number."""
+    """One line per kind and address in `PERIOD_S`: the first event is logged immediately, the others as a count."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
@@ -28,7 +28,7 @@ class AbuseLog:
         return len(self._counts)
 
     def note(self, kind: str, address: str | None, message: str, now: float) -> None:
-        """`kind`: the kind of event; events of one kind are counted together. `now`: seconds of the event loop's clock."""
+        """Log or count an event. Events of one `kind` are counted together. `now`: seconds of the event loop's clock."""
         key = (kind, address or "a local socket")
         if key not in self._counts and len(self._counts) >= MAX_TRACKED:
             key = (kind, OTHERS)
@@ -41,7 +41,7 @@ class AbuseLog:
         count.last = message
 
     def sweep(self, now: float) -> None:
-        """Log what was counted in a period that is over."""
+        """Log the counts of all periods that are over."""
         for key, count in [item for item in self._counts.items() if now - item[1].logged_at >= PERIOD_S]:
             kind, address = key
             if count.num_unlogged == 0:

@@ -1,4 +1,4 @@
-"""The bounds of every connection: those of the deployment, and constants that no client of the API comes near."""
+"""The limits of every connection: those of the deployment, and constants far beyond the needs of any API client."""
 
 from dataclasses import dataclass
 
@@ -10,35 +10,37 @@ MAX_URL_BYTES = 16 * 1024
 MAX_FIELDS = 128
 """Header and trailer fields. Source: the bound of `websockets`, for the same request with an upgrade."""
 MAX_PIPELINED = 32
-"""Requests that wait for the answer before them on one connection."""
+"""Requests on one connection that wait for an earlier answer."""
 MAX_FRAMING_BYTES = 16 * 1024
 """Bytes of a chunked body that are neither content nor ordinary chunk sizes: extensions, trailers. Source: Go's net/http."""
 CHUNK_FRAMING_BYTES = 16
 """A chunk's size and its two line ends."""
 MAX_DISCARDED_BYTES = 256 * 1024
-"""Bytes that are read and dropped after a refused head, or while another answer is sent."""
+"""Bytes dropped after a refused head, or while another answer is sent."""
 MAX_DROPPED_BODY_BYTES = 32 * 1024 * 1024
-"""The rest of a body that is read and dropped after its answer: many clients read an answer only once they have sent everything.
-One that could send all of it takes the connection for usable again, so it is kept up to here, and broken off beyond.
+"""Rest of a body that is dropped after its answer: many clients read the answer only after sending everything, and then reuse the
+connection. Beyond this limit the connection is aborted.
 """
 MAX_DROPPED_DECLARED_BYTES = 16 * MAX_DROPPED_BODY_BYTES
-"""The same where the request declared its length: its end is in sight, it costs no memory, and must keep the pace of a body."""
+"""The same limit for a request with a declared length: its end is known, and it must be as fast as any body."""
 MIN_BYTES_PER_S = 500
-"""A body, or an answer on its way to a slow reader, must move this fast. Source: Apache's mod_reqtimeout."""
+"""Minimum rate of a body, and of an answer to a slow reader. Source: Apache's mod_reqtimeout."""
 LARGE_BODY_BYTES, LARGE_BYTES_PER_S = 1024 * 1024, 8 * 1024
-"""A body of so many bytes must move so fast."""
+"""Minimum rate of a body that is larger than `LARGE_BODY_BYTES`."""
 SMALL_MESSAGE_BYTES = 64 * 1024
-"""Bytes of an unfinished WebSocket message that each connection may hold, independent of the others."""
+"""Size of an unfinished WebSocket message that is allowed even when `max_unfinished_bytes` is reached."""
 LINGER_S = 2.0
-"""Time for which input after a refusal is dropped: closing before it is read would reset the connection under the answer."""
+"""Time for which input after a refusal is dropped: closing with unread input would reset the connection before the peer reads
+the answer.
+"""
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
 SWEEPS_PER_TIMEOUT = 5
-"""A time-out is noticed late by a fifth of it, and by a second at most."""
+"""A time-out is detected at most a fifth of it late, and at most a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Units: seconds; numbers of connections; bytes. `max_unfinished_bytes`: of all unfinished WebSocket messages together."""
+    """Limits of a deployment. `max_unfinished_bytes`: total of all unfinished WebSocket messages."""
 
     header_timeout_s: float
     body_timeout_s: float
@@ -61,6 +63,6 @@ class Bounds:
 
     @property
     def sweep_s(self) -> float:
-        """Pause between two looks at all connections."""
+        """Time between two checks of a connection."""
         shortest_s = min(self.header_timeout_s, self.body_timeout_s, self.send_timeout_s)
         return min(MAX_SWEEP_S, max(MIN_SWEEP_S, shortest_s / SWEEPS_PER_TIMEOUT))

@@ -1,4 +1,4 @@
-"""Uvicorn's configuration with what the bounded protocols need: uvicorn hands it to each of them."""
+"""Uvicorn's configuration plus the connection table and the TLS context, which the protocol classes need."""
 
 import ssl
 from typing import Any
@@ -9,8 +9,8 @@ from web.http.protocol.table import ConnectionTable
 
 
 class BoundedConfig(uvicorn.Config):
-    """`tls`: the handshake is made by `BoundedHttp`, so that connections are counted and timed before it is over. Uvicorn itself
-    gets no certificate.
+    """`tls`: `BoundedHttp` does the handshake, so that connections are counted and timed before its end. Uvicorn itself gets no
+    certificate.
     """
 
     def __init__(self, app: Any, table: ConnectionTable, tls: ssl.SSLContext | None, **options: Any) -> None:

@@ -1,64 +1,62 @@
-"""One connection of a client, whichever protocol it speaks now, and how its outgoing bytes progress."""
+"""One connection of a client, in HTTP or WebSocket, and the progress of its outgoing bytes."""
 
 import asyncio
 import fcntl
-import ipaddress
 import socket
 import struct
 import sys
 import termios
 from typing import Protocol
 
+from web.http.addresses import client_address
 from web.http.protocol.bounds import MIN_BYTES_PER_S
 
-IPV6_NETWORK_BITS = 64
-"""One client has a whole network of IPv6 addresses: they count as one."""
 SO_NWRITE = 0x1024
 """Option of a macOS socket: bytes in its send queue. Source: sys/socket.h."""
 
 
-class Handler(Protocol):
-    """The protocol object that serves a connection. `transport` is the one that it writes to."""
+class ConnectionHandler(Protocol):
+    """The protocol object that serves a connection, and writes to `transport`."""
 
     transport: asyncio.Transport
 
-    def check(self, now: float) -> None:
-        """End the connection, or a part of it, if its time is over. `now`: seconds of the event loop's clock."""
+    def close_if_overdue(self, now: float) -> None:
+        """Close the connection, or refuse its request, if a time-out is over. `now`: seconds of the event loop's clock."""
         ...
 
 
 class Connection:
-    """`raw` is the transport of the socket itself, under TLS where there is any. `busy`: a request or a WebSocket is under way.
+    """An open connection. `raw` is the transport of the socket, below TLS. `busy`: it serves a request or a WebSocket.
 
     `address`: the client address by which connections are counted; None for Unix sockets.
     """
 
     __slots__ = ("address", "busy", "handler", "raw")
 
-    def __init__(self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: Handler) -> None:
+    def __init__(self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: ConnectionHandler) -> None:
         self.raw = raw
-        self.address = address_of(peer)
+        self.address = client_address(peer)
         self.handler = handler
         self.busy = False
 
     def num_buffered(self) -> int:
-        """Bytes that were written and have not left this process."""
+        """Return the written bytes that are still in this process."""
         transport = self.handler.transport
         under_tls = 0 if transport is self.raw else self.raw.get_write_buffer_size()
         return transport.get_write_buffer_size() + under_tls
 
     def num_unacknowledged(self) -> int:
-        """Bytes that were written and that the peer's kernel has not received; 0 once nothing is left in this process.
+        """Return the written bytes that the peer's kernel has not received; 0 once none is left in this process.
 
-        Includes the kernel's send queue: it takes more from this process only once a large part of it (a third of up to 4 MiB
-        on Linux) is free, which a slow reader takes minutes for. Costs a system call: for sweeps, not for every chunk.
+        Includes the kernel's send queue, which accepts more only once a large part of it is free (a third of up to 4 MiB on
+        Linux): minutes for a slow reader. Costs a system call, so it is for sweeps and not for every chunk.
         """
         buffered = self.num_buffered()
         return buffered + _num_queued(self.raw) if buffered else 0
 
 
 def _num_queued(raw: asyncio.Transport) -> int:
-    """Bytes in the kernel's send queue; 0 where the kernel does not say."""
+    """Return the bytes in the kernel's send queue; 0 where the kernel does not report them."""
     sock = raw.get_extra_info("socket")
     try:
         if sys.platform == "darwin":
@@ -69,10 +67,10 @@ def _num_queued(raw: asyncio.Transport) -> int:
 
 
 class SendProgress:
-    """Notices a reader that takes nothing, or next to nothing, by `Connection.num_unacknowledged`.
+    """Detects a client that reads little or nothing, by `Connection.num_unacknowledged`.
 
-    Invariants: looked at only while the application writes nothing, and forgotten once it writes again, so that the buffer
-    shrinks by what leaves. What is written all the same (a ping) counts for nothing.
+    Invariants: checked only while the application writes nothing, and reset when it writes again, so that the buffer shrinks by
+    the bytes that were sent. Bytes written meanwhile (a ping) are no progress.
     """
 
     __slots__ = ("_buffered", "_sent", "_since")
@@ -81,10 +79,10 @@ class SendProgress:
         self._since: float | None = None
         self._buffered = self._sent = 0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._since = None
 
-    def stalled(self, buffered: int, now: float, timeout_s: float) -> bool:
+    def is_stalled(self, buffered: int, now: float, timeout_s: float) -> bool:
         """Return True if less than `MIN_BYTES_PER_S` left in the last `timeout_s`."""
         if self._since is None or not buffered:
             self._begin(buffered, now)
@@ -99,21 +97,3 @@ class SendProgress:
 
     def _begin(self, buffered: int, now: float) -> None:
         self._since, self._buffered, self._sent = now, buffered, 0
-
-
-def address_of(peer: tuple[str, int] | None) -> str | None:
-    """Return the key by which a client's connections are counted: its IPv4 address, or the network of its IPv6 address."""
-    if peer is None:
-        return None
-    host = peer[0].partition("%")[0]
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    if address.is_loopback:
-        return host
-    return str(ipaddress.IPv6Network((address, IPV6_NETWORK_BITS), strict=False))

@@ -1,4 +1,4 @@
-"""Number of connections that this process can have, from its limit of file descriptors, which is raised to the hard limit."""
+"""Limit of connections by file descriptors, whose soft limit is raised to the hard limit."""
 
 import logging
 import os
@@ -10,14 +10,14 @@ from fleet.config.schema import WebConfig
 log = logging.getLogger("fleet.web")
 
 RESERVED = 128
-"""Descriptors for what the gateway opens besides connections: Redis, files that are served, sockets that are being accepted."""
+"""Descriptors for other uses: Redis, served files, sockets that are being accepted."""
 UNLIMITED = 1024 * 1024
 """Soft limit to set where there is no hard limit."""
 OPEN_NOW = Path("/proc/self/fd")
 
 
 def connection_bound(web: WebConfig) -> int:
-    """Return `web.max_connections`, or fewer where descriptors do not suffice; logs which."""
+    """Return `web.max_connections`, or fewer if there are too few descriptors; log the result."""
     limit = _raise_limit()
     room = max(1, limit - RESERVED - _num_open())
     bound = min(web.max_connections, room)
@@ -32,7 +32,7 @@ def connection_bound(web: WebConfig) -> int:
 
 
 def _raise_limit() -> int:
-    """The soft limit after raising it to the hard one."""
+    """Raise the soft limit to the hard limit; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = UNLIMITED if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,4 +1,4 @@
-"""TLS on a connection that was accepted without it, so that it is counted and timed before its handshake is over."""
+"""TLS handshake on an accepted connection, which is counted and timed before the handshake ends."""
 
 import asyncio
 import ssl
@@ -14,10 +14,10 @@ def begin_tls(
     tls: ssl.SSLContext,
     timeout_s: float,
 ) -> Awaitable[asyncio.Transport | None]:
-    """Begin the handshake, and return what to await for its end. To be called within `connection_made`.
+    """Begin the handshake within `connection_made`; await the returned object for its end.
 
-    uvloop reads from the socket right after `connection_made`, so a task would begin too late: the client's first bytes would
-    go to the protocol, and not to TLS. Raises, when awaited: OSError (also for TLS errors and the time-out).
+    A task would begin too late: uvloop reads from the socket right after `connection_made`, and the client's first bytes would
+    go to the protocol instead of TLS. Raises, when awaited: OSError (also for TLS errors and the time-out).
     """
     handshake = loop.start_tls(transport, protocol, tls, server_side=True, ssl_handshake_timeout=timeout_s)
     return _rest_of(handshake, handshake.send(None))
@@ -25,15 +25,15 @@ def begin_tls(
 
 @coroutine
 def _rest_of(begun: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any) -> Generator[Any, Any, asyncio.Transport | None]:
-    """Continue a coroutine whose first step was made already and awaits something."""
+    """Continue a coroutine whose first step, already done, returned `awaited`."""
     while True:
         try:
             yield awaited
-        except BaseException as error:  # a cancellation of the task goes to the coroutine, as it would without this function
-            step, given = begun.throw, error
+        except BaseException as error:  # a cancellation of the task is passed to the coroutine
+            step, value = begun.throw, error
         else:
-            step, given = begun.send, None
+            step, value = begun.send, None
         try:
-            awaited = step(given)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            awaited = step(value)  # pyright: ignore[reportArgumentType, reportCallIssue]
         except StopIteration as end:
             return end.value

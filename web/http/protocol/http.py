@@ -1,7 +1,7 @@
 """Uvicorn's HTTP protocol with bounds: size and time of a request's head, pace of its body, pace of its client's reading.
 
-Memory: what one connection can hold here is its head (`MAX_HEAD_BYTES`), as much again of pipelined ones, and a few reads of its
-socket; uvicorn stops reading while 64 KiB of a body wait for the application. Knows no route.
+Memory: one connection holds its head (`MAX_HEAD_BYTES`), as much again of pipelined requests, and a few reads of its socket;
+uvicorn stops reading while 64 KiB of a body wait for the application. Knows no route.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from web.http.disconnect import set_stalled
-from web.http.middleware import known_request_id
+from web.http.middleware import request_id_or_none
 from web.http.protocol import refusal
 from web.http.protocol.bounds import (
     LINGER_S,
@@ -34,7 +34,7 @@ from web.http.protocol.config import BoundedConfig
 from web.http.protocol.connection import Connection, SendProgress
 from web.http.protocol.handshake import begin_tls
 from web.http.protocol.message import BodyPace, MessageSize
-from web.http.protocol.refusal import Refusal
+from web.http.protocol.refusal import ConnectionRefusal
 from web.http.protocol.websocket import BoundedWebSocket
 
 
@@ -55,13 +55,13 @@ class PipelineFlow(FlowControl):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection, from the accepted socket to its end, or until a WebSocket takes its place."""
+    """One connection, from the accepted socket to its end or to its upgrade to a WebSocket."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        assert isinstance(config, BoundedConfig), "given to uvicorn with web.http.protocol.config.BoundedConfig only"
+        assert isinstance(config, BoundedConfig), "BoundedHttp needs a BoundedConfig"
         self.ws_protocol_class = self._open_websocket  # pyright: ignore[reportAttributeAccessIssue]
         self._tls = config.tls
         self._table = config.table
@@ -71,12 +71,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._pace = BodyPace()
         self._sending = SendProgress()
         self._running: RequestResponseCycle | None = None
-        self._refusal: Refusal | None = None
+        self._refusal: ConnectionRefusal | None = None
         self._num_discarded = 0
         self._in_head = True
         self._head_since: float | None = None
         self._ends_at: float | None = None
-        """Time at which the connection is aborted in any case: set after a refusal, and once there is nothing more to write."""
+        """Time at which the connection is aborted: set after a refusal, and once nothing is left to write."""
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         """Input that arrived together with the end of the TLS handshake."""
@@ -87,8 +87,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._slot = Connection(transport, get_remote_addr(transport), self)
         self.transport = transport
         self._head_since = self.loop.time()
-        if not self._table.admit(self._slot):
-            self._turn_away()
+        if not self._table.add(self._slot):
+            self._refuse_connection()
         elif self._tls is None:
             self._begin(transport)
         else:
@@ -100,7 +100,7 @@ class BoundedHttp(HttpToolsProtocol):
         try:
             secured = await handshake
         except OSError as error:
-            if isinstance(error, ssl.SSLError):  # otherwise the peer left, or was disconnected here
+            if isinstance(error, ssl.SSLError):  # otherwise the peer disconnected, or was disconnected
                 self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
             secured = None
         if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -121,7 +121,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.pipeline.clear()
         running = self._running
         if running is not None and running is not self.cycle and not running.response_complete:
-            # uvicorn's own notice goes to the request that was parsed last
+            # uvicorn notifies only the request that was parsed last
             running.disconnected = True
             running.message_event.set()
         super().connection_lost(exc)
@@ -136,8 +136,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._table.remove(self._slot)
         self.connections.discard(self)
 
-    def _turn_away(self) -> None:
-        """There is no room, and no connection is idle."""
+    def _refuse_connection(self) -> None:
+        """Refuse a new connection: the limit is reached, and no other connection is idle."""
         self._note(refusal.FULL.kind, refusal.FULL.message)
         self._refusal = refusal.FULL
         if self._tls is None:
@@ -146,7 +146,7 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.transport.abort()
 
-    # what arrives
+    # input
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -177,13 +177,13 @@ class BoundedHttp(HttpToolsProtocol):
         return MAX_DROPPED_BODY_BYTES if chunked else MAX_DROPPED_DECLARED_BYTES
 
     def _discard(self, num_bytes: int) -> None:
-        """Drop what comes after a refusal, up to a bound: a whole body, but little more of a head, or beside another answer."""
+        """Drop input after a refusal, up to a limit: a whole body, but little of a head or beside another answer."""
         self._num_discarded += num_bytes
         bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_DROPPED_BODY_BYTES
         if self._num_discarded > bound:
             self._slot.raw.abort()
 
-    def _stop(self, found: Refusal) -> None:
+    def _stop(self, found: ConnectionRefusal) -> None:
         self._refusal = found
         raise _Refused
 
@@ -202,13 +202,13 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if found := self._size.add_field(len(name) + len(value)):
             self._stop(found)
-        if self._in_head:  # trailer fields would become header fields of a request that was let in without them
+        if self._in_head:  # trailer fields must not become header fields of a request that passed the access rules
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(refusal.PIPELINED)
-        super().on_headers_complete()  # raises where the target is unfit: the head is refused then, and so not over before
+        super().on_headers_complete()  # raises for an invalid target: then the head is refused, and counts as unfinished
         self._in_head, self._head_since = False, None
         self._size.end_head()
         self._table.set_busy(self._slot)
@@ -228,12 +228,14 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_complete()
         self._in_head, self._head_since = True, None
         self._size.end_message()
-        if not (self._slot.busy or self.transport.is_closing()):  # answered before its end, which stopped uvicorn's timer
+        if not (
+            self._slot.busy or self.transport.is_closing()
+        ):  # answered before the end of its body, which stopped uvicorn's timer
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def resume_writing(self) -> None:
-        self._sending.forget()
+        self._sending.reset()
         super().resume_writing()
 
     # requests
@@ -262,15 +264,15 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.handle_websocket_upgrade()
 
-    def _open_websocket(self, **given: Any) -> BoundedWebSocket:
-        websocket = BoundedWebSocket(**given)
+    def _open_websocket(self, **arguments: Any) -> BoundedWebSocket:
+        websocket = BoundedWebSocket(**arguments)
         websocket.take_over(self._slot)
         return websocket
 
     # time
 
-    def check(self, now: float) -> None:
-        """Satisfies `Handler`."""
+    def close_if_overdue(self, now: float) -> None:
+        """See `ConnectionHandler`."""
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
         elif self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -284,13 +286,13 @@ class BoundedHttp(HttpToolsProtocol):
             self._slot.raw.abort()
 
     def _check_sending(self, now: float) -> bool:
-        """Abort a connection whose client takes nothing of what was written; return True if nothing else is to be checked."""
+        """Abort a connection whose client does not read; return True if no other check applies."""
         closing = self.transport.is_closing()
         if not (closing or self.flow.write_paused or not self._slot.busy):
-            self._sending.forget()
+            self._sending.reset()
             return False
         buffered = self._slot.num_unacknowledged()
-        if self._sending.stalled(buffered, now, self._bounds.send_timeout_s):
+        if self._sending.is_stalled(buffered, now, self._bounds.send_timeout_s):
             self._abort_stalled()
             return True
         if closing and not buffered and self._ends_at is None:
@@ -302,7 +304,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             scope = cast(Scope, self._running.scope)
             set_stalled(scope)
-            request = f"request {known_request_id(scope)}: "
+            request = f"request {request_id_or_none(scope)}: "
         message = f"{request}the client read too little of its answer for {self._bounds.send_timeout_s:g} s (web.send_timeout_s)"
         self._note("connections whose client does not read", f"{message}; the connection is closed")
         self._slot.raw.abort()
@@ -314,38 +316,38 @@ class BoundedHttp(HttpToolsProtocol):
             if self._slot.busy or self._head_since is None:
                 return
             if now - self._head_since > self._bounds.header_timeout_s:
-                # browsers open connections before they need them: one that says nothing is not worth a log line
+                # browsers open connections in advance: a silent one is not logged
                 self._refuse(refusal.slow_head(self._bounds.header_timeout_s), logged=self._size.num_head_bytes > 0)
             return
         answering = self.cycle.response_started and not self.cycle.response_complete
-        waits_for_us = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
-        if answering or waits_for_us:
+        is_held_back = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
+        if answering or is_held_back:
             self._pace.begin(now)
-        elif self._pace.too_slow(now, self._bounds.body_timeout_s):
+        elif self._pace.is_too_slow(now, self._bounds.body_timeout_s):
             self._refuse(refusal.slow_body(self._bounds.body_timeout_s))
 
-    # the end
+    # refusal and end
 
-    def _refuse(self, found: Refusal, *, logged: bool = True) -> None:
-        """Answer the request that cannot be read, unless the answer of another one is on its way; then end the connection."""
+    def _refuse(self, found: ConnectionRefusal, *, logged: bool = True) -> None:
+        """Send the refusal, unless another answer is being sent; then end the connection."""
         self._refusal = found
         if logged:
             self._note(found.kind, found.message)
         self.pipeline.clear()
         running = self._running if self._running is not None and not self._running.response_complete else None
         if running is not None and (self._in_head or running is not self.cycle or running.response_started):
-            running.keep_alive = False  # its answer is sent to the end, and closes the connection
-            self.flow.resume_reading()  # to notice a client that leaves
+            running.keep_alive = False  # its answer is completed, then the connection closes
+            self.flow.resume_reading()  # to notice a disconnect
             return
         if running is not None:
             running.disconnected = True
             running.message_event.set()
-        if running is not None or self._in_head:  # and not while the rest of a request is dropped that has its answer
+        if running is not None or self._in_head:  # not while the rest of an answered request is dropped
             self.transport.write(found.response(self.server_state.default_headers))
         self._linger()
 
     def _linger(self) -> None:
-        """End our side of the connection, and drop what still arrives for a moment."""
+        """Close the sending direction, and drop input for `LINGER_S`."""
         self._refusal = self._refusal or refusal.MALFORMED
         self._ends_at = self.loop.time() + LINGER_S
         self._table.set_idle(self._slot)
@@ -359,8 +361,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
 
 
-def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> Refusal | None:
-    """Find what the WebSocket library would refuse, and uvicorn leave unanswered: it reads the request a second time."""
+def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> ConnectionRefusal | None:
+    """Find a fault for which the WebSocket library refuses the request, which it parses again: uvicorn would not answer it."""
     max_line = websockets.http11.MAX_LINE_LENGTH
     if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:
         return refusal.LONG_WEBSOCKET_URL

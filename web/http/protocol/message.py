@@ -1,4 +1,4 @@
-"""Counters of one HTTP message as it arrives: its sizes, and the pace of its body. Knows no socket."""
+"""Counters of one incoming HTTP message: its sizes, and the rate of its body. Knows no socket."""
 
 from web.http.protocol import refusal
 from web.http.protocol.bounds import (
@@ -11,15 +11,15 @@ from web.http.protocol.bounds import (
     MAX_URL_BYTES,
     MIN_BYTES_PER_S,
 )
-from web.http.protocol.refusal import Refusal
+from web.http.protocol.refusal import ConnectionRefusal
 
 FIELD_FRAMING_BYTES = 4
 """Bytes of a header field beside name and value: `: ` and the line end."""
 
 
 class MessageSize:
-    """Sizes in bytes. What the parser has finished is counted exactly; of a head that is not over, whole reads are counted, since
-    the parser keeps the beginning of a field to itself.
+    """Sizes in bytes. Parsed input is counted exactly; for an unfinished head whole reads are counted, since the parser holds
+    back the beginning of a field.
     """
 
     __slots__ = (
@@ -36,16 +36,16 @@ class MessageSize:
         self.num_chunks = 0
         """Chunks of a chunked body in the current read."""
         self.num_discarded = 0
-        """Bytes of a body that came after its answer."""
+        """Bytes of a body that arrived after its answer."""
 
     def begin_message(self) -> None:
         self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = self._framing = 0
 
-    def add_url(self, num_bytes: int) -> Refusal | None:
+    def add_url(self, num_bytes: int) -> ConnectionRefusal | None:
         self._url_bytes += num_bytes
         return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else None
 
-    def add_field(self, num_bytes: int) -> Refusal | None:
+    def add_field(self, num_bytes: int) -> ConnectionRefusal | None:
         """Count a header field, or a trailer field."""
         self._num_fields += 1
         self._field_bytes += num_bytes + FIELD_FRAMING_BYTES
@@ -69,8 +69,8 @@ class MessageSize:
         if in_head:
             self.num_head_bytes += num_bytes
 
-    def end_read(self, *, in_head: bool) -> Refusal | None:
-        """Return the refusal of a head or body that is still arriving, or None."""
+    def end_read(self, *, in_head: bool) -> ConnectionRefusal | None:
+        """Return the refusal of an unfinished head or body, or None."""
         if self._ended:
             return None
         if in_head:
@@ -83,10 +83,10 @@ class MessageSize:
 
 
 class BodyPace:
-    """The pace of a body: something within each time-out, and `MIN_BYTES_PER_S` on average over each but the first. A large body,
-    which holds memory that others wait for, must be `LARGE_BYTES_PER_S` fast.
+    """Minimum rate of a body: some content within each time-out, and `MIN_BYTES_PER_S` on average over each but the first. A
+    large body, which occupies shared memory, must have `LARGE_BYTES_PER_S`.
 
-    `num_bytes`: of its content, in the present period.
+    `num_bytes`: content in the current period.
     """
 
     __slots__ = ("_last", "_seen", "_since", "_total", "num_bytes")
@@ -98,7 +98,7 @@ class BodyPace:
         self._since = self._last = now
         self._seen = self.num_bytes = self._total = 0
 
-    def too_slow(self, now: float, timeout_s: float) -> bool:
+    def is_too_slow(self, now: float, timeout_s: float) -> bool:
         if self.num_bytes > self._seen:
             self._seen, self._last = self.num_bytes, now
         if now - self._last > timeout_s:

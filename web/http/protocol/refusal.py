@@ -1,4 +1,4 @@
-"""The answer of the connection itself, where a request is not fit for any route: OpenAI's envelope, then the connection ends."""
+"""Answers of the connection layer to requests that reach no route: OpenAI's error envelope, then the connection ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from web.http.protocol.bounds import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class ConnectionRefusal:
     """`kind`: refusals of one kind are counted together in the log."""
 
     status: int
@@ -30,61 +30,61 @@ class Refusal:
         return b"\r\n".join([*lines, b"", body])
 
 
-MALFORMED = Refusal(
+MALFORMED = ConnectionRefusal(
     status=400, code="bad_request", kind="malformed requests", message="what was sent is not a valid HTTP request",
 )  # fmt: skip
-LONG_URL = Refusal(
+LONG_URL = ConnectionRefusal(
     status=414, code="url_too_long", kind="requests with too long a URL",
     message=f"the URL is longer than {MAX_URL_BYTES} bytes; send large input in the body",
 )  # fmt: skip
-LARGE_HEAD = Refusal(
+LARGE_HEAD = ConnectionRefusal(
     status=431, code="header_too_large", kind="requests with too large a head",
     message=f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter header fields",
 )  # fmt: skip
-MANY_FIELDS = Refusal(
+MANY_FIELDS = ConnectionRefusal(
     status=431, code="header_too_large", kind="requests with too many header fields",
     message=f"the request has more than {MAX_FIELDS} header fields; send fewer",
 )  # fmt: skip
-MUCH_FRAMING = Refusal(
+MUCH_FRAMING = ConnectionRefusal(
     status=400, code="bad_request", kind="chunked bodies that are mostly not content",
     message="the chunked body has too many bytes of chunk extensions or trailer fields; leave them out",
 )  # fmt: skip
-PIPELINED = Refusal(
+PIPELINED = ConnectionRefusal(
     status=429, code="rate_limit_exceeded", kind="connections with too many pipelined requests",
     message=f"more than {MAX_PIPELINED} requests wait on this connection; read the answers first",
 )  # fmt: skip
-UPGRADE_TOO_SOON = Refusal(
+UPGRADE_TOO_SOON = ConnectionRefusal(
     status=400, code="bad_request", kind="upgrades within a request",
     message="a WebSocket was asked for before the answer to the request before it had ended; use another connection",
 )  # fmt: skip
-LONG_WEBSOCKET_URL = Refusal(
+LONG_WEBSOCKET_URL = ConnectionRefusal(
     status=414, code="url_too_long", kind="WebSockets with too long a URL",
     message="the URL of the WebSocket is longer than 8 KiB; send settings in events once it is open",
 )  # fmt: skip
-LARGE_WEBSOCKET_HEAD = Refusal(
+LARGE_WEBSOCKET_HEAD = ConnectionRefusal(
     status=431, code="header_too_large", kind="WebSockets with too large a header field",
     message="a header field of the WebSocket's request is longer than 8 KiB; send a shorter one",
 )  # fmt: skip
-BAD_HANDSHAKE = Refusal(
+BAD_HANDSHAKE = ConnectionRefusal(
     status=400, code="bad_request", kind="malformed WebSocket handshakes",
     message="the request for a WebSocket is not a valid handshake, or has a body",
 )  # fmt: skip
-FULL = Refusal(
+FULL = ConnectionRefusal(
     status=503, code="overloaded", kind="connections beyond the bound",
     message="this server has as many connections as it may have (web.max_connections, web.max_connections_per_address); "
     "try again shortly",
 )  # fmt: skip
 
 
-def slow_head(timeout_s: float) -> Refusal:
-    return Refusal(
+def slow_head(timeout_s: float) -> ConnectionRefusal:
+    return ConnectionRefusal(
         status=408, code="request_timeout", kind="requests whose head did not arrive in time",
         message=f"the request's head did not arrive within {timeout_s:g} s (web.header_timeout_s)",
     )  # fmt: skip
 
 
-def slow_body(timeout_s: float) -> Refusal:
-    return Refusal(
+def slow_body(timeout_s: float) -> ConnectionRefusal:
+    return ConnectionRefusal(
         status=408, code="request_timeout", kind="requests whose body did not arrive in time",
         message=f"the request's body came too slowly, or not at all, for {timeout_s:g} s (web.body_timeout_s)",
     )  # fmt: skip

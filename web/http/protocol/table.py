@@ -1,4 +1,4 @@
-"""The connections of a gateway: how many there may be, which one is closed to make room, and a look at each once in a while."""
+"""The connections of a gateway: their limits, the choice of one to close, and periodic checks of all."""
 
 import asyncio
 import math
@@ -10,13 +10,13 @@ from web.http.protocol.bounds import Bounds
 from web.http.protocol.connection import Connection
 
 SLICES, MIN_SLICE_S = 20, 0.005
-"""A sweep takes so many steps of the event loop, with a pause before each."""
+"""A sweep is done in `SLICES` steps of the event loop, at least `MIN_SLICE_S` apart."""
 MAX_SCANNED = 32
-"""Idle connections that are looked at for one to close."""
+"""Number of idle connections searched for one to close."""
 
 
 class ConnectionTable:
-    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request under way, the longest idle first."""
+    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request, the longest idle first."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -35,8 +35,8 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._open)
 
-    def admit(self, connection: Connection) -> bool:
-        """Add a new connection, closing the one that is idle for longest, with nothing left to send, where there is no room.
+    def add(self, connection: Connection) -> bool:
+        """Add a new connection. At the limit, close the one that is idle for longest, preferably with nothing left to send.
 
         Return False if none is idle: then the new one must be refused.
         """
@@ -63,7 +63,7 @@ class ConnectionTable:
             self._add_idle(connection)
 
     def remove(self, connection: Connection) -> None:
-        """Forget a connection that is over. Idempotent."""
+        """Remove a closed connection. Idempotent."""
         if connection not in self._open:
             return
         del self._open[connection]
@@ -75,7 +75,7 @@ class ConnectionTable:
                 del self._num_of[connection.address]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at every connection each `Bounds.sweep_s` from now on."""
+        """Check every connection once in `Bounds.sweep_s` from now on."""
         self._timer = loop.call_later(max(self.bounds.sweep_s / SLICES, MIN_SLICE_S), self._sweep, loop)
 
     def stop(self) -> None:
@@ -84,12 +84,12 @@ class ConnectionTable:
             self._timer = None
 
     def abort_all(self) -> None:
-        """End whatever is still open, without waiting for peers that do not read."""
+        """Abort all connections, without waiting for peers that do not read."""
         for connection in list(self._open):
             connection.raw.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at some of the connections: a thousand whose time is over together must not be closed in one step of the loop."""
+        """Check one slice of the connections: closing a thousand in one step would stall the event loop."""
         self.start(loop)
         now = loop.time()
         if not self._unchecked:
@@ -99,14 +99,14 @@ class ConnectionTable:
         part, self._unchecked = self._unchecked[: self._slice], self._unchecked[self._slice :]
         for connection in part:
             if connection in self._open:
-                connection.handler.check(now)
+                connection.handler.close_if_overdue(now)
 
     def _close_longest_idle(self, idle: OrderedDict[Connection, None] | None, setting: str) -> bool:
         if not idle:
             return False
-        looked_at = list(islice(idle, MAX_SCANNED))
-        # the last answer of an idle connection may still be on its way to a slow reader
-        longest = next((connection for connection in looked_at if not connection.num_buffered()), looked_at[0])
+        candidates = list(islice(idle, MAX_SCANNED))
+        # the last answer of an idle connection may not have left yet, if its client reads slowly
+        longest = next((connection for connection in candidates if not connection.num_buffered()), candidates[0])
         self.remove(longest)
         now = asyncio.get_running_loop().time()
         message = f"a connection without a request was closed to make room for another (web.{setting})"

@@ -17,13 +17,13 @@ from web.http.protocol.message import BodyPace
 
 
 class BoundedWebSocket(WebSocketsSansIOProtocol):
-    """A WebSocket on a connection that was counted when it was accepted."""
+    """A WebSocket on a connection that `BoundedHttp` accepted and counted."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        assert isinstance(config, BoundedConfig), "given to uvicorn with web.http.protocol.config.BoundedConfig only"
+        assert isinstance(config, BoundedConfig), "BoundedWebSocket needs a BoundedConfig"
         self._table = config.table
         self._slot: Connection
         self._sending = SendProgress()
@@ -31,7 +31,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._held = 0
         """Bytes of an unfinished message; counted in the table."""
         self._most_held = 0
-        """Maximum of `_held` since the message began: bytes of control frames come and go, and are no progress."""
+        """Maximum of `_held` since the message began: bytes of control frames are no progress."""
         self._pace = BodyPace()
         self._num_discarded = 0
         self._ends_at: float | None = None
@@ -65,10 +65,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             )  # fmt: skip
 
     def _count_unfinished(self) -> int:
-        """Count the bytes held of a message that is not complete, in its frames and in one that is still arriving.
-
-        Return by how much they grew.
-        """
+        """Count the bytes of an unfinished message, in complete frames and in the one being received; return their growth."""
         held = len(self._fragments) + sum(map(len, self.frames)) + len(self.conn.reader.buffer)
         if held and not self._held:
             self._begin_message()
@@ -91,7 +88,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._count_unfinished()
 
     def _end(self, code: CloseCode, kind: str, reason: str) -> None:
-        """Close the WebSocket because of an unfinished message, which is dropped."""
+        """Close the WebSocket and drop its unfinished message."""
         self._note(kind, f"a WebSocket was closed: {reason}")
         if self.conn.state is State.OPEN and not self.close_sent:
             self.conn.fail(code, reason)
@@ -104,7 +101,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._drop_unfinished()
 
     def _linger(self) -> None:
-        """Drop for a moment what still arrives: closing before it was read would reset the connection under the close frame."""
+        """Drop input for `LINGER_S`: closing with unread input would reset the connection before the close frame is read."""
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
         if self.read_paused:
             self.read_paused = False
@@ -113,7 +110,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def _refuse_handshake(self) -> None:
-        """Uvicorn waits for ever where the library could not read the request: it raises no event for it."""
+        """Refuse a request that the library could not parse: it raises no event, so uvicorn would wait forever."""
         found = refusal.BAD_HANDSHAKE
         self._note(found.kind, f"{found.message} ({self.conn.handshake_exc})")
         self.close_sent = True
@@ -121,7 +118,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Join fragments as they come: a list of many small ones, or of empty ones, would be larger than `ws_max_size`."""
+        """Join fragments on arrival: a list of many small or empty ones would take more memory than `ws_max_size`."""
         if not self._fragments:
             self._fragments += b"".join(self.frames)
             self.frames = []
@@ -145,38 +142,38 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.conn.data_to_send()  # a peer that does not read needs no answer, and must not fill the write buffer with them
+            self.conn.data_to_send()  # pongs to a peer that does not read would fill the write buffer
 
     def resume_writing(self) -> None:
-        self._sending.forget()
+        self._sending.reset()
         super().resume_writing()
 
-    def check(self, now: float) -> None:
-        """Satisfies `Handler`."""
+    def close_if_overdue(self, now: float) -> None:
+        """See `ConnectionHandler`."""
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
             return
         closing = self.transport.is_closing()
-        if not closing and self._unfinished_for_too_long(now):
+        if not closing and self._is_message_too_slow(now):
             reason = f"a message came too slowly, or not at all, for {self._table.bounds.body_timeout_s:g} s (web.body_timeout_s)"
             self._end(CloseCode.POLICY_VIOLATION, "WebSocket messages that were not finished in time", reason)
             return
         if self.writable.is_set() and not closing:
-            self._sending.forget()
+            self._sending.reset()
             return
         buffered, timeout_s = self._slot.num_unacknowledged(), self._table.bounds.send_timeout_s
-        if self._sending.stalled(buffered, now, timeout_s):
+        if self._sending.is_stalled(buffered, now, timeout_s):
             message = f"the client of a WebSocket read too little for {timeout_s:g} s (web.send_timeout_s); it is disconnected"
             self._note("WebSockets whose client does not read", message)
             self._slot.raw.abort()
         elif closing and not buffered and self._ends_at is None:
             self._ends_at = now + LINGER_S
 
-    def _unfinished_for_too_long(self, now: float) -> bool:
+    def _is_message_too_slow(self, now: float) -> bool:
         if not self._held or self.read_paused:
             self._pace.begin(now)
             return False
-        return self._pace.too_slow(now, self._table.bounds.body_timeout_s)
+        return self._pace.is_too_slow(now, self._table.bounds.body_timeout_s)
 
     def _note(self, kind: str, message: str) -> None:
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())

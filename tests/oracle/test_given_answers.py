@@ -105,7 +105,7 @@ async def test_whoever_dies_over_it_the_answer_stays(fleet: ThreadFleet) -> None
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:
     """Kill whoever runs these stages of the request; a new worker of the role has joined before."""
     for stage in stages:
-        for loop in [loop for loop in fleet.loops if loop.stage == stage and spec.id in (*loop.tasks, *loop.lingering)]:
+        for loop in [loop for loop in fleet.loops if loop.stage == stage and spec.id in (*loop.tasks, *loop.tasks.lingering)]:
             if loop.worker not in fleet.killed:
                 fleet.add_worker(RoleName(loop.role))
                 fleet.kill(loop)

@@ -18,14 +18,14 @@ from fleet.worker.task import Task
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1024
-"""A remote tensor this small rides in its header all the same: a pull costs more than the bytes."""
+"""A remote tensor no larger than this is sent inline: a pull costs more than the bytes."""
 
 
 class Sender:
     """Turns drafts into appends, in order per task.
 
-    Slots are freed when requests end, so requests that each hold part of a full arena could wait for each other for ever:
-    a tensor that finds no room rides inline instead, slowly.
+    Arena slots are freed when requests end, so requests that each hold part of a full arena could wait for each other for ever:
+    a tensor without room is sent inline instead, which is slower.
     """
 
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
@@ -33,23 +33,20 @@ class Sender:
         self._published: set[RequestId] = set()
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
-        """Add every chunk of a task that was released and not yet sent; and where tensors of logged chunks are now, made again.
-
-        All or, where it raises, nothing.
+        """Add a task's unsent chunks, and the new locations of logged chunks whose tensors were recomputed; all, or none if an
+        error is raised.
         """
-        moved = [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.again]
-        appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.again])
-        relocations += moved
+        new_locations = [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged]
+        appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.is_logged])
+        relocations += new_locations
         task.unsent = []
 
     def _relocation(self, task: Task, edge: OutboundEdge, draft: Draft) -> Relocation:
         location: Location = {}
         for name, array in draft.arrays.items():
-            dtype = edge.edge.tensors.get(name, str(array.dtype))
-            data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+            wire, data = _inline(edge, name, array)
             if len(data) > INLINE_BYTES:  # else it is in the logged header
-                inline = WireTensor(dtype=dtype, shape=array.shape, data=data)
-                location[name] = self._publish(task.request, inline, data).ref or data
+                location[name] = self._publish(task.request, wire, data).ref or data
         return Relocation(
             request=task.request,
             stage=task.stage,
@@ -65,48 +62,19 @@ class Sender:
         for position, (edge, draft) in enumerate(unsent):
             tensors, location = self._tensors(task, edge, draft)
             last = position == len(unsent) - 1 and task.all_ended()
-            appends.append(self._append(task, edge, draft, tensors, location, finish=last))
+            appends.append(_append(task, edge, draft, tensors, location, finish=last))
         return appends
-
-    def _append(
-        self, task: Task, edge: OutboundEdge, draft: Draft, tensors: dict[str, WireTensor], location: Location, *, finish: bool
-    ) -> Append:
-        chunk = Chunk(
-            request=task.request,
-            edge=edge.edge.name,
-            index=draft.index,
-            epoch=task.epoch,
-            tensors=tensors,
-            walk=draft.walk,
-            producer_walk=draft.producer_walk,
-            boundary=draft.boundary,
-            ordinal=draft.ordinal,
-            final=draft.final,
-            made_us=now_us(),
-            first_row=draft.first_row,
-        )
-        return Append(
-            stage=task.stage,
-            consumer=edge.edge.target,
-            chunk=chunk,
-            location=location,
-            event=_event(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
-            finish=finish,
-            num_items=draft.num_items,
-        )
 
     def _tensors(self, task: Task, edge: OutboundEdge, draft: Draft) -> tuple[dict[str, WireTensor], Location]:
         tensors: dict[str, WireTensor] = {}
         location: Location = {}
         for name, array in draft.arrays.items():
-            dtype = edge.edge.tensors.get(name, str(array.dtype))
-            data = np.ascontiguousarray(array, dtype=dtype).tobytes()
-            wire = WireTensor(dtype=dtype, shape=array.shape, data=data)
+            wire, data = _inline(edge, name, array)
             if name in edge.edge.remote and len(data) > INLINE_BYTES:
                 wire = self._publish(task.request, wire, data)
             if wire.ref is not None:
                 location[name] = wire.ref
-                wire = WireTensor(dtype=dtype, shape=array.shape, data=wire.data)
+                wire = WireTensor(dtype=wire.dtype, shape=array.shape, data=wire.data)
             tensors[name] = wire
         return tensors, location
 
@@ -114,7 +82,7 @@ class Sender:
         try:
             wire = self._transfer.publish(request, inline.dtype, inline.shape, data)
         except TransferError as error:
-            log.warning("%d bytes of %s go through Redis: %s", len(data), request, error)
+            log.warning("%d bytes of %s are sent through Redis: %s", len(data), request, error)
             return inline
         self._published.add(request)
         return wire
@@ -126,6 +94,40 @@ class Sender:
         if request in self._published:
             self._transfer.release(request)
             self._published.discard(request)
+
+
+def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTensor, bytes]:
+    dtype = edge.edge.tensors.get(name, str(array.dtype))
+    data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+    return WireTensor(dtype=dtype, shape=array.shape, data=data), data
+
+
+def _append(
+    task: Task, edge: OutboundEdge, draft: Draft, tensors: dict[str, WireTensor], location: Location, *, finish: bool
+) -> Append:
+    chunk = Chunk(
+        request=task.request,
+        edge=edge.edge.name,
+        index=draft.index,
+        epoch=task.epoch,
+        tensors=tensors,
+        walk=draft.walk,
+        producer_walk=draft.producer_walk,
+        boundary=draft.boundary,
+        ordinal=draft.ordinal,
+        final=draft.final,
+        made_us=now_us(),
+        first_row=draft.first_row,
+    )
+    return Append(
+        stage=task.stage,
+        consumer=edge.edge.target,
+        chunk=chunk,
+        location=location,
+        event=_event(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
+        finish=finish,
+        num_items=draft.num_items,
+    )
 
 
 def _event(chunk: Chunk) -> ChunkAppended:

@@ -1,6 +1,6 @@
-"""A worker's line to Redis: one pipelined round trip per turn carries every write and brings every notice and grant.
+"""A worker's link to Redis: one pipelined round trip per iteration sends every write and returns every notice and grant.
 
-Grants and notices come by one blocking read, since the inbox and the role's stream share a group name.
+One blocking read returns grants and notices, since the inbox and the role's stream share a group name.
 """
 
 import logging
@@ -27,8 +27,8 @@ MAX_NOTICES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An offer read from the role's stream, or put to this worker alone: then `entry` is "". `alone`: for a worker that holds no
-    other task, and takes none beside it.
+    """A grant read from the role's stream, or from this worker's inbox: then `entry` is "". `alone`: no other task may run beside
+    this one.
     """
 
     entry: str
@@ -40,7 +40,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """What one turn brought. `still_live` answers the slow poll: for each id asked about, whether it is live."""
+    """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live."""
 
     replies: list[Reply]
     notices: list[Notice]
@@ -48,8 +48,8 @@ class TurnResult:
     still_live: list[bool]
 
 
-class Link:
-    """Not thread-safe. Raises redis's connection errors; the loop waits them out. `hops`: ages of chunks on arrival.
+class RedisLink:
+    """Not thread-safe. Raises redis's connection errors. `hops`: ages of chunks on arrival.
 
     `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
     """
@@ -65,7 +65,7 @@ class Link:
     def exchange(
         self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
     ) -> TurnResult:
-        """Send `calls`, then read: the role's grants only with free slots; wait up to `block_ms` (0: not at all) for anything."""
+        """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are read only with free slots."""
         commands: list[Sequence[Arg]] = []
         if self._read_up_to:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
@@ -76,10 +76,10 @@ class Link:
         replies = exchange(self._client, calls, *commands)
         notices, grants = self._parse(replies[-1])
         if 0 < free_slots <= len(notices):
-            # The read was cut short by the grants' bound; the rest of the inbox must not wait for another turn each.
-            rest, put_here = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
-            notices += rest
-            grants += put_here
+            # The bound on grants cut the read short; the rest of the inbox must not wait for one more iteration each.
+            more_notices, more_grants = self._parse(exchange(self._client, (), self._read_command(0, 0))[0])
+            notices += more_notices
+            grants += more_grants
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
         return TurnResult(replies=replies[: len(calls)], notices=notices, grants=grants, still_live=live)
 
@@ -93,31 +93,33 @@ class Link:
     def _parse(self, reply: Reply) -> tuple[list[Notice], list[Grant]]:
         notices: list[Notice] = []
         grants: list[Grant] = []
-        arrived_us = now_us()
         for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
-            if text(name) == self._inbox and entries:
-                self._read_up_to = text(entries[-1][0])
-            for entry, raw in entries:
-                fields = pairs(raw)
-                if text(name) == self._inbox:
-                    notice = parse_notice(fields)
-                    if isinstance(notice, GrantNotice):
-                        grants.append(Grant(entry="", request=notice.request, stage=notice.stage, epoch=notice.epoch))
-                        continue
-                    notices += [notice] if notice else []
-                    if isinstance(notice, ChunkNotice):
-                        self.hops.add(arrived_us - notice.chunk.made_us)
-                else:
-                    grants.append(_grant(text(entry), fields))
+            if text(name) == self._inbox:
+                self._parse_inbox(entries, notices, grants)
+            else:
+                grants += [_grant(text(entry), pairs(raw)) for entry, raw in entries]
         return notices, grants
 
-    def workers_of(self, role: RoleName) -> list[WorkerId]:
-        """Every listed worker of a role."""
+    def _parse_inbox(self, entries: list[tuple[bytes, object]], notices: list[Notice], grants: list[Grant]) -> None:
+        arrived_us = now_us()
+        if entries:
+            self._read_up_to = text(entries[-1][0])
+        for _, raw in entries:
+            notice = parse_notice(pairs(raw))
+            if isinstance(notice, GrantNotice):
+                grants.append(Grant(entry="", request=notice.request, stage=notice.stage, epoch=notice.epoch))
+            elif notice:
+                notices.append(notice)
+            if isinstance(notice, ChunkNotice):
+                self.hops.add(arrived_us - notice.chunk.made_us)
+
+    def find_workers(self, role: RoleName) -> list[WorkerId]:
+        """Return every listed worker of a role."""
         listed = [WorkerId(text(name)) for name in cast("list[bytes]", self._client.zrange(keys.WORKERS, 0, -1))]
         return [worker for worker in listed if role_of(worker) == role]
 
-    def owners_of(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
-        """Who runs each of these tasks; "" where nobody does."""
+    def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
+        """Return the owner of each of these tasks; "" if it has none."""
         if not tasks:
             return []
         pipe = self._client.pipeline(transaction=False)
@@ -128,8 +130,8 @@ class Link:
     def is_registered(self, worker: WorkerId) -> bool:
         return bool(self._client.exists(keys.worker(worker)))
 
-    def peer_metadata(self, worker: WorkerId) -> bytes | None:
-        """Return what a peer's transfer needs to be read from; None if the peer is gone.
+    def read_peer_metadata(self, worker: WorkerId) -> bytes | None:
+        """Return the metadata needed to read from a peer; None if the peer is gone.
 
         Raises: TransferError if the peer's record is not signed with the fleet's secret.
         """
@@ -157,6 +159,6 @@ def _grant(entry: str, fields: dict[str, bytes]) -> Grant:
 
 
 def _after(entry: str) -> str:
-    """The smallest stream id above `entry`."""
+    """Return the smallest stream id above `entry`."""
     milliseconds, _, sequence = entry.partition("-")
     return f"{milliseconds}-{int(sequence) + 1}"

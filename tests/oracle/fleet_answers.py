@@ -21,7 +21,7 @@ TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class SpokenAnswer:
     """One answer of the fleet. Shapes: `codes` [frames, codebooks]."""
 
     ids: NDArray[np.int32]
@@ -38,15 +38,15 @@ async def ask(
     seed: int = 11,
     cases: Sequence[Case] = CASES,
     sampling: Samplings = OF_GENERATE,
-) -> dict[str, Spoken]:
+) -> dict[str, SpokenAnswer]:
     """Every case's answer from a running fleet, by its name."""
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
 
-        async def one(case: Case) -> Spoken:
+        async def one(case: Case) -> SpokenAnswer:
             spec, blob = spec_of(case, frontend, temperature=temperature, seed=seed, sampling=sampling)
             got = await answer(client, spec, blob)
-            return Spoken(ids=got[TEXT], codes=await codes_of(fleet.url, spec.id), pcm=got[AUDIO].astype(np.int16))
+            return SpokenAnswer(ids=got[TEXT], codes=await codes_of(fleet.url, spec.id), pcm=got[AUDIO].astype(np.int16))
 
         if at_once:
             answers = await asyncio.gather(*(one(case) for case in cases))
@@ -66,7 +66,7 @@ async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
     return np.concatenate(frames) if frames else np.empty((0, 0), np.int32)
 
 
-def assert_matches(got: Mapping[str, Spoken], truth: Mapping[str, OracleAnswer]) -> None:
+def assert_matches(got: Mapping[str, SpokenAnswer], truth: Mapping[str, OracleAnswer]) -> None:
     for name, want in truth.items():
         assert got[name].ids.tolist() == want.token_ids, f"{name}: answer tokens"
         assert got[name].codes.T.tolist() == want.codes.tolist() or not want.codes.size, f"{name}: code frames"

@@ -1,4 +1,4 @@
-"""What a worker is told with the right to a task: its request, its hash, and all that was written for it. Knows no Redis."""
+"""The reply to a successful claim: a task's request, its hash, and the logs of its edges. Knows no Redis."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,45 +14,45 @@ from fleet.worker.hand_off import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Logs:
-    """A task's inputs from index 0, and of its own edges what an earlier owner wrote.
+class TaskLogs:
+    """A task's inputs from index 0, and what earlier owners wrote to its output edges.
 
-    `consumed` counts, by own edge, the chunks its consumer has taken (without bound once the consumer has ended).
+    `consumed`: the chunks of each output edge that its consumer has acknowledged (unbounded once the consumer has ended).
     """
 
     inputs: dict[EdgeName, list[tuple[Chunk, Location]]]
-    made: dict[EdgeName, list[Chunk]]
+    outputs: dict[EdgeName, list[Chunk]]
     consumed: dict[EdgeName, int]
     blob: bytes | None
     offer: Offer | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class ClaimedTask:
     """`fields`: the task's hash."""
 
     spec: RequestSpec
     fields: dict[str, bytes]
-    logs: Logs
+    logs: TaskLogs
 
 
-def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]) -> Claimed:
-    """The answer of a claim that was granted, for which these edges were named, in this order."""
+def parse_claim(reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]) -> ClaimedTask:
+    """Parse the reply to a claim that named these edges, in this order."""
     _, spec, fields, blob, offered, of_inputs, of_outputs = reply
     read = dict(zip(inputs, cast("list[list[Reply]]", of_inputs), strict=True))
-    made = dict(zip(outputs, cast("list[list[Reply]]", of_outputs), strict=True))
-    logs = Logs(
+    written = dict(zip(outputs, cast("list[list[Reply]]", of_outputs), strict=True))
+    logs = TaskLogs(
         inputs={edge: _located(_chunks(entries), pairs(where)) for edge, (entries, where) in read.items()},
-        made={edge: _chunks(entries) for edge, (entries, *_) in made.items()},
-        consumed={edge: _consumed(state, taken) for edge, (_, state, taken) in made.items()},
+        outputs={edge: _chunks(entries) for edge, (entries, *_) in written.items()},
+        consumed={edge: _consumed(state, acked) for edge, (_, state, acked) in written.items()},
         blob=cast("bytes | None", blob),
         offer=_offer(pairs(offered)),
     )
-    return Claimed(spec=decode_request(cast(bytes, spec)), fields=pairs(fields), logs=logs)
+    return ClaimedTask(spec=decode_request(cast(bytes, spec)), fields=pairs(fields), logs=logs)
 
 
-def _consumed(state: Reply, taken: Reply) -> int:
-    return sys.maxsize if text(state) == "finished" else int(cast("bytes | None", taken) or 0)
+def _consumed(state: Reply, acked: Reply) -> int:
+    return sys.maxsize if text(state) == "finished" else int(cast("bytes | None", acked) or 0)
 
 
 def _offer(fields: Mapping[str, bytes]) -> Offer | None:

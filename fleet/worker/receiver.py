@@ -1,4 +1,4 @@
-"""From chunks in an inbound edge to arrays for the adapter: inline tensors at once, remote ones pulled first. Knows no engine."""
+"""From arrived chunks to arrays for the adapter: inline tensors directly, remote ones after a pull. Knows no engine."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from fleet.core.pulls import PullTally
 from fleet.engine.base import Arrays
 from fleet.transfer.base import Pull, Transfer
 from fleet.worker.inbound import InboundEdge
-from fleet.worker.link import Link
+from fleet.worker.redis_link import RedisLink
 from fleet.worker.task import Task
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _Key = tuple[RequestId, EdgeName]
 
 @dataclass(slots=True)
 class _Pulling:
-    """The remote tensors of the next chunk of an edge: reads under way, and bytes that are here."""
+    """The remote tensors of the next chunk of an edge: reads in progress, and bytes that have arrived."""
 
     pulls: dict[str, Pull]
     done: dict[str, bytes]
@@ -37,72 +37,84 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """Reads from a peer that is still listed: since when they fail, and when the next one may be tried."""
+    """Reads from a peer that is still listed: the time since which they fail, and that of the next attempt."""
 
     since_s: float
-    again_s: float
+    retry_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
-    """Tensors whose holder is gone, and when that is reported again."""
+class _Lost:
+    """Tensors whose holder is gone, and the time of the next report."""
 
     location: Location
-    again_s: float
+    report_s: float
 
 
 class _PeerGone(TransferError):
-    """The worker that holds the tensors is no longer listed: they must be made again."""
+    """The worker that holds the tensors is no longer listed: they must be recomputed."""
 
 
 class Receiver:
-    """Pulls are polled, never waited for; a chunk is handed on whole, in index order.
+    """Pulls are polled, never waited for; chunks are delivered whole, in index order.
 
-    `lost` are chunks whose tensors are gone with their holder, as (task, edge), to be reported again and again: one report may
-    meet a conductor or a producer that dies. Each chunk waits until it is told where its tensors are now. A read of a peer that
-    may only be slow, or not yet found dead, is tried again for two deadlines.
+    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a conductor or a producer that dies;
+    their chunk waits for a new location. A read from a peer that may only be slow, or whose death is not noticed yet, is retried
+    for two deadlines.
     """
 
-    def __init__(self, transfer: Transfer, link: Link, deadline_s: float, tally: PullTally) -> None:
+    def __init__(self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally) -> None:
         self._transfer, self._link, self._deadline_s, self._tally = transfer, link, deadline_s, tally
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
-        self._gone: dict[_Key, _Gone] = {}
+        self._lost: dict[_Key, _Lost] = {}
+        self._to_report: list[tuple[Task, EdgeName]] = []
         self._metadata: dict[WorkerId, bytes] = {}
-        self.lost: list[tuple[Task, EdgeName]] = []
+
+    def take_lost(self) -> list[tuple[Task, EdgeName]]:
+        """Return the edges whose next chunk has lost its tensors and is due for a report."""
+        lost, self._to_report = self._to_report, []
+        return lost
 
     def advance(self, task: Task) -> Iterator[Received]:
-        """Every chunk that is complete, in order per edge. Raises: TransferError once a read has failed for too long."""
+        """Yield every chunk that is complete, in order per edge. Raises: TransferError once a read has failed for too long."""
         for name, edge in task.inbound.items():
             while (arrived := edge.peek()) is not None:
-                remote = self._remote(task, name, arrived[1])
+                remote = self._pull_remote(task, name, arrived[1])
                 if remote is None:
                     break
                 chunk, _, walk = edge.take()
                 arrays = {key: _array(tensor, remote.get(key)) for key, tensor in chunk.tensors.items()}
                 yield name, walk, arrays, chunk.final
 
-    def _remote(self, task: Task, edge: EdgeName, location: Location) -> dict[str, bytes] | None:
-        """The pulled bytes by tensor name; None while a read is under way, or has to wait."""
+    def _pull_remote(self, task: Task, edge: EdgeName, location: Location) -> dict[str, bytes] | None:
+        """Return the pulled bytes by tensor name; None while a read is in progress or must wait."""
         if not location:
             return {}
         key = (task.request, edge)
-        if self._must_wait(key) or self._still_gone(key, location):
+        if self._must_wait(key, location):
             return None
         try:
             return self._poll(task, key, location)
         except _PeerGone as error:
             self._note_failure(task, edge)
-            if key not in self._gone:
-                log.warning("request %s, edge %s: %s; they must be made again", task.request, edge, error.message)
-            self._gone[key] = _Gone(location, time.monotonic() + REPORT_AGAIN_S)
+            if key not in self._lost:
+                log.warning("request %s, edge %s: %s; they must be recomputed", task.request, edge, error.message)
+            self._lost[key] = _Lost(location, time.monotonic() + REPORT_AGAIN_S)
             self._failing.pop(key, None)
-            self.lost.append((task, edge))
+            self._to_report.append((task, edge))
         except TransferError:
             self._note_failure(task, edge)
-            if not self._may_try_later(key, location):
+            if not self._schedule_retry(key, location):
                 raise
         return None
+
+    def _must_wait(self, key: _Key, location: Location) -> bool:
+        """Return True before the next attempt of a failing read, or the next report of these very tensors as lost."""
+        failing, lost = self._failing.get(key), self._lost.get(key)
+        if failing is not None and time.monotonic() < failing.retry_s:
+            return True
+        return lost is not None and lost.location == location and time.monotonic() < lost.report_s
 
     def _note_failure(self, task: Task, edge: EdgeName) -> None:
         self._tally.failed(edge)
@@ -127,17 +139,8 @@ class Receiver:
         task.receipts.pulled(key[1], num_bytes, took_us)
         return state.done
 
-    def _still_gone(self, key: _Key, location: Location) -> bool:
-        """Whether these very tensors are known to be lost; now and then they are looked for, and reported, once more."""
-        gone = self._gone.get(key)
-        return gone is not None and gone.location == location and time.monotonic() < gone.again_s
-
-    def _must_wait(self, key: _Key) -> bool:
-        failing = self._failing.get(key)
-        return failing is not None and time.monotonic() < failing.again_s
-
-    def _may_try_later(self, key: _Key, location: Location) -> bool:
-        """Arrange another try, unless the reads have failed for two deadlines."""
+    def _schedule_retry(self, key: _Key, location: Location) -> bool:
+        """Schedule another attempt; return False if the reads have failed for two deadlines."""
         now = time.monotonic()
         since = self._failing[key].since_s if key in self._failing else now
         if now - since > 2 * self._deadline_s:
@@ -154,9 +157,9 @@ class Receiver:
         return {name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in refs.items()}
 
     def peer(self, worker: WorkerId) -> bytes:
-        """What is needed to read from a worker. Raises: TransferError if it is gone."""
+        """Return the metadata needed to read from a worker. Raises: TransferError if it is gone."""
         if worker not in self._metadata:
-            metadata = self._link.peer_metadata(worker)
+            metadata = self._link.read_peer_metadata(worker)
             if metadata is None:
                 self._transfer.forget_peer(worker)
                 raise _PeerGone(f"worker {worker}, which holds the tensors, is gone")
@@ -164,26 +167,26 @@ class Receiver:
         return self._metadata[worker]
 
     def can_advance(self, tasks: Iterable[Task]) -> bool:
-        """Whether some chunk could be handed on without waiting for a read."""
-        return any(_ready(edge) for task in tasks for edge in task.inbound.values())
+        """Return True if some chunk can be delivered without waiting for a read."""
+        return any(_is_ready(edge) for task in tasks for edge in task.inbound.values())
 
     def pulling(self) -> bool:
         return bool(self._pulling)
 
     def in_flight(self) -> dict[str, int]:
-        """Chunks whose tensors are being read, by edge."""
+        """Count the chunks whose tensors are being read, by edge."""
         return dict(Counter(edge for _, edge in self._pulling))
 
     def forget(self, request: RequestId) -> None:
-        for key in {key for known in (self._pulling, self._failing, self._gone) for key in known if key[0] == request}:
+        for key in {key for known in (self._pulling, self._failing, self._lost) for key in known if key[0] == request}:
             self._forget_key(key)
-        self.lost = [(task, edge) for task, edge in self.lost if task.request != request]
+        self._to_report = [(task, edge) for task, edge in self._to_report if task.request != request]
 
     def _forget_key(self, key: _Key) -> None:
         if key in self._pulling:
             self._cancel(self._pulling.pop(key))
         self._failing.pop(key, None)
-        self._gone.pop(key, None)
+        self._lost.pop(key, None)
 
     def _cancel(self, pulling: _Pulling) -> None:
         for pull in pulling.pulls.values():
@@ -194,7 +197,7 @@ def _refs(location: Location) -> dict[str, TensorRef]:
     return {name: place for name, place in location.items() if isinstance(place, TensorRef)}
 
 
-def _ready(edge: InboundEdge) -> bool:
+def _is_ready(edge: InboundEdge) -> bool:
     arrived = edge.peek()
     return arrived is not None and not arrived[1]
 

@@ -1,8 +1,8 @@
-"""The reads from one peer, through an agent of their own: tearing that agent down is the one way to stop a late landing.
+"""Reads from one peer, through an agent of their own: closing that agent is the only way to stop a late write.
 
-A read into the arena has a destination slot: allocated by `pull`; freed when the bytes were copied out, when the read ended
-unwanted, or with the agent. In between it may be quarantined: the read was given up, and still may land. A read of blocks goes
-where its caller says, who must keep that place as long as the read may land (`settled`). Knows no requests.
+A read into the arena has a destination slot, allocated by `pull` and freed when the bytes were copied, when the abandoned read
+has completed, or with the agent. A slot is quarantined while its read is abandoned and may still complete. A read of blocks has a
+destination of the caller's, who must not reuse it before the read is `settled`. Knows no requests.
 """
 
 import time
@@ -14,57 +14,56 @@ from fleet.core.errors import TransferError
 from fleet.core.ids import WorkerId
 from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import Agent, check_metadata
-from fleet.transfer.arena import Arena, Slot
+from fleet.transfer.arena import Arena, ArenaSlot
 from fleet.transfer.memory import HostMemory, stored_bytes
 from fleet.transfer.reach import LOCAL, Reach
 
 
-class Read:
-    """One read under way, ended with what was read, or ended with a failure.
+class RemoteRead:
+    """One read: in progress, completed or failed.
 
-    Invariants: `settled` once NIXL writes for it no more; until then its destination is its own, wanted or not. Once `failure` is
-    set it stays, and what was read is not used.
-    Units: `deadline_s` is a time of `time.monotonic`.
+    Invariants: `settled` once NIXL no longer writes for it; until then its destination is reserved. `failure`, once set, is
+    final, and the bytes are not used. Units: `deadline_s` is a time of `time.monotonic`.
     """
 
-    def __init__(self, link: "Link", what: str, handle: int, deadline_s: float) -> None:
+    def __init__(self, link: "PeerLink", what: str, handle: int, deadline_s: float) -> None:
         self.what, self.handle, self.deadline_s = what, handle, deadline_s
         self.failure: str | None = None
         self.settled = False
         self._link = link
 
     def advance(self) -> None:
-        """Raises: TransferError once it has failed."""
-        if self.wanted():
+        """Check for completion. Raises: TransferError once the read has failed."""
+        if self.is_wanted():
             self._link.advance(self)
         if self.failure is not None:
             raise TransferError(self.failure)
 
     def cancel(self) -> None:
-        if self.wanted():
+        if self.is_wanted():
             self._link.give_up(self, f"the read of {self.what} was cancelled")
 
-    def wanted(self) -> bool:
+    def is_wanted(self) -> bool:
         return not self.settled and self.failure is None
 
-    def land(self) -> None:
-        """All bytes are in the destination."""
+    def on_landed(self) -> None:
+        """Handle the arrival of all bytes in the destination."""
 
     def settle(self) -> None:
-        """Nothing is written to the destination any more."""
+        """Record that nothing can write to the destination any more."""
         self.settled = True
 
-    def abandon(self) -> None:
-        """Nobody waits for it any more, and it may still land."""
+    def on_abandoned(self) -> None:
+        """Handle the abandonment of a read that may still complete."""
 
 
-class NixlPull(Read):
+class NixlPull(RemoteRead):
     """A read of one tensor through a slot of the arena.
 
     Invariants: at most one of `data`, `failure` is set.
     """
 
-    def __init__(self, link: "Link", ref: TensorRef, slot: Slot, handle: int, deadline_s: float) -> None:
+    def __init__(self, link: "PeerLink", ref: TensorRef, slot: ArenaSlot, handle: int, deadline_s: float) -> None:
         super().__init__(link, f"slot {ref.slot} of {ref.agent}", handle, deadline_s)
         self.ref, self.slot = ref, slot
         self.data: bytes | None = None
@@ -73,7 +72,7 @@ class NixlPull(Read):
         self.advance()
         return self.data
 
-    def land(self) -> None:
+    def on_landed(self) -> None:
         try:
             self.data = self._link.memory.open(self.slot, self.ref)
         except TransferError as error:
@@ -83,22 +82,22 @@ class NixlPull(Read):
         super().settle()
         self._link.arena.free(self.slot)
 
-    def abandon(self) -> None:
+    def on_abandoned(self) -> None:
         self._link.arena.quarantine(self.slot)
 
 
-class NixlBlockRead(Read):
-    """A read of blocks from a peer's registered memory into ours."""
+class NixlBlockRead(RemoteRead):
+    """A read of blocks from a peer's registered memory."""
 
     def poll(self) -> bool:
         self.advance()
         return self.settled
 
 
-ReadT = TypeVar("ReadT", bound=Read)
+ReadT = TypeVar("ReadT", bound=RemoteRead)
 
 
-class Link:
+class PeerLink:
     """Reads from one peer, until `close`.
 
     Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
@@ -108,27 +107,27 @@ class Link:
         self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = (),
         reach: Reach = LOCAL,
     ) -> None:  # fmt: skip
-        """`more`: other memory that blocks are read into.
+        """`more`: memory beside the arena that blocks are read into.
 
         Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
         """
         self.peer = peer
         self.closed = False
-        self.reads: set[Read] = set()
+        self.reads: set[RemoteRead] = set()
         self.memory, self.arena = memory, arena
         check_metadata(peer, peer_metadata)
         self._agent = Agent(name, [memory.region, *more], reach)
         named = self._agent.add_peer(peer_metadata)
         if named != peer:
             self._agent.close()
-            raise TransferError(f"the metadata given for {peer} is that of {named}")
+            raise TransferError(f"the metadata registered for {peer} is that of {named}")
 
-    def meet(self) -> None:
-        """Have the connection made while nobody waits for it. Raises: TransferError."""
+    def connect(self) -> None:
+        """Connect ahead of the first read. Raises: TransferError."""
         self._agent.connect(self.peer)
 
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
-        """Begin a read; a link that NIXL refuses it on is closed. Raises: TransferError then, or when the arena is full."""
+        """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read, which closes the link."""
         num_bytes = stored_bytes(ref.length_bytes)
         slot = self.arena.allocate(num_bytes)
         try:
@@ -136,11 +135,11 @@ class Link:
         except TransferError:
             self.arena.free(slot)
             raise
-        return self._begun(NixlPull(self, ref, slot, handle, deadline_s))
+        return self._track(NixlPull(self, ref, slot, handle, deadline_s))
 
     def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
-        """Begin a read into memory that the caller keeps for it; the rest as `pull`."""
-        return self._begun(NixlBlockRead(self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s))
+        """Begin a read into memory that the caller reserves; otherwise as `pull`."""
+        return self._track(NixlBlockRead(self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s))
 
     def _start(self, spans: Sequence[Span]) -> int:
         try:
@@ -149,51 +148,51 @@ class Link:
             self.close(error.message)
             raise
 
-    def _begun(self, read: ReadT) -> ReadT:
+    def _track(self, read: ReadT) -> ReadT:
         self.reads.add(read)
         return read
 
-    def advance(self, read: Read) -> None:
-        """Bring a wanted read to its end if it has come to one, or to its deadline."""
-        if self._landed(read):
-            read.land()
+    def advance(self, read: RemoteRead) -> None:
+        """End a wanted read if it has completed or reached its deadline."""
+        if self._has_landed(read):
+            read.on_landed()
             self._end(read)
-        elif read.wanted() and time.monotonic() > read.deadline_s:
+        elif read.is_wanted() and time.monotonic() > read.deadline_s:
             self.give_up(read, f"{read.what} did not arrive before the deadline")
 
-    def give_up(self, read: Read, reason: str) -> None:
-        """Stop wanting a read that may still land: its destination is out of use until that is certain."""
+    def give_up(self, read: RemoteRead, reason: str) -> None:
+        """Abandon a read that may still complete: its destination stays reserved until then."""
         read.failure = reason
-        read.abandon()
+        read.on_abandoned()
 
     def reap(self) -> None:
-        """Settle given-up reads that have ended; give up those that nobody polled before the deadline."""
+        """Settle abandoned reads that have completed; abandon those that were not polled before the deadline."""
         now_s = time.monotonic()
         for read in list(self.reads):
-            if read.wanted() and now_s > read.deadline_s:
-                self.give_up(read, f"{read.what} was not asked for before the deadline")
-            if not read.wanted() and not self.closed and self._landed(read):
+            if read.is_wanted() and now_s > read.deadline_s:
+                self.give_up(read, f"{read.what} was not polled before the deadline")
+            if not read.is_wanted() and not self.closed and self._has_landed(read):
                 self._end(read)
 
     def close(self, reason: str) -> None:
-        """Tear the agent down, then settle every read; those that are still wanted fail. Idempotent."""
+        """Close the agent, then settle every read; wanted ones fail. Idempotent."""
         self.closed = True
         self._agent.close()
         for read in self.reads:
-            if read.wanted():
+            if read.is_wanted():
                 read.failure = reason
             read.settle()
         self.reads.clear()
 
-    def _landed(self, read: Read) -> bool:
-        """Whether NIXL is through with a read. A failed one takes the link down, for its connection is gone."""
+    def _has_landed(self, read: RemoteRead) -> bool:
+        """Return True if NIXL has completed a read. A failed one closes the link, since its connection is gone."""
         try:
             return self._agent.is_done(read.handle)
         except TransferError as error:
             self.close(f"the connection to {self.peer} broke: {error.message}")
             return False
 
-    def _end(self, read: Read) -> None:
+    def _end(self, read: RemoteRead) -> None:
         self.reads.discard(read)
         read.settle()
         self._agent.release(read.handle)

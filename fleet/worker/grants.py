@@ -1,0 +1,142 @@
+"""From grants to open tasks: claims, and reservations of grants whose task must run alone."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from redis.exceptions import RedisError
+
+from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.control.connect import Reply, text
+from fleet.control.notices import Notice
+from fleet.core.errors import FleetError, failure_of
+from fleet.core.ids import EdgeName, RoleName, Walk, WorkerId
+from fleet.stages.base import BuiltStage
+from fleet.worker.availability import Availability
+from fleet.worker.cached_sessions import CachedSessions
+from fleet.worker.claim import parse_claim
+from fleet.worker.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.pending_calls import PendingCall
+from fleet.worker.receiver import Receiver
+from fleet.worker.redis_link import Grant, RedisLink
+from fleet.worker.task import Task, logged_output, open_task
+from fleet.worker.task_table import TaskTable
+
+log = logging.getLogger(__name__)
+
+
+class GrantIntake:
+    """Claims grants and opens their tasks. `reserved`: grants whose task waits until this worker holds no other."""
+
+    def __init__(
+        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, tasks: TaskTable,
+        receiver: Receiver, hand_offs: HandOffCoordinator, cached_sessions: CachedSessions, availability: Availability,
+    ) -> None:  # fmt: skip
+        self._config, self._worker, self._role, self._built, self._link = config, worker, role, built, link
+        self._tasks, self._receiver, self._hand_offs = tasks, receiver, hand_offs
+        self._cached_sessions, self._availability = cached_sessions, availability
+        graph, stage = config.graph_declaration(), config.role(role).stage
+        self._capacity = config.stage(stage).max_batch
+        self._inputs = [edge.name for edge in graph.edges_to(stage)]
+        self._outputs = {edge.name: edge.target for edge in graph.edges_from(stage)}
+        self.reserved: list[Grant] = []
+
+    def free_slots(self) -> int:
+        if self._is_exclusive() or not self._availability.accepts_tasks:
+            return 0
+        return max(0, self._capacity - len(self._tasks))
+
+    def _is_exclusive(self) -> bool:
+        return bool(self.reserved) or self._tasks.runs_alone()
+
+    def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
+        """Claim grants; `deliver` handles notices that arrive with the claims.
+
+        A task that must run alone waits until nothing else runs here, and meanwhile nothing new is claimed; grants in this
+        worker's inbox are left, and granted to another worker when overdue. The waiting grant is reserved in this worker's name:
+        granted to another as overdue, it would close that one as well, and so on.
+        """
+        to_reserve = [grant for grant in grants if grant.alone]
+        self.reserved += to_reserve
+        due = [grant for grant in grants if not grant.alone and (grant.entry or not self._is_exclusive())]
+        if self.reserved and not self._tasks and not due:
+            due.append(self.reserved.pop(0))
+        if due or to_reserve:
+            self._claim(due, deliver)
+
+    def reservation_calls(self) -> list[PendingCall]:
+        return [
+            (
+                scripts.reserve(self._worker, self._role, g.entry, g.request, g.stage, g.epoch),
+                partial(self._settle_reservation, g),
+            )
+            for g in self.reserved
+        ]
+
+    def _settle_reservation(self, grant: Grant, reply: Reply) -> None:
+        """Drop a reservation that is void, since the task has ended or was granted again: it would keep this worker closed."""
+        if text(reply) != "ok" and grant in self.reserved:
+            self.reserved.remove(grant)
+
+    def _claim(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
+        calls = [
+            scripts.claim(self._worker, self._role, g.entry, g.request, g.stage, g.epoch, self._inputs, self._outputs)
+            for g in grants
+        ]
+        reservations = self.reservation_calls()
+        result = self._link.exchange([*calls, *(call for call, _ in reservations)], free_slots=0, block_ms=0)
+        for (_, settle), reply in zip(reservations, result.replies[len(calls) :], strict=True):
+            settle(reply)
+        for grant, reply in zip(grants, result.replies[: len(calls)], strict=True):
+            answer = cast("list[Reply]", reply)
+            if text(answer[0]) == "ok":
+                self._open(grant, answer)
+            else:
+                log.info("the grant of %s for %s cannot be claimed: %s", grant.stage, grant.request, text(answer[0]))
+        for notice in result.notices:  # after the tasks were opened: some may be for them
+            deliver(notice)
+        self.accept(result.grants, deliver)
+
+    def _open(self, grant: Grant, answer: Sequence[Reply]) -> None:
+        """Open a claimed task; a failure is its request's."""
+        try:
+            self._begin(grant, answer)
+        except RedisError:
+            raise  # of the connection, not of the request, which continues in another incarnation
+        except FleetError as error:
+            self._refuse(grant, error)
+        except Exception as error:  # the process loop: this request fails, the others continue
+            log.exception("request %s could not be opened", grant.request)
+            self._refuse(grant, failure_of("the request could not be opened", error))
+
+    def _refuse(self, grant: Grant, error: FleetError) -> None:
+        self._tasks.report_failure(grant.request, grant.stage, grant.epoch, error)
+        self._tasks.drop(grant.request)
+
+    def _begin(self, grant: Grant, answer: Sequence[Reply]) -> None:
+        """Begin a task, or continue it where its logs end. They are as of the claim; the index removes what the inbox repeats."""
+        claimed = parse_claim(answer, self._inputs, list(self._outputs))
+        spec, fields, logs = claimed.spec, claimed.fields, claimed.logs
+        engine, adapter = self._built.engine, self._built.adapter(spec, logs.blob)
+        task = open_task(spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone)
+        _assign_walks(task, fields)
+        request, first = adapter.open(logged_output(logs))
+        engine.submit(self._cached_sessions.join(request, spec.session))
+        self._tasks[task.request] = task
+        for piece in first:
+            task.cached_rows += engine.feed(grant.request, piece)
+        if logs.offer is not None:
+            deadline_s = self._config.transfer.deadline_s
+            self._hand_offs.begin_import(task, logs.offer, fields, self._receiver.peer, deadline_s)
+            engine.pause(grant.request, paused=True)
+
+
+def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:
+    """Apply walks that the conductor set before this worker claimed: fields `walk:{edge}:{index}` of the task's hash."""
+    for field, walk in fields.items():
+        head, _, rest = field.partition(":")
+        edge, _, index = rest.rpartition(":")
+        if head == "walk" and edge in task.inbound:
+            task.inbound[EdgeName(edge)].assign_walk(int(index), Walk(text(walk)))

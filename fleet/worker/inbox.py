@@ -1,0 +1,70 @@
+"""Delivery of the notices in a worker's inbox to its tasks."""
+
+import logging
+
+from fleet.control.notices import (
+    ChunkNotice,
+    CreditNotice,
+    EndNotice,
+    FreeNotice,
+    Notice,
+    OrderNotice,
+    PromotionNotice,
+    RelocationNotice,
+    TakenNotice,
+    WalkNotice,
+)
+from fleet.core.clock import now_us
+from fleet.core.ids import EdgeName, RequestId, WorkerId
+from fleet.worker.availability import Availability
+from fleet.worker.hand_off import Offers
+from fleet.worker.inbound import InboundEdge
+from fleet.worker.task_table import TaskTable
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """Notices for tasks that this worker does not hold are ignored: they were meant for an earlier owner."""
+
+    def __init__(self, worker: WorkerId, tasks: TaskTable, offers: Offers, availability: Availability) -> None:
+        self._worker, self._tasks, self._offers, self._availability = worker, tasks, offers, availability
+
+    def deliver(self, notice: Notice) -> None:
+        match notice:
+            case ChunkNotice(chunk=chunk, location=location):
+                task = self._tasks.get(chunk.request)
+                if task is not None and chunk.edge in task.inbound:
+                    task.receipts.arrived(chunk.edge, now_us(), chunk.made_us)
+                    task.inbound[chunk.edge].put(chunk, location)
+            case CreditNotice(request=request, edge=edge, consumed=consumed):
+                task = self._tasks.get(request)
+                if task is not None:
+                    task.add_credit(edge, consumed)
+            case RelocationNotice(request=request, edge=edge, index=index, location=location):
+                if (inbound := self._inbound(request, edge)) is not None:
+                    inbound.relocate(index, location)
+            case WalkNotice(request=request, edge=edge, from_index=index, walk=walk):
+                if (inbound := self._inbound(request, edge)) is not None:
+                    inbound.assign_walk(index, walk)
+            case TakenNotice():
+                self._release_redelivered(notice)
+            case OrderNotice(order=order):
+                self._availability.apply_order(order)
+            case PromotionNotice():
+                self._availability.promote(self._worker)
+            case FreeNotice(request=request):
+                self._offers.free(request)
+            case EndNotice(request=request, state=state):
+                self._tasks.drop(request, keep_cached=state == "aborted")
+
+    def _inbound(self, request: RequestId, edge: EdgeName) -> InboundEdge | None:
+        task = self._tasks.get(request)
+        return task.inbound.get(edge) if task is not None else None
+
+    def _release_redelivered(self, notice: TakenNotice) -> None:
+        """End a task that an operator redelivered: it continues from its log at its next owner."""
+        task = self._tasks.get(notice.request)
+        if task is not None and task.stage == notice.stage and task.epoch < notice.epoch:
+            log.warning("request %s is redelivered: %s no longer owns it", notice.request, self._worker)
+            self._tasks.restart_elsewhere(task)

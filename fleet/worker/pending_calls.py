@@ -1,0 +1,24 @@
+"""Scripts to run with the next round trip, each with the handler of its reply. Knows no order of calls."""
+
+from collections.abc import Callable
+
+from fleet.control import scripts
+from fleet.control.connect import Reply
+from fleet.core.ids import WorkerId
+from fleet.core.receipts import TOLD as RECEIVED
+from fleet.worker.task import Task
+
+PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
+"""A script, and what to do with its reply."""
+
+
+def ignore_reply(_reply: Reply) -> None:
+    """For writes whose refusal means only that another owner has the right now; the end of the task arrives as a notice."""
+
+
+def receipt_calls(task: Task, worker: WorkerId) -> list[PendingCall]:
+    """Write how a task's inputs arrived, while this worker still has the right to write for the task."""
+    line = task.receipts.line(worker)
+    if not line:
+        return []
+    return [(scripts.set_task_metadata(task.request, task.stage, task.epoch, f"{RECEIVED}:{task.epoch}", line), ignore_reply)]
