@@ -10,7 +10,7 @@ from tests.harness import answer, fake_spec, gateway, held, thread_fleet
 from tests.support import await_until, wait_until
 
 
-async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
+async def test_abort_ends_every_stage(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             stream = await client.requests.submit(fake_spec(fleet, num_tokens=100_000), None)
@@ -25,7 +25,7 @@ async def test_an_abort_reaches_every_stage(redis_url: str) -> None:
             assert view is not None and view.state == "aborted"
 
 
-async def test_a_storm_of_aborts_leaves_nothing(redis_url: str) -> None:
+async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
     """300 requests, a third aborted at random moments: every key left has a time to live or is a row that lives on."""
     rng = random.Random(7)
     with thread_fleet(redis_url, "limits.max_requests=400") as fleet:

@@ -10,7 +10,7 @@ from tests.fundamentals.test_restarting_worker import SOON, TALKER, TEXT, THINKE
 from tests.harness import fake_spec, gateway, thread_fleet
 
 
-async def test_check_counts_the_places_that_are_left_and_takes_none(redis_url: str) -> None:
+async def test_admission_check_returns_free_places_and_reserves_none(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
@@ -29,7 +29,7 @@ async def test_check_counts_the_places_that_are_left_and_takes_none(redis_url: s
             await asyncio.gather(*map(num_tokens, streams))
 
 
-async def test_check_refuses_for_the_roles_that_the_request_needs(redis_url: str) -> None:
+async def test_admission_check_refuses_only_for_roles_of_the_request(redis_url: str) -> None:
     with thread_fleet(redis_url, without=TALKER) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)

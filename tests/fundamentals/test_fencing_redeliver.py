@@ -24,7 +24,7 @@ def notices(control: Control) -> list[dict[bytes, bytes]]:
     return [fields for _, fields in stream_entries(control.client, keys.inbox(WORKER)) if fields[b"k"] == b"y"]
 
 
-def test_a_running_task_is_taken_from_its_owner_who_is_told(control: Control) -> None:
+def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Control) -> None:
     epoch = control.own()
     assert control.append(epoch) == "ok"
     assert take_back(control, epoch) == "ok"
@@ -40,14 +40,14 @@ def test_a_running_task_is_taken_from_its_owner_who_is_told(control: Control) ->
     assert control.append(again, 1) == "ok"
 
 
-def test_a_task_that_waits_leaves_the_queue(control: Control) -> None:
+def test_redeliver_removes_a_granted_task_from_the_queue(control: Control) -> None:
     assert control.grant(control.epoch()) == "ok"
     old = control.epoch()
     assert take_back(control, old) == "ok"
     assert control.client.xlen(keys.role(ROLE)) == 0 and control.claim(old) == "stale" and notices(control) == []
 
 
-def test_only_what_was_seen_is_taken_back(control: Control) -> None:
+def test_redeliver_at_a_stale_epoch_is_refused(control: Control) -> None:
     assert take_back(control) == "pending", "nobody has it"
     old = control.own()
     control.kill()
@@ -76,7 +76,7 @@ async def take_back_twice(client: FleetClient, request: RequestId, stage: StageN
             await client.operations.redeliver(request, stage, seen.epoch)
 
 
-async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: str) -> None:
+async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
     """Each stage is taken back once while it runs; with one worker a role, it is also the one that gets it again."""
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
@@ -98,7 +98,7 @@ async def test_an_answer_goes_on_wherever_the_task_is_granted_next(redis_url: st
             assert all(task.deaths == 0 for task in story.tasks)
 
 
-async def test_what_cannot_be_taken_back_says_why(redis_url: str) -> None:
+async def test_refused_redelivery_names_its_cause(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)

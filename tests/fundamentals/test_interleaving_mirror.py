@@ -240,14 +240,14 @@ def walk(client: redis.Redis, mirror: Scripts) -> set[str]:
     return seen
 
 
-def test_the_mirror_answers_as_the_scripts_do(redis_url: str) -> None:
+def test_mirror_answers_as_the_scripts(redis_url: str) -> None:
     with connect(redis_url) as client:
         seen = walk(client, Scripts())
     assert {"TaskLost", "TensorsLost", "TaskFinished", "TaskFailed", "TaskHandedOff", "RequestEnded"} <= seen
     assert {"finished", "failed", "lost", "offered", "released", "confirmed"} <= seen
 
 
-def test_a_mirror_that_differs_is_noticed(redis_url: str) -> None:
+def test_differing_mirror_is_detected(redis_url: str) -> None:
     class AppendsAtAnyEpoch(Scripts):
         def may_append(self, task: Task, epoch: int) -> bool:
             return True

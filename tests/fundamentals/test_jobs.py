@@ -39,7 +39,7 @@ def rq_job(connection: redis.Redis, job: str) -> RqJob:
     return RqJob.fetch(job, connection=connection, serializer=JSONSerializer)
 
 
-async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis.Redis, board: FleetClient) -> None:
+async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, board: FleetClient) -> None:
     first, second = await board.jobs.submit("bench", {"measure": "scale"}), await board.jobs.submit("bench", {})
     assert [job.id for job in await board.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
@@ -63,7 +63,7 @@ async def test_a_job_is_followed_from_the_queue_to_its_failure(connection: redis
     await board.stop()
 
 
-async def test_a_queued_job_is_taken_out_and_what_cannot_be_is_refused(board: FleetClient) -> None:
+async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(board: FleetClient) -> None:
     job = await board.jobs.submit("bench", {})
     with pytest.raises(Conflict, match="not ended"):
         await board.jobs.retry(job.id)
@@ -80,7 +80,7 @@ async def test_a_queued_job_is_taken_out_and_what_cannot_be_is_refused(board: Fl
     await board.stop()
 
 
-async def test_a_job_of_foreign_make_does_no_harm(connection: redis.Redis, board: FleetClient) -> None:
+async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, board: FleetClient) -> None:
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
     (job,) = await board.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
@@ -155,7 +155,7 @@ def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path:
         assert [folder.exists() for folder in folders] == [link.exists()] * 2
 
 
-def test_folder_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeletable_folder_does_not_keep_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}") for number in range(3)]
     remove = shutil.rmtree
 
@@ -174,7 +174,7 @@ CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("stat
 
 
 @pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
-async def test_record_that_cannot_be_read_is_shown_as_such_beside_the_others(
+async def test_unreadable_record_is_listed_beside_others(
     connection: redis.Redis, board: FleetClient, field: str, value: bytes | None
 ) -> None:
     whole, corrupt = await board.jobs.submit("bench", {}), await board.jobs.submit("bench", {})
@@ -196,7 +196,7 @@ async def test_record_that_cannot_be_read_is_shown_as_such_beside_the_others(
     await board.stop()
 
 
-async def test_result_that_cannot_be_read_is_shown_as_such(connection: redis.Redis, board: FleetClient) -> None:
+async def test_unreadable_result_is_listed(connection: redis.Redis, board: FleetClient) -> None:
     job = await board.jobs.submit("bench", {})
     connection.xadd(f"rq:results:{job.id}", {"type": "1", "return_value": "%"})
     assert [shown.state for shown in await board.jobs.list_jobs()] == ["unreadable"]
@@ -229,7 +229,7 @@ def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_p
     assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (measure not in ("serving", "voice"))
 
 
-def test_arguments_are_passed_on_as_given(tmp_path: Path) -> None:
+def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
     measured = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
     serving = BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0)
     options = parse(command_line(serving, measured, tmp_path))

@@ -13,7 +13,7 @@ from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_ste
 from tests.support import REPO, await_until
 
 
-async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, pulled: EdgeName) -> None:
+async def test_pulls_are_counted_by_worker_and_in_the_trace(redis_url: str, pulled: EdgeName) -> None:
     with thread_fleet(redis_url, file=REPO / "configs" / "thinker_pd.yaml", transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -41,10 +41,10 @@ async def test_pulls_are_in_the_workers_counts_and_in_the_story(redis_url: str, 
 
 
 @pytest.mark.parametrize("config", ["colocated", "thinker_pd", "both_pd"])
-async def test_what_is_made_again_goes_on_where_no_arena_has_room(
+async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
     redis_url: str, pulled: EdgeName, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everybody dies, and with them all tensors: who makes them again has no room for one, and the answer is the same."""
+    """All workers die, and their tensors with them; the arenas of their successors have no room for a single tensor."""
     graph = GRAPHS[DEFAULT_GRAPH]
     with thread_fleet(redis_url, *in_step(graph), file=REPO / "configs" / f"{config}.yaml", transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -64,7 +64,7 @@ async def test_what_is_made_again_goes_on_where_no_arena_has_room(
             assert_same(await heard(client, spec, None, strike), expected)
 
 
-def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
+def test_pull_counts_add_up_and_survive_encoding() -> None:
     one, other = PullTally(), PullTally()
     one.ended("rows", 100, 1_000)
     one.failed("rows")
@@ -86,12 +86,12 @@ def test_counts_add_up_over_workers_and_survive_the_wire() -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "no", '{"rows": 3}', "[]"])
-def test_counts_of_another_version_count_as_none(raw: str) -> None:
+def test_pull_counts_of_another_version_are_ignored(raw: str) -> None:
     assert decode_pulls(raw) == {}
     assert decode_receipts(raw.encode()) == ()
 
 
-def test_a_receipt_says_how_chunks_came() -> None:
+def test_receipt_contains_chunk_ages_and_pulls() -> None:
     receipts, edge = Receipts(), EdgeName("rows")
     assert receipts.line(WorkerId("w")) is None
     receipts.arrived(edge, 1_500, 1_000)

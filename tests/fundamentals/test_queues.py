@@ -70,7 +70,7 @@ async def bench(redis_url: str) -> AsyncIterator[Bench]:
     client.close()
 
 
-async def test_a_grant_is_counted_until_it_is_claimed(bench: Bench) -> None:
+async def test_grant_is_queued_until_it_is_claimed(bench: Bench) -> None:
     assert [view.role for view in await bench.gateway.telemetry.roles()] == STAGES
     first, second = await bench.submit(), await bench.submit()
     epoch = bench.grant(first)
@@ -83,7 +83,7 @@ async def test_a_grant_is_counted_until_it_is_claimed(bench: Bench) -> None:
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
-async def test_the_oldest_one_tells_the_age(bench: Bench) -> None:
+async def test_queue_age_is_that_of_the_oldest_grant(bench: Bench) -> None:
     seconds, _ = bench.client.time()
     for age_s in (90, 30):
         bench.client.xadd(keys.role(ROLE), {"r": "x"}, id=f"{(seconds - age_s) * 1000}-1")
@@ -92,7 +92,7 @@ async def test_the_oldest_one_tells_the_age(bench: Bench) -> None:
     assert (await bench.role()).oldest_s == 0
 
 
-async def test_a_request_that_has_ended_waits_for_nobody(bench: Bench) -> None:
+async def test_ended_request_leaves_the_queue(bench: Bench) -> None:
     request = await bench.submit()
     bench.grant(request)
     assert (await bench.role()).queue_depth == 1
@@ -100,7 +100,7 @@ async def test_a_request_that_has_ended_waits_for_nobody(bench: Bench) -> None:
     assert (await bench.role()).queue_depth == 0
 
 
-async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
+async def test_draining_worker_is_no_capacity(bench: Bench) -> None:
     """It keeps its lease and finishes what it has; a request that would need it is refused with the role's name."""
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
@@ -119,7 +119,7 @@ async def test_a_draining_worker_is_no_capacity(bench: Bench) -> None:
     await bench.submit()
 
 
-async def test_a_worker_that_was_fenced_cannot_drain(bench: Bench) -> None:
+async def test_fenced_worker_cannot_drain(bench: Bench) -> None:
     worker = bench.workers[STAGE]
     assert bench.ask(scripts.fence_worker("", worker)) == "ok"
     assert bench.ask(scripts.drain(worker)) == "unlisted"

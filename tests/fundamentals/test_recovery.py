@@ -30,7 +30,7 @@ def replace(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 15])
 @pytest.mark.parametrize("graph", [OMNI, TEXT], ids=lambda graph: graph.name)
-async def test_each_stage_killed_leaves_the_answer_whole(redis_url: str, graph: Graph, at: int) -> None:
+async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, graph: Graph, at: int) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -45,7 +45,7 @@ async def test_each_stage_killed_leaves_the_answer_whole(redis_url: str, graph: 
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
-async def test_every_stage_killed_at_once(redis_url: str) -> None:
+async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -59,7 +59,7 @@ async def test_every_stage_killed_at_once(redis_url: str) -> None:
             assert_same(await heard(client, spec, None, kill), expected)
 
 
-async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str) -> None:
+async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
     """It was not dead but slow: all it does from then on is refused, and it drops what it held."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
@@ -76,7 +76,7 @@ async def test_a_worker_that_wakes_after_its_lease_writes_nothing(redis_url: str
             assert_same(await heard(client, spec, None, bury), expected)
 
 
-async def test_a_request_that_kills_its_worker_alone_becomes_a_dead_letter_and_its_mate_does_not(redis_url: str) -> None:
+async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
         (stage,) = (each.name for each in fleet.config.graph_declaration().stages)
         async with gateway(fleet) as client:
@@ -108,7 +108,7 @@ def kill_over(fleet: ThreadFleet, request: RequestId, together: set[RequestId], 
     fleet.kill(dying)
 
 
-async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: str) -> None:
+async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
     """Its workers die one after another before there is anything to do: nobody died over it, and it is answered as ever."""
     with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -127,7 +127,7 @@ async def test_a_task_that_waits_for_its_first_input_is_no_suspect(redis_url: st
             assert_same(await collected(stream, spec), expected)
 
 
-async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str) -> None:
+async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
     """Its producer is gone in mid-answer. Once it runs alone, and has done all there was to do, its death is not its own."""
     paced = f"stages.{SOURCE}.extra={{step_ms: 20}}"
     with thread_fleet(redis_url, paced) as fleet, redis.Redis.from_url(redis_url, decode_responses=True) as reader:
@@ -162,7 +162,7 @@ async def test_a_task_that_waits_for_more_input_is_not_condemned(redis_url: str)
             assert_same(await hearing, expected)
 
 
-async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_nothing(redis_url: str) -> None:
+async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as first, gateway(fleet) as second:
             expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -181,7 +181,7 @@ async def test_another_gateway_takes_an_answer_over_and_the_first_can_abort_noth
             assert await first.requests.resume(RequestId("req-none")) is None
 
 
-async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str) -> None:
+async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> None:
     """Its sound goes before its words do."""
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -203,7 +203,7 @@ async def test_an_answer_that_is_no_longer_kept_whole_is_told_so(redis_url: str)
                 await client.requests.resume(spec.id)
 
 
-async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redis_url: str) -> None:
+async def test_detached_answers_are_resumed_at_another_gateway(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
         async with gateway(fleet) as other:
@@ -219,7 +219,7 @@ async def test_a_gateway_that_parts_with_its_answers_leaves_them_to_another(redi
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redis_url: str) -> None:
+async def test_answer_without_a_client_finishes_and_can_be_resumed(redis_url: str) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
@@ -240,7 +240,7 @@ async def test_answer_without_a_listener_runs_to_its_end_and_can_be_resumed(redi
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_come_back(redis_url: str) -> None:
+async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: str) -> None:
     settings = ("web.send_timeout_s=0.1", *in_step(OMNI))
     with thread_fleet(redis_url, *settings) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -256,7 +256,7 @@ async def test_answer_without_a_listener_is_aborted_when_its_client_does_not_com
             assert reader.hget(keys.request(spec.id), "state") == b"aborted"
 
 
-async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_is_found_dead(redis_url: str) -> None:
+async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(redis_url: str) -> None:
     """A client whose network broke comes back to where it was, perhaps long before its old connection is known to be gone."""
     with thread_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as fleet, redis.Redis.from_url(redis_url) as reader:
         async with gateway(fleet) as client:
@@ -279,7 +279,7 @@ async def test_an_answer_goes_on_at_the_same_gateway_when_its_older_connection_i
             assert_same(await collected(taken[1], spec), expected)
 
 
-async def test_a_request_that_no_gateway_takes_over_is_aborted(redis_url: str) -> None:
+async def test_request_that_no_gateway_resumes_is_aborted(redis_url: str) -> None:
     with thread_fleet(redis_url, "lease.gateway_timeout_s=0.5", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as watching:
             async with gateway(fleet) as client:

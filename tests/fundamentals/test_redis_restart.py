@@ -78,7 +78,7 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, E
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
+async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
     server: RedisProcess, tmp_path: Path, owned: list[tuple[RequestId, StageName, Epoch]], seed: int
 ) -> None:
     """In mid-load, anywhere, and anything of the last writes may be lost: no right is ever given twice."""
@@ -104,7 +104,7 @@ async def test_four_answers_survive_a_killed_redis_whose_tail_is_cut(
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
-async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
+async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
     with processes(server.url, config):
         client = await FleetClient.connect(server.url, config)
@@ -121,7 +121,7 @@ async def test_an_answer_survives_a_killed_redis(server: RedisProcess, tmp_path:
             await client.stop()
 
 
-async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
+async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
     """The chunks were kept and their acknowledgements lost: nobody makes those again, and the producer waits for credit."""
     with thread_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as fleet:
         async with gateway(fleet) as client:
@@ -146,7 +146,7 @@ async def test_credit_that_redis_lost_is_given_again(redis_url: str) -> None:
             assert_same(await got, expected)
 
 
-async def test_a_redis_that_comes_back_empty_fails_what_was_begun_and_serves_the_next(tmp_path: Path) -> None:
+async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: Path) -> None:
     first, config = RedisProcess(tmp_path), load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI)))
     first.start()
     with processes(first.url, config):

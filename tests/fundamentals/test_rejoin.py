@@ -50,7 +50,7 @@ def at_attach_of(request: RequestId, once: Callable[[Send], Awaitable[object]]) 
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before it is done", "before the answer"])
-async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_next_renewal(
+async def test_failed_reattachment_is_repeated_at_the_next_renewal(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
 ) -> None:
     async def break_off(send: Send) -> object:
@@ -68,7 +68,7 @@ async def test_what_an_error_kept_from_being_taken_back_is_taken_back_at_the_nex
                 assert_same(heard, expected)
 
 
-async def test_a_caller_that_gives_up_interrupts_nothing(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No renewal comes to the rescue: whoever found out leaves in the middle, and every answer is taken back."""
     with thread_fleet(redis_url, RENEWS_NEVER, "lease.gateway_timeout_s=2", *TEXT) as fleet:
         async with gateway(fleet) as client:

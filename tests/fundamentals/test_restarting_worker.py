@@ -117,7 +117,7 @@ async def test_requests_wait_for_the_first_worker_of_a_role_while_it_loads(redis
             assert int(text(fleet.clients[0].hget(keys.availability(TALKER), "took_us"))) > 0
 
 
-async def test_a_worker_that_cannot_load_is_expected_no_more(redis_url: str) -> None:
+async def test_worker_that_cannot_load_is_not_expected(redis_url: str) -> None:
     with thread_fleet(redis_url, without=TALKER) as fleet:
         async with gateway(fleet) as client:
             with pytest.raises(MemoryError), StartAnnouncement(redis_url, fleet.config.role(TALKER)):
@@ -145,9 +145,7 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
-async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_beyond_the_grace(
-    redis_url: str, *, joins: bool
-) -> None:
+async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
     """The speech that fails beside it shows that the conductor has looked after the grace."""
     with thread_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SOON) as fleet:
         async with gateway(fleet) as client:
@@ -170,7 +168,7 @@ async def test_the_conductor_keeps_a_request_whose_role_has_a_start_announced_be
                     await num_tokens(waiting)
 
 
-async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_what_waits(redis_url: str) -> None:
+async def test_drained_role_refuses_requests_and_keeps_waiting_ones(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
@@ -181,7 +179,7 @@ async def test_a_drained_role_is_refused_until_its_worker_is_resumed_and_keeps_w
             assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
 
 
-async def test_requests_submitted_while_the_only_worker_leaves_by_itself_are_answered_by_the_next(redis_url: str) -> None:
+async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON) as fleet:
         async with gateway(fleet) as client:
             run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
@@ -191,7 +189,7 @@ async def test_requests_submitted_while_the_only_worker_leaves_by_itself_are_ans
             assert await num_tokens(stream) == NUM_TOKENS
 
 
-async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
+async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
     with thread_fleet(redis_url, SOON, "limits.max_requests=2") as fleet:
         async with gateway(fleet) as client:
             kill(fleet, THINKER)
@@ -202,9 +200,7 @@ async def test_requests_that_wait_for_a_worker_count_for_the_queue_bound(redis_u
             assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
 
 
-async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_they_are_back(
-    own_redis: RedisProcess, tmp_path: Path
-) -> None:
+async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: RedisProcess, tmp_path: Path) -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     async with gateway_at(own_redis.url, config) as client:
         with pytest.raises(NoWorker, match="thinker, talker, code2wav"):
@@ -220,7 +216,7 @@ async def test_a_redis_that_came_back_empty_admits_what_workers_will_serve_once_
         assert not (await client.telemetry.logs(LogQuery())).lines, "what was admitted is not logged as refused"
 
 
-async def test_a_keeper_announces_starts_as_soon_as_redis_answers_until_no_more_will_come(own_redis: RedisProcess) -> None:
+async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProcess) -> None:
     own_redis.stop()
     starts = WorkerStarts(own_redis.url, TALKER)
     starts.begin(0.0)

@@ -17,7 +17,7 @@ async def seen(client: FleetClient, worker: str) -> WorkerView:
     return next(view for view in await client.telemetry.workers(with_gone=True) if view.id == worker)
 
 
-async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis_url: str) -> None:
+async def test_drained_worker_finishes_its_tasks_and_claims_no_others(redis_url: str) -> None:
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             first = next(loop for loop in fleet.loops if loop.stage == STAGE)
@@ -46,7 +46,7 @@ async def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(redis
             assert story is not None and next(t.owner for t in story.tasks if t.stage == STAGE) == first.worker
 
 
-async def test_a_worker_told_to_stop_may_leave_once_it_is_done(redis_url: str) -> None:
+async def test_stopped_worker_leaves_after_its_tasks(redis_url: str) -> None:
     with thread_fleet(redis_url, "edges.audio.credits=4") as fleet:
         async with gateway(fleet) as client:
             loop = next(loop for loop in fleet.loops if loop.stage == STAGE)
@@ -64,7 +64,7 @@ async def test_a_worker_told_to_stop_may_leave_once_it_is_done(redis_url: str) -
                 await client.operations.order_worker(loop.worker, "resume")
 
 
-async def test_orders_to_nobody_say_so(redis_url: str) -> None:
+async def test_orders_to_unknown_workers_are_refused(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             with pytest.raises(NotFound):
@@ -77,7 +77,7 @@ async def test_orders_to_nobody_say_so(redis_url: str) -> None:
                 await client.operations.order_worker(loop.worker, "stop")
 
 
-async def test_workers_are_listed_by_role_and_gateways_after_them(redis_url: str) -> None:
+async def test_workers_are_listed_by_role_before_gateways(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             await answer(client, fake_spec(fleet))

@@ -40,7 +40,7 @@ def order_of(story: RequestTrace, stage: str) -> list[str]:
     return [mark.what for mark in story.marks if mark.stage == stage]
 
 
-async def test_a_story_tells_every_step_and_its_times_are_in_order(redis_url: str) -> None:
+async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -66,7 +66,7 @@ async def test_a_story_tells_every_step_and_its_times_are_in_order(redis_url: st
     assert all(span.from_us <= span.to_us for span in story.kv)
 
 
-async def test_consumers_tell_how_chunks_came_to_them(redis_url: str) -> None:
+async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -80,7 +80,7 @@ async def test_consumers_tell_how_chunks_came_to_them(redis_url: str) -> None:
         assert receipt.first_us <= receipt.last_us
 
 
-async def test_a_lost_worker_is_in_the_story_and_its_keys_and_values_change_hands(redis_url: str) -> None:
+async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> None:
     with thread_fleet(redis_url, IN_STEP) as fleet:
         fleet.add_worker("talker")
         async with gateway(fleet) as client:
@@ -102,7 +102,7 @@ async def test_a_lost_worker_is_in_the_story_and_its_keys_and_values_change_hand
     assert [(view.id, view.state) for view in gone] == [(lost, "died")] and gone[0].role == "talker"
 
 
-def test_what_fails_says_where_and_why(control: Control) -> None:
+def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
 
     epoch = control.own()
     control.run(scripts.fail(TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good")))
@@ -114,7 +114,7 @@ def test_what_fails_says_where_and_why(control: Control) -> None:
     assert not control.client.exists(keys.index("running"), keys.index("submitted"))
 
 
-async def test_the_index_pages_filters_and_counts(redis_url: str) -> None:
+async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             specs = [fake_spec(fleet, num_tokens=4, seed=seed) for seed in range(7)]
@@ -143,7 +143,7 @@ async def test_the_index_pages_filters_and_counts(redis_url: str) -> None:
                 await board.list_requests(RequestFilter(state="asleep"))
 
 
-def test_the_index_forgets_what_has_expired(control: Control) -> None:
+def test_request_index_removes_expired_requests(control: Control) -> None:
     def submit(name: str) -> None:
         spec = RequestSpec(id=RequestId(name), graph="text", prompt_ids=(1,), outputs=(TEXT,))
         control.run(scripts.submit(spec, None, bound=99, stages=[STAGE], edges=[TEXT], gateway=GATEWAY))
@@ -158,7 +158,7 @@ def test_the_index_forgets_what_has_expired(control: Control) -> None:
         assert control.client.zrange(keys.index(state), 0, -1) == ([b"req-2"] if state == "aborted" else [])
 
 
-async def test_a_request_is_sent_again_and_its_sound_is_kept(redis_url: str) -> None:
+async def test_retried_request_retains_its_audio(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -175,7 +175,7 @@ async def test_a_request_is_sent_again_and_its_sound_is_kept(redis_url: str) -> 
                 await client.operations.retry(RequestId("req-none"))
 
 
-async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) -> None:
+async def test_spoken_prompt_can_be_retried_for_a_minute(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet, redis.Redis.from_url(redis_url) as raw:
         async with gateway(fleet) as client:
             clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
@@ -190,7 +190,7 @@ async def test_a_spoken_prompt_can_be_sent_again_for_a_minute(redis_url: str) ->
                 await client.operations.retry(spec.id)
 
 
-async def test_the_listeners_word_is_in_the_story(redis_url: str) -> None:
+async def test_trace_contains_the_playback_report(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -202,7 +202,7 @@ async def test_the_listeners_word_is_in_the_story(redis_url: str) -> None:
             assert (story.heard.played_samples, story.heard.underruns) == (123, 2)
 
 
-async def test_the_series_counts_what_happened_for_all_gateways(redis_url: str) -> None:
+async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as one, gateway(fleet) as other:
             for client in (one, other):
@@ -223,7 +223,7 @@ async def test_the_series_counts_what_happened_for_all_gateways(redis_url: str) 
     assert any("thinker" in point.running and point.task_p50_ms.get("thinker", 0) > 0 for point in points)
 
 
-def test_rates_are_those_of_the_last_minute() -> None:
+def test_rates_cover_the_last_minute() -> None:
     steps = [(n, {"in:lm": 6, "out:lm": 3, "pulled:rows": 1_000 * n}) for n in range(20)]
     assert rates_of(steps, "in") == {"lm": 6 / SERIES_STEP_S} and rates_of(steps, "out") == {"lm": 3 / SERIES_STEP_S}
     assert growth_of(steps, "pulled") == {"rows": 1_000 / SERIES_STEP_S}
@@ -231,7 +231,7 @@ def test_rates_are_those_of_the_last_minute() -> None:
     assert rates_of([], "in") == {} and growth_of(steps[:1], "pulled") == {"rows": 0.0}
 
 
-async def test_grants_that_wait_are_listed_with_their_age(redis_url: str) -> None:
+async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
     with thread_fleet(redis_url, without="talker") as fleet:
         client = redis.Redis.from_url(redis_url)
         async with gateway(fleet) as port:
@@ -251,7 +251,7 @@ async def test_grants_that_wait_are_listed_with_their_age(redis_url: str) -> Non
         client.close()
 
 
-def test_a_story_is_bounded(control: Control) -> None:
+def test_trace_is_bounded(control: Control) -> None:
 
     for _ in range(150):
         control.own()
@@ -260,7 +260,7 @@ def test_a_story_is_bounded(control: Control) -> None:
     assert control.client.llen(keys.trace(REQUEST)) == 400
 
 
-async def test_id_that_names_another_kind_of_key_is_no_request(redis_url: str) -> None:
+async def test_request_id_with_a_colon_is_not_found(redis_url: str) -> None:
     """Ids come from addresses: with a colon, one would be the key of a task or of an edge's log."""
     with thread_fleet(redis_url) as fleet:
         async with gateway(fleet) as client:

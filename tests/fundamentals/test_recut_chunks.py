@@ -122,7 +122,7 @@ async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, C
 
 @pytest.mark.parametrize("again", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
 @pytest.mark.parametrize(("kept", "heard"), [(2, 4), (0, 3), (1, 4)])
-async def test_sound_that_is_cut_otherwise_when_it_is_made_again_has_no_gap_and_no_repeat(
+async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat(
     own_redis: RedisProcess, tmp_path: Path, again: Sequence[int], kept: int, heard: int
 ) -> None:
     """The client has heard chunks up to `heard`, and Redis comes back with those up to `kept`, and at most one more."""
@@ -160,8 +160,8 @@ class Held(FakeEngine):
         return outputs
 
 
-async def test_who_was_within_a_step_while_redis_came_back_with_less_begins_anew(own_redis: RedisProcess, tmp_path: Path) -> None:
-    """It reads and writes nothing meanwhile, and has taken chunks that the log has no more: they come again, cut otherwise."""
+async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_redis: RedisProcess, tmp_path: Path) -> None:
+    """It has consumed chunks that the log lost; they are produced again with other bounds."""
     settings = (
         "engine=fake",
         "device=cpu",
