@@ -1,4 +1,4 @@
-"""A whole fleet inside one test: real Redis, real scripts, a conductor and workers on threads, where processes are only slow."""
+"""A whole fleet in one test: real Redis, real scripts, a conductor and workers on threads instead of slower processes."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ ARENA_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class ThreadFleet:
-    """What a test may look into. `stop()` ends every thread, fails the test if one does not end, and closes what was opened."""
+    """A fleet whose parts a test may inspect. `stop()` ends every thread, or fails the test, and closes all resources."""
 
     config: FleetConfig
     url: str
@@ -83,23 +83,23 @@ class ThreadFleet:
         self.killed.add(loop.worker)
 
     def owner(self, request: RequestId, stage: StageName) -> WorkerLoop:
-        """Whoever runs the task now; a test fails if nobody takes it."""
+        """Return the loop that runs the task; fail the test if none claims it."""
 
         def loop_of() -> WorkerLoop | None:
             live = [loop for loop in self.loops if loop.worker not in self.killed and loop.stage == stage]
             return next((loop for loop in live if request in loop.tasks), None)
 
-        found = wait_until(loop_of, f"somebody to run {stage}")
+        found = wait_until(loop_of, f"a worker to run {stage}")
         assert found is not None
         return found
 
     def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
-        """Between two turns the worker is no more, with what it held; its lease is taken as lapsed."""
+        """End a worker between two turns, with all it holds, and fence it as if its lease had lapsed."""
         self.killed.add(loop.worker)
-        self.bury(loop, died=died)
+        self.fence(loop, died=died)
 
-    def bury(self, loop: WorkerLoop, *, died: bool = True) -> None:
-        """Take a worker's right, though it may not know it yet."""
+    def fence(self, loop: WorkerLoop, *, died: bool = True) -> None:
+        """End a worker's rights, before it can notice."""
         self.fenced.add(loop.worker)
         run(self.clients[0], scripts.fence_worker("", loop.worker, died=died))
 
@@ -216,7 +216,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = None) -> dict[EdgeName, np.ndarray]:
-    """Submit and collect: each client edge's tensors joined; a stall fails with the request's story."""
+    """Submit and collect: each client edge's tensors joined; a stall fails with the request's trace."""
     try:
         return await asyncio.wait_for(_collect(client, spec, blob), ANSWER_TIMEOUT_S)
     except TimeoutError as error:
@@ -228,7 +228,7 @@ async def _collect(client: FleetClient, spec: RequestSpec, blob: bytes | None) -
 
 
 async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
-    """The rest of an answer."""
+    """Collect the rest of an answer."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in stream:
         for tensor in chunk.tensors.values():
@@ -237,32 +237,34 @@ async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, n
     return {edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()}
 
 
-Heard = Mapping[EdgeName, np.ndarray]
+EdgeArrays = Mapping[EdgeName, np.ndarray]
 
 
-async def heard(client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]) -> Heard:
-    """The answer, chunk by chunk; after each, `disturb` is called, on a thread, with its edge and index."""
+async def answer_disturbed(
+    client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]
+) -> EdgeArrays:
+    """Collect an answer; after each chunk `disturb` is called, on a thread, with its edge and index."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in await client.requests.submit(spec, blob):
-        assert chunk.index == len(parts[chunk.edge]), "a chunk came twice, or one is missing"
+        assert chunk.index == len(parts[chunk.edge]), "a chunk is duplicated or missing"
         arrays = [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
         parts[chunk.edge].append(np.concatenate(arrays) if arrays else np.empty(0, np.int16))
         await asyncio.to_thread(disturb, chunk.edge, chunk.index)
     return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
 
 
-def assert_same(got: Heard, expected: Heard) -> None:
+def assert_same(got: EdgeArrays, expected: EdgeArrays) -> None:
     assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
     for edge, array in got.items():
         np.testing.assert_array_equal(array, expected[edge], err_msg=str(edge))
 
 
 def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
-    """So few credits that no stage runs ahead of the listener: each is still at work when it is killed."""
+    """Return settings with so few credits that no stage runs ahead of the client: each is still at work when it is killed."""
     return (f"graph={graph.name}", *(f"edges.{edge.name}.credits={credits}" for edge in graph.edges))
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:
-    """Requests any living worker still holds something for."""
+    """Return the requests for which a living worker still holds anything."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
     return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}

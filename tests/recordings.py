@@ -18,7 +18,7 @@ Wave = NDArray[np.float32]
 
 
 class Pipe:
-    """A file that cannot be gone back in, as a recorder's stream: no header is completed later."""
+    """A file without seek, as a recorder's stream: headers cannot be completed later."""
 
     def __init__(self) -> None:
         self.data = bytearray()

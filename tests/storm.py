@@ -1,4 +1,4 @@
-"""A storm of aborts: each request is aborted at a write of its own, drawn from a seed; and what must then be left: nothing."""
+"""Abort storm: each request is aborted at a random write, drawn from a seed; afterwards nothing may be left."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ STORM_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class _Countdown:
-    """How many turns of workers that write about the request go by before it is aborted, and on which side of the last one."""
+    """Turns of workers that write about a request until it is aborted, before or after the last of them."""
 
     turns: int
     before: bool
@@ -35,7 +35,7 @@ class _Countdown:
 
 @dataclass(slots=True)
 class Storm:
-    """Sits between workers and Redis. `met` counts the scripts that were about to be sent, or just had been, at an abort."""
+    """Intercepts the calls from workers to Redis. `met`: counts of the scripts before or after which a request was aborted."""
 
     fleet: ThreadFleet
     rng: random.Random
@@ -45,12 +45,12 @@ class Storm:
 
     def __post_init__(self) -> None:
         for loop in self.fleet.loops:
-            self._sit_between(loop)
+            self._intercept(loop)
 
     def draw(self, request: RequestId, most_turns: int) -> None:
         self._due[request] = _Countdown(self.rng.randrange(1, most_turns), self.rng.random() < 0.5)
 
-    def _sit_between(self, loop: WorkerLoop) -> None:
+    def _intercept(self, loop: WorkerLoop) -> None:
         send, client = loop.link.exchange, connect(self.fleet.url)
         self.fleet.clients.append(client)
 
@@ -59,14 +59,14 @@ class Storm:
         ) -> TurnResult:
             before, after = self._struck(calls)
             self._abort(client, before)
-            mail = send(calls, free_slots=free_slots, block_ms=block_ms, ask_live=ask_live)
+            result = send(calls, free_slots=free_slots, block_ms=block_ms, ask_live=ask_live)
             self._abort(client, after)
-            return mail
+            return result
 
         loop.link.exchange = exchange
 
     def _struck(self, calls: Sequence[scripts.Call]) -> tuple[list[RequestId], list[RequestId]]:
-        """Whose turn this is the last of: those to abort before it is sent, and those after."""
+        """Count down; return the requests to abort before this turn is sent, and those to abort after it."""
         struck: tuple[list[RequestId], list[RequestId]] = ([], [])
         with self._lock:
             named = {arg for call in calls for arg in call.args if isinstance(arg, str)} & self._due.keys()
@@ -81,36 +81,40 @@ class Storm:
         for request in requests:
             run(client, scripts.abort(request, scripts.API_RIGHT, "the storm", KEEP))
 
-    async def rage(
-        self, client: FleetClient, asked: Sequence[tuple[RequestSpec, bytes | None]], *, at_once: int, most_turns: int
+    async def run(
+        self, client: FleetClient, requests: Sequence[tuple[RequestSpec, bytes | None]], *, concurrency: int, most_turns: int
     ) -> int:
-        """Send every request, `at_once` at a time, each to be aborted within `most_turns`; returns how many were."""
-        gate = asyncio.Semaphore(at_once)
+        """Send every request, `concurrency` at a time, each to be aborted within `most_turns`; return the number aborted."""
+        gate = asyncio.Semaphore(concurrency)
 
         async def one(spec: RequestSpec, blob: bytes | None) -> bool:
-            async with gate:
+            async with gate, asyncio.timeout(STORM_TIMEOUT_S):
                 self.draw(spec.id, most_turns)
-                try:
-                    async with asyncio.timeout(STORM_TIMEOUT_S):
-                        async for _ in await client.requests.submit(spec, blob):
-                            pass
-                except Aborted:
-                    return True
-                return False
+                return await _is_aborted(client, spec, blob)
 
-        return sum(await asyncio.gather(*(one(spec, blob) for spec, blob in asked)))
+        return sum(await asyncio.gather(*(one(spec, blob) for spec, blob in requests)))
+
+
+async def _is_aborted(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> bool:
+    """Run a request, and return True if it was aborted before its end."""
+    try:
+        async for _ in await client.requests.submit(spec, blob):
+            pass
+    except Aborted:
+        return True
+    return False
 
 
 def assert_nothing_left(fleet: ThreadFleet) -> None:
-    """Workers and Redis hold nothing for any request; all are given the time that their slow poll takes."""
+    """Wait until workers and Redis hold nothing for any request."""
     client = fleet.clients[0]
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
     before = [loop.maintenance.vitals for loop in living]
 
     def left() -> list[str]:
-        # What a loop counted before we came says nothing: each takes stock once more.
+        # Counts from before this call do not count: each loop must report once more.
         stale = [
-            f"{loop.role} has not taken stock" for loop, old in zip(living, before, strict=True) if loop.maintenance.vitals is old
+            f"{loop.role} has not reported" for loop, old in zip(living, before, strict=True) if loop.maintenance.vitals is old
         ]
         return stale or _held_by_workers(fleet, living) or _left_in_redis(client)
 
@@ -124,13 +128,13 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
 
 
 def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:
-    """As each loop says itself: only its own thread may ask its engine and its transfer while it runs."""
+    """Read the loops' reports, since only their own threads may use engine and transfer."""
     busy = [f"{loop.role} counts {loop.maintenance.vitals}" for loop in living if _counts(loop)]
     offering = [
         f"{loop.role} offers {loop.hand_offs.offers.open_requests()}" for loop in living if loop.hand_offs.offers.open_requests()
     ]
     pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
-    return [*busy, *offering, *pulling, *(f"somebody holds {request}" for request in held(fleet))]
+    return [*busy, *offering, *pulling, *(f"a worker holds {request}" for request in held(fleet))]
 
 
 def _counts(loop: WorkerLoop) -> int:
@@ -138,7 +142,7 @@ def _counts(loop: WorkerLoop) -> int:
 
 
 def _left_in_redis(client: redis.Redis) -> list[str]:
-    """Nothing waits for anybody, and whatever is kept of a request is kept for a time."""
+    """List keys of live requests, unread entries, and keys without an expiry."""
     found = sorted(map(text, cast("list[bytes]", list(client.scan_iter()))))
     rows = {key: keys.row_of(key) for key in found}
     left = [f"{key}, which has no row in the key table" for key, row in rows.items() if row is None]
@@ -149,8 +153,8 @@ def _left_in_redis(client: redis.Redis) -> list[str]:
             left.append(f"{key}, which lives as long as a request")
         elif row.pattern in ("inbox:{id}", "role:{role}") and client.xlen(key):
             left.append(f"{client.xlen(key)} entries in {key}")
-    kept = [key for key, row in rows.items() if row is not None and row.life == "retention"]
+    retained = [key for key, row in rows.items() if row is not None and row.life == "retention"]
     pipe = client.pipeline(transaction=False)
-    for key in kept:
+    for key in retained:
         pipe.ttl(key)
-    return left + [f"{key}, which would stay for ever" for key, ttl in zip(kept, pipe.execute(), strict=True) if ttl == -1]
+    return left + [f"{key}, which never expires" for key, ttl in zip(retained, pipe.execute(), strict=True) if ttl == -1]

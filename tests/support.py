@@ -1,4 +1,4 @@
-"""What many tests need: waiting for a condition, a real Redis that can be killed, and commands run as processes."""
+"""Test helpers: waiting for a condition, a real Redis that can be killed, and commands run as processes."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def await_until(predicate: Callable[[], Awaitable[T]], description: str, t
 
 
 def stream_entries(client: redis.Redis, key: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """All of a stream, the oldest first."""
+    """Return all entries of a stream, oldest first."""
     return cast("list[tuple[bytes, dict[bytes, bytes]]]", client.xrange(key))
 
 
@@ -163,7 +163,7 @@ class Running:
 
 @contextmanager
 def start_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """`fleet ARGUMENTS` in a session of its own; whatever of it is left at the end is killed."""
+    """Start `fleet ARGUMENTS` in a session of its own, and kill its remaining processes at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fleet.cli", *arguments],
         cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

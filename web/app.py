@@ -32,11 +32,14 @@ from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi import OpenApi
 from web.ports import FleetPort
-from web.realtime.refusal import RefusalLog, refuse_socket
-from web.realtime.routes import VoiceRoutes
+from web.realtime.clock import Clock
+from web.realtime.transport.refusal import RefusalLog, refuse_socket
+from web.realtime.transport.routes import VoiceRoutes
 
 
-def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None) -> Starlette:
+def create_app(
+    config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None, clock: Clock | None = None
+) -> Starlette:
     """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
@@ -47,7 +50,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     views = Templates()
     login = LoginPages(gateway, api_key, logins, wrong_keys, views)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys, refusal_log), *console_routes(gateway, login, views)],
+        routes=[*_routes(gateway, wrong_keys, refusal_log, clock), *console_routes(gateway, login, views)],
         middleware=[
             Middleware(Cors, origins=origins),
             Middleware(ErrorPages, gateway=gateway),
@@ -62,7 +65,7 @@ def create_app(config: FleetConfig, client: FleetPort, frontend: Frontend, api_k
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) -> list[BaseRoute]:
+def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -72,5 +75,5 @@ def _routes(gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog) ->
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys, refusal_log).routes(),
+        *VoiceRoutes(gateway, wrong_keys, refusal_log, clock).routes(),
     ]

@@ -37,8 +37,8 @@ from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
 from web.openai.audio_encoder import MEDIA_TYPES
 from web.openai.transcription import Transcription, VerboseTranscription
-from web.realtime.routes import SessionEnded, SessionList
-from web.realtime.secrets import Secret, SecretBody
+from web.realtime.transport.client_secrets import Secret, SecretBody
+from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.chat import ChatBody
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList

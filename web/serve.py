@@ -29,7 +29,7 @@ from web.http.protocol.http import BoundedHttp
 from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 from web.http.tls import TlsFiles, tls_files
-from web.realtime.client_events import MAX_EVENT_BYTES
+from web.realtime.protocol.client_events import MAX_EVENT_BYTES
 from web.startup_message import startup_lines
 
 log = logging.getLogger("fleet.web")

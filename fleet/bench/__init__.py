@@ -1,4 +1,5 @@
-"""`fleet bench`: what a fleet delivers, measured from outside, beside the reference implementation on the same machine.
+"""`fleet bench`: a fleet measured through its API, and compared with the reference implementation on the same machine.
 
-`main` is the command; `trace` and `stats` are pure; the others measure. Knows no model: stages and media come from the graph.
+`main` is the command; `answer_timing`, `playback`, `targets` and `split` are pure. Knows no model: stages and media come from the
+graph.
 """

@@ -1,16 +1,16 @@
-"""Whether two implementations answered alike: numbers are only comparable if both did the same work. Pure."""
+"""Agreement of two implementations: their numbers are comparable only if both did the same work. Pure."""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from fleet.bench.reference import Result, Work
-from fleet.bench.trace import Trace
+from fleet.bench.answer_timing import AnswerTiming
+from fleet.bench.reference import ReferenceResult, ReferenceWork
 from fleet.processing import Frontend
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of `count` answers were the other's: prompt ids, text, and length of the audio."""
+    """Number of equal prompts (token ids), texts and audio lengths among `count` answers."""
 
     count: int
     same_prompt: int
@@ -18,19 +18,19 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     same_length: int
 
 
-def compare(traces: Sequence[Trace], other: Result, work: Work, frontend: Frontend) -> Agreement:
-    """The fleet's answers with another's to the same prompts.
+def compare(timings: Sequence[AnswerTiming], other: ReferenceResult, work: ReferenceWork, frontend: Frontend) -> Agreement:
+    """Compare the fleet's answers with those of `other` to the same prompts.
 
-    A prompt is the same if the gateway counted as many ids as were sent to the other, and the other's own tokenisation,
-    where it has one, made the very same.
+    A prompt is the same if the gateway counted as many ids as `other` received, and the tokenisation of `other`, where it has
+    one, gave the same ids.
     """
     same_prompt = same_text = same_length = 0
-    for trace in traces:
-        answered, spec = other.answers[trace.prompt], work.requests[trace.prompt]
-        same_prompt += trace.num_prompt_tokens == len(spec.prompt_ids) and answered.same_prompt is not False
-        same_text += trace.answer == _text(answered.answer_ids, frontend)
-        same_length += trace.num_samples == answered.num_samples
-    return Agreement(count=len(traces), same_prompt=same_prompt, same_text=same_text, same_length=same_length)
+    for timing in timings:
+        answered, spec = other.answers[timing.prompt], work.requests[timing.prompt]
+        same_prompt += timing.num_prompt_tokens == len(spec.prompt_ids) and answered.same_prompt is not False
+        same_text += timing.answer == _text(answered.answer_ids, frontend)
+        same_length += timing.num_samples == answered.num_samples
+    return Agreement(count=len(timings), same_prompt=same_prompt, same_text=same_text, same_length=same_length)
 
 
 def _text(ids: Sequence[int], frontend: Frontend) -> str:

@@ -1,4 +1,4 @@
-"""Which fleet is measured: one that runs already, or one started for the measuring and stopped after it. Knows no stage."""
+"""The fleet to measure: one that is already running, or one started for the run and stopped after it. Knows no stage."""
 
 import os
 import re
@@ -15,16 +15,15 @@ from pathlib import Path
 
 from fleet.bench.errors import BenchError
 from fleet.config import FleetConfig, load_config
-from fleet.config.settings import read_settings
+from fleet.config.deployment import open_config
 from fleet.core.parent_death import signalled_with_parent
 from fleet.core.private import make_private_folder
-from fleet.graphs import DEFAULT_GRAPH
 
 RESOLVED_NAME = "resolved.yaml"
-"""Where `fleet up` keeps what it runs, in its data folder."""
+"""File of the resolved configuration in the data folder of `fleet up`."""
 LOG_NAME = "up.log"
 CHECKPOINTS = "checkpoints"
-"""Where `checkpoint: auto` makes its own, in the data folder."""
+"""Folder of the checkpoints that `checkpoint: auto` makes, in the data folder."""
 READY = re.compile(r"fleet: ready at (http://\S+)")
 START_S = 600.0
 STOP_S = 20.0
@@ -33,10 +32,10 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A fleet to measure, and its configuration as resolved. Its checkpoint may still be "auto" where the fleet is not ours.
+class TargetFleet:
+    """A fleet to measure and its resolved configuration, whose checkpoint may still be "auto" if the fleet was not started here.
 
-    `pid`: the process that started all others, where we started that.
+    `pid`: the process that started all others, None if the fleet was not started here.
     """
 
     url: str
@@ -44,59 +43,53 @@ class Target:
     pid: int | None = None
 
 
-def configured(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
-    """The deployment the options name, found as `fleet up` finds it. Raises: ConfigError naming the field and the fix."""
-    return load_config(config_file or read_settings().config_path or _default_file(overrides), tuple(overrides))
+def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
+    """Return the deployment that the options name, as `fleet up` does. Raises: ConfigError naming the field and the fix."""
+    return open_config(config_file, overrides)[1]
 
 
-def _default_file(overrides: Sequence[str]) -> Path | None:
-    named = [text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")]
-    path = Path("configs") / f"{named[-1] if named else DEFAULT_GRAPH}.yaml"
-    return path if path.is_file() else None
-
-
-def running_fleet(url: str, port: int, config: FleetConfig) -> Target:
-    """A fleet that runs already. What `fleet up` resolved for it is taken, where that lies here and names its port."""
-    resolved = config.data_dir / RESOLVED_NAME
-    if resolved.is_file():
-        theirs = load_config(resolved)
-        if theirs.web.port == port and theirs.graph == config.graph:
-            return Target(url=url, config=theirs)
-    return Target(url=url, config=config)
+def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
+    """Return a running fleet, with the configuration that `fleet up` resolved if it is on this machine and names the port."""
+    file = config.data_dir / RESOLVED_NAME
+    if file.is_file():
+        resolved = load_config(file)
+        if resolved.web.port == port and resolved.graph == config.graph:
+            return TargetFleet(url=url, config=resolved)
+    return TargetFleet(url=url, config=config)
 
 
 @contextmanager
-def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[Target]:
-    """`fleet up` on free ports and a Redis of its own, from ready to stopped. This machine alone reaches it, and without TLS.
+def own_fleet(config_file: Path | None, overrides: Sequence[str]) -> Iterator[TargetFleet]:
+    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis of its own.
 
-    Raises: BenchError with the end of what it printed if it does not become ready.
+    Raises: BenchError with the end of its output if it does not become ready.
     """
-    folder = _own_folder(configured(config_file, overrides).data_dir.absolute())
-    words = ["--config", str(config_file)] if config_file else []
+    folder = _own_folder(resolve_config(config_file, overrides).data_dir.absolute())
+    arguments = ["--config", str(config_file)] if config_file else []
     for text in (*overrides, *own_overrides(folder)):
-        words += ["--set", text]
+        arguments += ["--set", text]
     env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
     log = folder / LOG_NAME
-    # A file and not a pipe: should this process be killed, the fleet can still say what it does while it stops.
+    # A file and not a pipe: if this process is killed, the fleet can still log its stop.
     with log.open("w") as lines:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "up", *words],
+            [sys.executable, "-m", "fleet.cli", "up", *arguments],
             env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
             preexec_fn=signalled_with_parent(signal.SIGTERM),
         )  # fmt: skip
     try:
         url = _await_ready(process, log)
         config = load_config(folder / RESOLVED_NAME)
-        # The checkpoint outlives the folder through which the fleet saw it.
+        # The folder is removed at the end; the checkpoint behind its link is not.
         checkpoint = str(Path(config.checkpoint).resolve())
-        yield Target(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
+        yield TargetFleet(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
     finally:
         _stop(process)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_overrides(folder: Path) -> tuple[str, ...]:
-    """What a fleet of our own has other than its configuration says: its places, and no certificate; its client is here."""
+    """Return the overrides of a fleet for one run: its own folders, a free port on loopback, and no TLS."""
     own = {
         "web.host": "127.0.0.1", "web.port": 0, "web.tls": "null", "web.tls_cert": "null", "web.tls_key": "null",
         "redis.port": "null", "data_dir": folder, "redis.data_dir": folder / "redis",
@@ -105,7 +98,7 @@ def own_overrides(folder: Path) -> tuple[str, ...]:
 
 
 def _own_folder(data_dir: Path) -> Path:
-    """A data folder for one run, which shares with all others only the checkpoints that were made once."""
+    """Make a data folder for one run, which shares only the generated checkpoints with other runs."""
     checkpoints = data_dir / CHECKPOINTS
     make_private_folder(data_dir)
     make_private_folder(checkpoints)
@@ -115,7 +108,7 @@ def _own_folder(data_dir: Path) -> Path:
 
 
 def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """The address it says it is ready at. Raises: BenchError with the end of its log."""
+    """Wait for its ready line and return the address in it. Raises: BenchError with the end of its log."""
     deadline = time.monotonic() + START_S
     while (ready := READY.search(log.read_text(errors="replace"))) is None:
         if process.poll() is not None or time.monotonic() > deadline:

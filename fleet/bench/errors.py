@@ -1,9 +1,9 @@
-"""The benchmark's own error: something outside did not do its part."""
+"""The benchmark's own error."""
 
 from fleet.core.errors import FleetError
 
 
 class BenchError(FleetError):
-    """What was to be measured could not be; the message says what and how to mend it."""
+    """A measurement failed; the message names the cause and the remedy."""
 
     code = "bench_failed"

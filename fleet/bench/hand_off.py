@@ -1,7 +1,7 @@
-"""Split prefill and decode: how long an answer rests between two workers, and on what. Knows stages only as declared.
+"""Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows stages only as declared.
 
-Real processes, one request at a time, so that nothing waits but for the hand-off itself. The moments are those of the requests'
-own stories, as the workers told them.
+Real processes and one request at a time, so that nothing queues. The timestamps are those of the requests' traces, as the workers
+reported them.
 """
 
 import time
@@ -9,38 +9,37 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
-from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import configured, own_fleet
+from fleet.api_client.client import ApiClient
+from fleet.bench.deployment import own_fleet, resolve_config
 from fleet.bench.errors import BenchError
-from fleet.bench.options import Options
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
-from fleet.bench.split import body_of, split, split_stages, with_checkpoint
-from fleet.bench.stats import Summary, percentile, summarise
+from fleet.bench.serving import Steps, encode_call, stage_bounds
+from fleet.bench.split import split_stages, splitting_overrides, with_checkpoint
 from fleet.config.settings import read_settings
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.stats import Summary, percentile, summarise
 
 PARTS = (
-    ("copied or lent, and given up", "prefilled_us", "handed_us"),
-    ("picked up by the new owner", "handed_us", "claimed_us"),
-    ("its logs read", "claimed_us", "opened_us"),
+    ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
+    ("claimed by the new owner", "handed_us", "claimed_us"),
+    ("logs read", "claimed_us", "opened_us"),
     ("blocks pulled", "opened_us", "pulled_us"),
-    ("input fed, confirmed, adopted", "pulled_us", "confirmed_us"),
+    ("input fed, blocks confirmed, adopted", "pulled_us", "confirmed_us"),
     ("first step begins", "confirmed_us", "resumed_us"),
 )
-"""(what happens, from this moment, to that one)"""
+"""(label, first timestamp, second timestamp)"""
 MAX_TOKENS, FRAMES = 8, 8
 """Short answers: only their beginning is measured."""
 WARM_UP = 3
 PAUSE_S = 0.02
-"""After an answer's end, for its processes to have done with it."""
-
-Steps = Callable[[str, int], Callable[[], None]]
+"""Pause after an answer, in which its processes release it."""
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hand-offs of one stage. `first`: that of the first request ever, when its workers had not met."""
+    """The hand-offs of one stage. `first`: that of the first request, whose workers had no connection to each other yet."""
 
     stage: StageName
     hand_offs: tuple[HandOff, ...]
@@ -48,7 +47,7 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole_ms(self) -> Summary | None:
-        """From the end of the source's last step to the beginning of the new owner's first."""
+        """From the end of the source's last step to the beginning of the new owner's first step."""
         return summarise([_ms(one, "prefilled_us", "resumed_us") for one in self.hand_offs])
 
     @property
@@ -61,13 +60,15 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_recomputed(self) -> int:
-        """Whose blocks did not come, or too late."""
+        """Number of hand-offs whose blocks did not arrive in time."""
         return sum(one.confirmed_us is None for one in self.hand_offs)
 
 
 class PageReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Units: microseconds of the same bytes, turn by turn: in blocks, from finding pages to all in place; in one piece, the read
-    alone; and copied out of the pool, into the arena, read, checked, and written into the pool.
+    """Durations of three ways to move the same KV rows, measured in turns.
+
+    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in place. `plain_us`: one read of
+    as many contiguous bytes. `copied_us`: copied out of the pool into the arena, read, checked, and written into the pool.
     """
 
     num_bytes: int
@@ -78,7 +79,7 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Speed of the blocks, of the plain read's."""
+        """Speed of the reads by block relative to the plain read."""
         return percentile(self.plain_us, 50) / percentile(self.blocks_us, 50)
 
     @property
@@ -95,59 +96,59 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandOffResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`others_cores`: what processes that are not ours kept busy meanwhile. `pages`: None where it was not measured."""
+    """`others_cores`: background load. `pages`: None where it was not measured."""
 
     stages: tuple[StageHandOffs, ...]
     others_cores: float
     pages: PageReads | None = None
 
 
-def measure_hand_offs(options: Options, steps: Steps) -> HandOffResult:
-    """As many requests as hand-offs are asked for, by a fleet started for it; each split stage hands each of them off once.
+def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
+    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of them off once.
 
-    Raises: BenchError if a request fails, or its story tells of no hand-off.
+    Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
     """
-    plain = configured(options.config, options.overrides)
-    overrides = (*with_checkpoint(plain, options.overrides), *split(plain))
+    plain = resolve_config(options.config, options.overrides)
+    overrides = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
     started = steps("starting a split fleet", 1)
     with own_fleet(options.config, overrides) as target:
         started()
-        api = ChatApi(target.url, read_settings().api_key)
-        media = tuple(target.config.graph_declaration().media.values())
-        bounds = {"max_tokens": MAX_TOKENS, "frames": FRAMES}
-        bodies = [body_of(api.model(), prompt, target.config, **bounds, media=media) for prompt in PROMPTS]
+        api = ApiClient(target.url, read_settings().api_key)
+        model, bounds = api.model(), stage_bounds(target.config, MAX_TOKENS, FRAMES)
+        bodies = [encode_call(model, prompt, target.config, bounds) for prompt in PROMPTS]
         stages = split_stages(target.config)
-        warm_up = _stories(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
-        neighbours = BackgroundLoad()
-        told = _stories(api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs))
-        others_cores = neighbours.cores()
+        warm_up = _hand_offs(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
+        background_load = BackgroundLoad()
+        measured = _hand_offs(api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs))
+        others_cores = background_load.cores()
     return HandOffResult(
         stages=tuple(
-            StageHandOffs(stage=stage, hand_offs=tuple(story[stage] for story in told), first=warm_up[0][stage])
+            StageHandOffs(stage=stage, hand_offs=tuple(of_stage[stage] for of_stage in measured), first=warm_up[0][stage])
             for stage in stages
         ),
         others_cores=others_cores,
     )
 
 
-def _stories(
-    api: ChatApi, bodies: Sequence[bytes], count: int, stages: Sequence[StageName], advance: Callable[[], None]
+def _hand_offs(
+    api: ApiClient, bodies: Sequence[bytes], count: int, stages: Sequence[StageName], advance: Callable[[], None]
 ) -> list[Mapping[StageName, HandOff]]:
-    """Ask one after another, and read each one's story after its end."""
-    stories: list[Mapping[StageName, HandOff]] = []
+    """Send one request after another, and read the hand-offs from the trace of each."""
+    measured: list[Mapping[StageName, HandOff]] = []
     for index in range(count):
-        recording = api.answer(index, bodies[index % len(bodies)], time.perf_counter(), lambda: False)
-        told = api.hand_offs(recording.request)
-        missing = [stage for stage in stages if stage not in told]
+        request_id = api.record_chat(bodies[index % len(bodies)]).request_id
+        tasks = api.traced_request(request_id).tasks
+        of_stage = {task.stage: task.hand_off for task in tasks if task.hand_off is not None}
+        missing = [stage for stage in stages if stage not in of_stage]
         if missing:
-            raise BenchError(f"the story of {recording.request} tells of no hand-off of {', '.join(missing)}")
-        stories.append(told)
+            raise BenchError(f"the trace of {request_id} has no hand-off of {', '.join(missing)}")
+        measured.append(of_stage)
         advance()
         time.sleep(PAUSE_S)
-    return stories
+    return measured
 
 
-def _ms(told: HandOff, begin: str, end: str) -> float | None:
-    """None where one of the moments never was."""
-    began_us, ended_us = getattr(told, begin), getattr(told, end)
+def _ms(hand_off: HandOff, begin: str, end: str) -> float | None:
+    """Return the time between two timestamps, or None if one is missing."""
+    began_us, ended_us = getattr(hand_off, begin), getattr(hand_off, end)
     return None if began_us is None or ended_us is None else (ended_us - began_us) / 1000

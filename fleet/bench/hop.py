@@ -1,7 +1,7 @@
-"""One hop of the control plane: from a producer's `append` to the chunk in a blocked consumer's hands, through real Redis.
+"""Hop benchmark: from a producer's `append` to the delivery of the chunk to a blocked consumer, through real Redis.
 
-Two processes, as in a fleet: the producer sends one small chunk at a time, and the next only when the consumer waits again, in
-the worker's own blocking read; so no chunk ever queues behind another.
+Two processes, as in a fleet: the producer sends one small chunk at a time, and the next only once the consumer waits again, in
+the worker's own blocking read, so that chunks never queue.
 """
 
 import subprocess
@@ -17,7 +17,6 @@ from typing import IO, cast
 import msgspec
 
 from fleet.bench.errors import BenchError
-from fleet.bench.stats import Summary, summarise
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run, text
 from fleet.control.embedded import embedded_url
@@ -27,6 +26,7 @@ from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
+from fleet.reporting.stats import Summary, summarise
 from fleet.worker.redis_link import RedisLink, TurnResult
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
@@ -34,28 +34,27 @@ WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@be
 GATEWAY_ID = WorkerId("gateway@bench")
 LEASE_US = 600_000_000
 PAYLOAD_CODES = 16
-"""One frame of codes: what most chunks of speech carry between stages."""
+"""One frame of codes, as in most chunks of speech between stages."""
 PAUSE_S = 0.001
-"""From the consumer's word that it has had a chunk to the next append: by then it waits in Redis."""
+"""From the consumer's confirmation of a chunk to the next append: by then the consumer waits in Redis."""
 READY = b"\n"
-"""What the consumer says, on the producer's standard input."""
+"""The consumer's confirmation, on the producer's standard input."""
 WARM_UP = 50
 ACK_STRIDE = 8
 FREE_SLOTS = 8
-"""Of a worker that is neither idle nor full; with a single one left every read of the inbox would be cut short."""
+"""Free slots of a worker that is neither idle nor full; with a single one every read of the inbox would return early."""
 NUM_PINGS = 500
 BLOCK_MS = 200
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
-
-Ask = Callable[[scripts.Call], Reply]
+RunScript = Callable[[scripts.Call], Reply]
 
 
 class HopResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Units: microseconds. `delivery_us` is append to delivery; `append_us` is how long the producer's own calls took.
+    """Units: microseconds. `delivery_us`: append to delivery; `append_us`: duration of the producer's calls.
 
-    `ping_us` is Redis's bare round trip at the same pace, which tells a slow machine from a slow script: after a pause every
-    process involved must be woken first.
+    `ping_us`: a bare round trip to Redis at the same pace, which separates a slow machine from a slow script, since after a pause
+    every process must be woken first.
     """
 
     delivery_us: tuple[float, ...]
@@ -75,8 +74,8 @@ class HopResult(msgspec.Struct, frozen=True, kw_only=True):
         return summarise(self.ping_us)
 
 
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the producing process is told, as the first line of its standard input."""
+class _ProducerTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The arguments of the producing process: the first line of its standard input."""
 
     redis_url: str
     request: RequestId
@@ -85,21 +84,21 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
-    """`count` hops through a Redis started for it, set as a fleet's own is.
+    """Measure `count` hops through a Redis that is started for it, with a fleet's settings.
 
     Raises: BenchError if a chunk never arrives; ConfigError if there is no Redis to start.
     """
     with _server() as url:
         client = connect(url, one_connection=True)
-        ping_us = tuple(_took_us(client.ping) for _ in range(NUM_PINGS))
+        ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
         links = {stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
-        job, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
+        task, epoch = _open_request(partial(run, client), links, url, count + WARM_UP)
         command = [sys.executable, "-m", "fleet.bench.hop"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as producer:
             assert producer.stdin is not None and producer.stdout is not None
             try:
-                producer.stdin.write(msgspec.json.encode(job) + b"\n")
-                delivery_us = _consume(links[CONSUMER], job, epoch, producer.stdin, advance)
+                producer.stdin.write(msgspec.json.encode(task) + b"\n")
+                delivery_us = _consume(links[CONSUMER], task, epoch, producer.stdin, advance)
                 append_us = msgspec.json.decode(producer.stdout.read(), type=tuple[float, ...])
             finally:
                 producer.kill()
@@ -107,7 +106,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     return HopResult(delivery_us=tuple(delivery_us[WARM_UP:]), append_us=append_us[WARM_UP:], ping_us=ping_us)
 
 
-def _took_us(call: Callable[[], Reply]) -> float:
+def _duration_us(call: Callable[[], Reply]) -> float:
     time.sleep(PAUSE_S)
     began_s = time.perf_counter()
     call()
@@ -127,21 +126,21 @@ def _server() -> Iterator[str]:
             process.wait()
 
 
-def _open_request(ask: Ask, links: Mapping[StageName, RedisLink], url: str, count: int) -> tuple[_Job, Epoch]:
-    """A live request of one edge between two owned tasks; also the epoch of the consumer's."""
+def _open_request(call: RunScript, links: Mapping[StageName, RedisLink], url: str, count: int) -> tuple[_ProducerTask, Epoch]:
+    """Submit a request with one edge between two owned tasks; return it with the epoch of the consumer's task."""
     spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
-    ask(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
+    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
     for stage, worker in WORKERS.items():
-        ask(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
-    _ok(ask(scripts.submit(spec, None, bound=1, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
-    leader = text(ask(scripts.lead(WorkerId("conductor@bench"), "", LEASE_US // 1000)))
+        call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
+    _ok(call(scripts.submit(spec, None, bound=1, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
+    leader = text(call(scripts.lead(WorkerId("conductor@bench"), "", LEASE_US // 1000)))
     epochs: dict[StageName, Epoch] = {}
     for stage, worker in WORKERS.items():
-        _ok(ask(scripts.grant(leader, spec.id, stage, RoleName(stage), Epoch(0))))
+        _ok(call(scripts.grant(leader, spec.id, stage, RoleName(stage), Epoch(0))))
         grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]
-        _ok(ask(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
+        _ok(call(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
         epochs[stage] = grant.epoch
-    return _Job(redis_url=url, request=spec.id, epoch=epochs[PRODUCER], count=count), epochs[CONSUMER]
+    return _ProducerTask(redis_url=url, request=spec.id, epoch=epochs[PRODUCER], count=count), epochs[CONSUMER]
 
 
 def _ok(reply: Reply) -> Sequence[Reply]:
@@ -150,68 +149,70 @@ def _ok(reply: Reply) -> Sequence[Reply]:
     return parts
 
 
-def _consume(link: RedisLink, job: _Job, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]) -> list[float]:
-    """Wait for every chunk as a worker does, acknowledging in strides, and note how old each was on arrival."""
+def _consume(
+    link: RedisLink, task: _ProducerTask, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]
+) -> list[float]:
+    """Wait for every chunk as a worker does, acknowledging in strides, and return the age of each on arrival."""
     ages_us: list[float] = []
     acked = 0
-    deadline = time.monotonic() + PATIENCE_S
-    _say_ready(producer)
-    while len(ages_us) < job.count:
+    deadline = time.monotonic() + TIMEOUT_S
+    _confirm(producer)
+    while len(ages_us) < task.count:
         due = len(ages_us) - acked >= ACK_STRIDE
         acked = len(ages_us) if due else acked
-        ack = scripts.Ack(request=job.request, stage=CONSUMER, epoch=epoch, edge=EDGE, consumed=acked, producer=PRODUCER)
-        mail = link.exchange([scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS)
+        ack = scripts.Ack(request=task.request, stage=CONSUMER, epoch=epoch, edge=EDGE, consumed=acked, producer=PRODUCER)
+        result = link.exchange([scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS)
         arrived_us = time.time_ns() / 1000
-        ages_us += _ages(mail, arrived_us)
-        if mail.notices:
+        ages_us += _ages(result, arrived_us)
+        if result.notices:
             if len(ages_us) > WARM_UP:
                 advance(1)
-            _say_ready(producer)
-            deadline = time.monotonic() + PATIENCE_S
+            _confirm(producer)
+            deadline = time.monotonic() + TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise BenchError(f"hop: chunk {len(ages_us)} of {job.count} never arrived; did the producing process die?")
+            raise BenchError(f"hop: chunk {len(ages_us)} of {task.count} did not arrive; did the producer die?")
     return ages_us
 
 
-def _say_ready(producer: IO[bytes]) -> None:
-    """A producer that has sent its last chunk may be gone."""
+def _confirm(producer: IO[bytes]) -> None:
+    """Let the producer send the next chunk; it may have ended after its last one."""
     with suppress(BrokenPipeError):
         producer.write(READY)
         producer.flush()
 
 
-def _ages(mail: TurnResult, arrived_us: float) -> list[float]:
-    return [arrived_us - notice.chunk.made_us for notice in mail.notices if isinstance(notice, ChunkNotice)]
+def _ages(result: TurnResult, arrived_us: float) -> list[float]:
+    return [arrived_us - notice.chunk.made_us for notice in result.notices if isinstance(notice, ChunkNotice)]
 
 
-def _produce(job: _Job) -> list[float]:
-    """Append one chunk after another, each stamped just before it is sent; how long each call took, in microseconds."""
-    client = connect(job.redis_url, one_connection=True)
+def _produce(task: _ProducerTask) -> list[float]:
+    """Append one chunk after another, each stamped just before it is sent; return the duration of each call."""
+    client = connect(task.redis_url, one_connection=True)
     data = bytes(4 * PAYLOAD_CODES)
     took_us: list[float] = []
-    for index in range(job.count):
+    for index in range(task.count):
         sys.stdin.buffer.read(len(READY))
         time.sleep(PAUSE_S)
         chunk = Chunk(
-            request=job.request,
+            request=task.request,
             edge=EDGE,
             index=index,
-            epoch=job.epoch,
+            epoch=task.epoch,
             tensors={"codes": WireTensor("int32", (1, PAYLOAD_CODES), data)},
             made_us=now_us(),
         )
         item = scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
         began_s = time.perf_counter()
-        answer = cast("list[Reply]", run(client, scripts.append([item])))
+        reply = cast("list[Reply]", run(client, scripts.append([item])))
         took_us.append((time.perf_counter() - began_s) * 1e6)
-        assert text(answer[0]) == "ok", f"append refused: {text(answer[0])}"
+        assert text(reply[0]) == "ok", f"append refused: {text(reply[0])}"
     client.close()
     return took_us
 
 
 def main() -> None:
-    """The producing process: a job on standard input, its times on standard output."""
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Job)
+    """Run the producing process: its task on standard input, its durations on standard output."""
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=_ProducerTask)
     sys.stdout.buffer.write(msgspec.json.encode(_produce(job)))
 
 

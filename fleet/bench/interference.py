@@ -1,8 +1,8 @@
-"""Whether long prompts make running answers wait: with prefill and decode together, and split, by as many workers.
+"""Interference benchmark: the delay that long prompts cause to running answers, with prefill and decode together, and split.
 
-The same load on one fleet after another: answers that stream all the time, first in peace, then while a train of long prompts
-arrives, each when its time has come and not when there is room for it. Only text is asked for, so that the stage that reads the
-prompt is all that is measured. Knows stages only as declared.
+Both fleets have as many workers and get the same load: answers stream all the time, at first alone, then while long prompts
+arrive at a fixed rate, independent of their completion. Only text is requested, so that only the stage that prefills the prompt
+is measured. Knows stages only as declared.
 """
 
 import threading
@@ -12,40 +12,40 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
-from fleet.bench.chat import ChatApi, Recording, read_recording
-from fleet.bench.deployment import Target, configured, own_fleet
+from fleet.api_client.chat import StreamRecording
+from fleet.api_client.client import ApiClient
+from fleet.bench.answer_timing import AnswerTiming, time_answer
+from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config
 from fleet.bench.errors import BenchError
-from fleet.bench.options import Options
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import PROMPTS
-from fleet.bench.split import body_of, num_workers, split, together, with_checkpoint
-from fleet.bench.stats import Summary, summarise
-from fleet.bench.trace import Trace
+from fleet.bench.serving import Steps, encode_call, stage_bounds
+from fleet.bench.split import joining_overrides, num_workers, splitting_overrides, with_checkpoint
 from fleet.config.settings import read_settings
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.stats import Summary, summarise
 
 TOGETHER, SPLIT = "together", "split"
 MEDIA = ("text",)
 STEADY_TOKENS = 256
 LONG_TOKENS = 2
-"""What a long prompt is answered with: it is its reading that disturbs."""
-PEACE_S = 5.0
+"""Length of the answer to a long prompt: only its prefill causes interference."""
+UNDISTURBED_S = 5.0
 PROBE_CHARACTERS = 2000
-BUSY = 2.0
-"""Long prompts come so many times as far apart as one takes alone: a train that keeps half a worker busy, and never piles up."""
+INTERVAL_FACTOR = 2.0
+"""Interval between long prompts, relative to the time that one takes alone: they keep half a worker busy, and never queue."""
 NUM_ALONE = 3
-
-Steps = Callable[[str, int], Callable[[], None]]
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
-    """Between two pieces of one answer: when the later one came, since the load began, and how long that was after the other."""
+    """The time between two text chunks of an answer, and the arrival of the later one since the load began."""
 
     at_s: float
     gap_s: float
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """When it was sent, since the load began, and how long its first text took."""
+    """One long prompt: the time since the load began at which it was sent, and the time until its first text."""
 
     sent_s: float
     first_text_s: float
@@ -53,22 +53,22 @@ class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One fleet under the load. `workers`: of each role. `others_cores`: kept busy meanwhile by what is not ours."""
+    """Results of one fleet. `workers`: count by role. `others_cores`: background load."""
 
     name: str
     workers: dict[str, int]
-    peace: tuple[Gap, ...]
-    train: tuple[Gap, ...]
+    undisturbed: tuple[Gap, ...]
+    disturbed: tuple[Gap, ...]
     long_prompts: tuple[LongPrompt, ...]
     others_cores: float
 
     @property
-    def peace_s(self) -> Summary | None:
-        return summarise([gap.gap_s for gap in self.peace])
+    def undisturbed_s(self) -> Summary | None:
+        return summarise([gap.gap_s for gap in self.undisturbed])
 
     @property
-    def train_s(self) -> Summary | None:
-        return summarise([gap.gap_s for gap in self.train])
+    def disturbed_s(self) -> Summary | None:
+        return summarise([gap.gap_s for gap in self.disturbed])
 
     @property
     def long_s(self) -> Summary | None:
@@ -76,7 +76,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interference(msgspec.Struct, frozen=True, kw_only=True):
-    """Units: `interval_s` from one long prompt to the next, the same on both sides; `num_tokens` of each."""
+    """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each long prompt."""
 
     num_streams: int
     num_tokens: int
@@ -86,139 +86,139 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """The split fleet's 95th percentile of gaps while long prompts come, over the other's."""
-        ours, theirs = self.split.train_s, self.together.train_s
-        return ours.p95 / theirs.p95 if ours and theirs else None
+        """95th percentile of the gaps while long prompts arrive, of the split fleet relative to the other."""
+        split, together = self.split.disturbed_s, self.together.disturbed_s
+        return split.p95 / together.p95 if split and together else None
 
 
-class _Train(msgspec.Struct, frozen=True, kw_only=True):
-    """Found out on the first fleet, and the same for the second."""
+class _LongPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Length and interval of the long prompts, calibrated on the first fleet and used for both."""
 
     characters: int
     interval_s: float
 
 
-def measure_interference(options: Options, steps: Steps) -> Interference:
-    """Raises: BenchError if the deployment has nothing to split, or a request fails."""
-    plain = configured(options.config, options.overrides)
-    given = with_checkpoint(plain, options.overrides)
-    apart = (*given, *split(plain))
-    as_one = (*apart, *together(configured(options.config, apart)))
-    if num_workers(configured(options.config, as_one)) != num_workers(configured(options.config, apart)):
+def measure_interference(options: BenchOptions, steps: Steps) -> Interference:
+    """Measure both fleets. Raises: BenchError if their numbers of workers differ, ApiError if a request fails."""
+    plain = resolve_config(options.config, options.overrides)
+    split = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
+    together = (*split, *joining_overrides(resolve_config(options.config, split)))
+    if num_workers(resolve_config(options.config, together)) != num_workers(resolve_config(options.config, split)):
         raise BenchError("the two fleets would not have as many workers; give `replicas` in one place only", param="--set")
-    train: _Train | None = None
+    prompts: _LongPrompts | None = None
     sides: dict[str, Side] = {}
-    for name, overrides in ((TOGETHER, as_one), (SPLIT, apart)):
+    for name, overrides in ((TOGETHER, together), (SPLIT, split)):
         started = steps(f"starting a fleet, prefill and decode {name}", 1)
         with own_fleet(options.config, overrides) as target:
             started()
-            load = _Load(target, options)
-            train = train or load.find_train()
-            sides[name] = load.run(name, train, steps)
-    assert train is not None
+            load = _InterferenceLoad(target, options)
+            prompts = prompts or load.calibrate()
+            sides[name] = load.run(name, prompts, steps)
+    assert prompts is not None
     return Interference(
         num_streams=options.concurrency,
         num_tokens=max(prompt.num_tokens for prompt in sides[TOGETHER].long_prompts),
-        interval_s=train.interval_s,
+        interval_s=prompts.interval_s,
         together=sides[TOGETHER],
         split=sides[SPLIT],
     )
 
 
-class _Load:
-    """What is put on one fleet."""
+class _InterferenceLoad:
+    """The load on one fleet."""
 
-    def __init__(self, target: Target, options: Options) -> None:
+    def __init__(self, target: TargetFleet, options: BenchOptions) -> None:
         self._target, self._options = target, options
-        self._api = ChatApi(target.url, read_settings().api_key)
+        self._api = ApiClient(target.url, read_settings().api_key)
         self._model = self._api.model()
         self._steady = [self._body(prompt, STEADY_TOKENS) for prompt in PROMPTS]
         self._began_s = time.perf_counter()
 
-    def find_train(self) -> _Train:
-        """How long a text makes so many tokens, and how long such a prompt takes alone."""
-        wanted, least = self._options.prompt_tokens, self._trace(self._ask(self._body("a", LONG_TOKENS))).num_prompt_tokens
-        probe = self._trace(self._ask(self._long(0, PROBE_CHARACTERS)))
+    def calibrate(self) -> _LongPrompts:
+        """Find the text length of the wanted number of tokens, and the time that such a prompt takes alone."""
+        wanted, least = self._options.prompt_tokens, self._timing(self._record(self._body("a", LONG_TOKENS))).num_prompt_tokens
+        probe = self._timing(self._record(self._long(0, PROBE_CHARACTERS)))
         characters = int(max(1, wanted - least) * PROBE_CHARACTERS / (probe.num_prompt_tokens - least))
-        took_s = [self._trace(self._ask(self._long(number, characters))).done_s for number in range(NUM_ALONE + 1)][1:]
-        return _Train(characters=characters, interval_s=BUSY * sorted(took_s)[NUM_ALONE // 2])
+        took_s = [self._timing(self._record(self._long(number, characters))).done_s for number in range(NUM_ALONE + 1)][1:]
+        return _LongPrompts(characters=characters, interval_s=INTERVAL_FACTOR * sorted(took_s)[NUM_ALONE // 2])
 
-    def run(self, name: str, train: _Train, steps: Steps) -> Side:
-        """Streams from the beginning to the end; the train after some time of peace."""
+    def run(self, name: str, prompts: _LongPrompts, steps: Steps) -> Side:
+        """Stream answers all the time; send the long prompts after `UNDISTURBED_S`."""
         count, stop = self._options.concurrency, threading.Event()
-        self._ask(self._long(0, train.characters))
-        peace = steps(f"{count} answers at a time, {name}", 1)
-        neighbours = BackgroundLoad()
+        self._record(self._long(0, prompts.characters))
+        undisturbed = steps(f"{count} answers at a time, {name}", 1)
+        background_load = BackgroundLoad()
         self._began_s = time.perf_counter()
         with ThreadPoolExecutor(max_workers=count) as pool:
             streams = [pool.submit(self._stream, number, stop) for number in range(count)]
             try:
-                _sleep_until(self._began_s + PEACE_S, streams)
-                peace()
+                _sleep_until(self._began_s + UNDISTURBED_S, streams)
+                undisturbed()
                 begins_s = time.perf_counter() - self._began_s
-                long_prompts = self._send_train(train, streams, steps(f"long prompts, {name}", self._options.requests))
+                long_prompts = self._send_long_prompts(prompts, streams, steps(f"long prompts, {name}", self._options.requests))
                 ends_s = time.perf_counter() - self._began_s
             finally:
                 stop.set()
-            traces = [self._trace(recording) for stream in streams for recording in stream.result()]
-        gaps = [gap for trace in traces for gap in gaps_of(trace)]
+            timings = [self._timing(recording) for stream in streams for recording in stream.result()]
+        gaps = [gap for timing in timings for gap in gaps_of(timing)]
         return Side(
             name=name,
             workers={role.name: role.replicas for role in self._target.config.roles()},
-            peace=tuple(gap for gap in gaps if gap.at_s < begins_s),
-            train=tuple(gap for gap in gaps if begins_s <= gap.at_s < ends_s),
+            undisturbed=tuple(gap for gap in gaps if gap.at_s < begins_s),
+            disturbed=tuple(gap for gap in gaps if begins_s <= gap.at_s < ends_s),
             long_prompts=long_prompts,
-            others_cores=neighbours.cores(),
+            others_cores=background_load.cores(),
         )
 
-    def _stream(self, number: int, stop: threading.Event) -> list[Recording]:
-        """One answer after another until told to stop."""
-        recordings: list[Recording] = []
+    def _stream(self, number: int, stop: threading.Event) -> list[StreamRecording]:
+        """Request one answer after another until `stop` is set."""
+        recordings: list[StreamRecording] = []
         while not stop.is_set():
             body = self._steady[(number + len(recordings) * self._options.concurrency) % len(self._steady)]
-            recordings.append(self._ask(body))
+            recordings.append(self._record(body))
         return recordings
 
-    def _send_train(
-        self, train: _Train, streams: Sequence["Future[list[Recording]]"], advance: Callable[[], None]
+    def _send_long_prompts(
+        self, prompts: _LongPrompts, streams: Sequence["Future[list[StreamRecording]]"], advance: Callable[[], None]
     ) -> tuple[LongPrompt, ...]:
-        """Each at its time, whether or not the one before has been answered; waits for them all."""
-        began_s, answers = time.perf_counter(), list["Future[Recording]"]()
+        """Send each prompt at its time, whether or not the one before is answered, and wait for all answers."""
+        began_s, answers = time.perf_counter(), list["Future[StreamRecording]"]()
         with ThreadPoolExecutor(max_workers=self._options.requests) as pool:
             for number in range(self._options.requests):
-                _sleep_until(began_s + number * train.interval_s, streams)
-                answers.append(pool.submit(self._ask, self._long(number + 1, train.characters)))
+                _sleep_until(began_s + number * prompts.interval_s, streams)
+                answers.append(pool.submit(self._record, self._long(number + 1, prompts.characters)))
                 advance()
-            traces = [self._trace(answer.result()) for answer in answers]
+            timings = [self._timing(answer.result()) for answer in answers]
         return tuple(
-            LongPrompt(sent_s=trace.sent_s, first_text_s=trace.text[0], num_tokens=trace.num_prompt_tokens)
-            for trace in traces
-            if trace.text
+            LongPrompt(sent_s=timing.sent_s, first_text_s=timing.text[0], num_tokens=timing.num_prompt_tokens)
+            for timing in timings
+            if timing.text
         )
 
-    def _ask(self, body: bytes) -> Recording:
-        return self._api.answer(0, body, self._began_s, lambda: False)
+    def _record(self, body: bytes) -> StreamRecording:
+        return self._api.record_chat(body)
 
-    def _trace(self, recording: Recording) -> Trace:
-        return read_recording(recording)
+    def _timing(self, recording: StreamRecording) -> AnswerTiming:
+        return time_answer(0, recording, self._began_s)
 
     def _long(self, number: int, characters: int) -> bytes:
-        """No two begin alike, so that none can be served from what another left."""
+        """Make a prompt of so many characters; no two share a prefix, so that none is served from a cached prefix."""
         text = " ".join(PROMPTS)
         return self._body((f"{number}. " + text * (characters // len(text) + 1))[:characters], LONG_TOKENS)
 
     def _body(self, prompt: str, max_tokens: int) -> bytes:
-        return body_of(self._model, prompt, self._target.config, max_tokens=max_tokens, frames=LONG_TOKENS, media=MEDIA)
+        bounds = stage_bounds(self._target.config, max_tokens, LONG_TOKENS)
+        return encode_call(self._model, prompt, self._target.config, bounds, media=MEDIA)
 
 
-def gaps_of(trace: Trace) -> list[Gap]:
-    """Between the pieces of text of one answer."""
-    pairs = zip(trace.text, trace.text[1:], strict=False)
-    return [Gap(trace.sent_s + later_s, later_s - earlier_s) for earlier_s, later_s in pairs]
+def gaps_of(timing: AnswerTiming) -> list[Gap]:
+    """Return the gaps between the text chunks of one answer."""
+    pairs = zip(timing.text, timing.text[1:], strict=False)
+    return [Gap(timing.sent_s + later_s, later_s - earlier_s) for earlier_s, later_s in pairs]
 
 
-def _sleep_until(moment_s: float, streams: Sequence["Future[list[Recording]]"]) -> None:
-    """Raises: what ended a stream meanwhile."""
+def _sleep_until(moment_s: float, streams: Sequence["Future[list[StreamRecording]]"]) -> None:
+    """Raises: the error that ended a stream meanwhile."""
     while (left_s := moment_s - time.perf_counter()) > 0:
         ended = next((stream for stream in streams if stream.done()), None)
         if ended is not None:

@@ -1,7 +1,7 @@
-"""How fast keys and values cross between two processes as a hand-off moves them: beside one plain read, and beside the slow twin.
+"""KV page benchmark: reads of KV rows between two processes as in a hand-off, compared with a plain read and a checked copy.
 
-A second process lends pages of a pool, this one reads them into pages of its own, block by block, as a worker does; then as many
-bytes in one piece; then a copy by way of the arenas, checked. Run as a module, it is that second process.
+A second process shares pages of a pool. This one reads them into pages of its own, block by block, as a worker does; then as many
+contiguous bytes; then a checked copy through the arenas. Run as a module, it is that second process.
 """
 
 import socket
@@ -27,17 +27,17 @@ from fleet.transfer.factory import open_transfer
 from fleet.transfer.memory import HostMemory
 
 SHAPE, DTYPE, PAGE_TOKENS = KVShape(num_layers=48, num_kv_heads=4, head_dim=128), torch.bfloat16, 16
-"""Those of a model of 30 billion parameters: blocks of 32 KiB."""
+"""The shape of a model of 30 billion parameters: blocks of 32 KiB."""
 NUM_PAGES = 11
-"""The fewest that are 16 MiB."""
+"""The smallest number with at least 16 MiB."""
 NUM_REPEATS = 20
 ARENA_BYTES = 64 * 1024 * 1024
 REQUEST = RequestId("bench")
-LENDER, READER = WorkerId("bench-lender"), WorkerId("bench-reader")
+SOURCE, READER = WorkerId("bench-source"), WorkerId("bench-reader")
 START_S, READ_S = 300.0, 10.0
 
 
-class _Lent(msgspec.Struct, frozen=True):
+class _SharedPages(msgspec.Struct, frozen=True):
     metadata: bytes
     pages: PagesRef
     plain: Memory
@@ -46,11 +46,11 @@ class _Lent(msgspec.Struct, frozen=True):
 
 class _Copy(msgspec.Struct, frozen=True):
     tensor: WireTensor
-    took_us: float
+    duration_us: float
 
 
-class _End:
-    """One process's pool, with every other page in use, and a region of as many bytes in one piece; both registered."""
+class _Endpoint:
+    """One process's pool, with every other page in use, and a contiguous region of as many bytes; both registered."""
 
     def __init__(self, worker: WorkerId) -> None:
         self.pool = KVPool(SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu"))
@@ -66,71 +66,74 @@ class _End:
 
 
 def measure_pages() -> PageReads:
-    """Raises: ConfigError where NIXL does not start, TransferError if a read fails, BenchError if other bytes arrive."""
-    end = _End(READER)
+    """Measure all three ways in turns.
+
+    Raises: ConfigError if NIXL does not start, TransferError if a read fails, BenchError if other bytes arrive.
+    """
+    end = _Endpoint(READER)
     try:
-        with _lender() as (connection, lent):
-            reader = _Reader(end, connection, lent)
+        with _sharing_process() as (connection, shared):
+            reader = _PageReader(end, connection, shared)
             reader.check()
             turns = [(reader.blocks_us(), reader.plain_us(), reader.copied_us()) for _ in range(NUM_REPEATS + 1)][1:]
     finally:
         end.transfer.close()
     blocks_us, plain_us, copied_us = zip(*turns, strict=True)
     return PageReads(
-        num_bytes=lent.pages.length_bytes,
-        num_blocks=lent.pages.num_layers * len(lent.pages.pages),
+        num_bytes=shared.pages.length_bytes,
+        num_blocks=shared.pages.num_layers * len(shared.pages.pages),
         blocks_us=blocks_us,
         plain_us=plain_us,
         copied_us=copied_us,
     )
 
 
-class _Reader:
-    def __init__(self, end: _End, connection: Connection, lent: _Lent) -> None:
+class _PageReader:
+    def __init__(self, end: _Endpoint, connection: Connection, shared: _SharedPages) -> None:
         self._pool, self._plain, self._transfer = end.pool, end.plain, end.transfer
-        self._connection, self._lent = connection, lent
+        self._connection, self._shared = connection, shared
         self._pool.close_table(end.table)
 
     def check(self) -> None:
         table = self._read_blocks()
-        if self._pool.read(table, NUM_PAGES * PAGE_TOKENS).tobytes() != self._lent.data:
-            raise BenchError("the pages that were read are not those that were lent")
+        if self._pool.read(table, NUM_PAGES * PAGE_TOKENS).tobytes() != self._shared.data:
+            raise BenchError("the pages that were read differ from those that were shared")
         self._pool.close_table(table)
 
     def blocks_us(self) -> float:
         began_ns = time.perf_counter_ns()
         table = self._read_blocks()
-        took_us = (time.perf_counter_ns() - began_ns) / 1000
+        duration_us = (time.perf_counter_ns() - began_ns) / 1000
         self._pool.close_table(table)
-        return took_us
+        return duration_us
 
     def _read_blocks(self) -> PageTable:
-        """As an engine receives pages, and a worker reads into them."""
+        """Allocate pages as an engine does, and read into them as a worker does."""
         table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS, clean=False)
-        spans = spans_between(self._lent.pages, self._pool.locate(table))
-        _await(self._transfer.read_blocks(LENDER, self._lent.metadata, spans, READ_S))
+        spans = spans_between(self._shared.pages, self._pool.locate(table))
+        _await(self._transfer.read_blocks(SOURCE, self._shared.metadata, spans, READ_S))
         return table
 
     def plain_us(self) -> float:
         began_ns = time.perf_counter_ns()
-        span = Span(self._lent.plain.address, self._plain.address, self._lent.plain.length_bytes)
-        _await(self._transfer.read_blocks(LENDER, self._lent.metadata, [span], READ_S))
+        span = Span(self._shared.plain.address, self._plain.address, self._shared.plain.length_bytes)
+        _await(self._transfer.read_blocks(SOURCE, self._shared.metadata, [span], READ_S))
         return (time.perf_counter_ns() - began_ns) / 1000
 
     def copied_us(self) -> float:
-        """The other process's part, and ours."""
+        """Return the duration of both processes' parts."""
         self._connection.send_bytes(b"copy")
         copy = msgspec.msgpack.decode(self._connection.recv_bytes(), type=_Copy)
         assert copy.tensor.ref is not None
         began_ns = time.perf_counter_ns()
-        data = _await(self._transfer.pull(copy.tensor.ref, self._lent.metadata, READ_S))
+        data = _await(self._transfer.pull(copy.tensor.ref, self._shared.metadata, READ_S))
         table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS)
         self._pool.write(table, np.frombuffer(data, np.uint8), NUM_PAGES * PAGE_TOKENS)
-        took_us = (time.perf_counter_ns() - began_ns) / 1000
+        duration_us = (time.perf_counter_ns() - began_ns) / 1000
         self._pool.close_table(table)
-        return copy.took_us + took_us
+        return copy.duration_us + duration_us
 
 
 def _await(read: "Pull | BlockRead") -> bytes:
@@ -140,34 +143,34 @@ def _await(read: "Pull | BlockRead") -> bytes:
 
 
 @contextmanager
-def _lender() -> Iterator[tuple[Connection, _Lent]]:
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fleet.bench.kv_pages", str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
+def _sharing_process() -> Iterator[tuple[Connection, _SharedPages]]:
+    parent_end, child_end = socket.socketpair()
+    command = [sys.executable, "-m", "fleet.bench.kv_pages", str(child_end.fileno())]
+    process = subprocess.Popen(command, pass_fds=[child_end.fileno()])
+    child_end.close()
     try:
-        with Connection(ours.detach()) as connection:
+        with Connection(parent_end.detach()) as connection:
             if not connection.poll(START_S):
-                raise BenchError(f"the process that lends pages did not start within {START_S:.0f} s")
+                raise BenchError(f"the process that shares pages did not start within {START_S:.0f} s")
             try:
-                lent = connection.recv_bytes()
+                shared = connection.recv_bytes()
             except EOFError:
-                raise BenchError("the process that lends pages ended before it did; its error is above") from None
-            yield connection, msgspec.msgpack.decode(lent, type=_Lent)
+                raise BenchError("the process that shares pages ended at its start; its error is above") from None
+            yield connection, msgspec.msgpack.decode(shared, type=_SharedPages)
     finally:
         process.kill()
         process.wait()
 
 
-def _lend(connection: Connection) -> None:
-    end = _End(LENDER)
+def _share(connection: Connection) -> None:
+    end = _Endpoint(SOURCE)
     place = end.pool.locate(end.table)
     noise = np.random.default_rng(1).integers(0, 256, place.length_bytes, np.uint8)
     end.pool.write(end.table, noise, NUM_PAGES * PAGE_TOKENS)
-    # Also because memory that was never written to is one shared page, and faster than any other.
+    # Written also because untouched memory is a single shared page, which is faster.
     end.plain.view[:] = noise.tobytes()
-    lent = _Lent(metadata=end.transfer.metadata(), pages=place, plain=end.plain.region, data=noise.tobytes())
-    connection.send_bytes(msgspec.msgpack.encode(lent))
+    shared = _SharedPages(metadata=end.transfer.metadata(), pages=place, plain=end.plain.region, data=noise.tobytes())
+    connection.send_bytes(msgspec.msgpack.encode(shared))
     while True:
         try:
             connection.recv_bytes()
@@ -186,4 +189,4 @@ def _copy(pool: KVPool, table: PageTable, transfer: Transfer) -> _Copy:
 
 if __name__ == "__main__":
     with Connection(int(sys.argv[1])) as parent:
-        _lend(parent)
+        _share(parent)

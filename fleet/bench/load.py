@@ -1,4 +1,4 @@
-"""Putting load on a fleet: the same requests one after another, or many at a time, in a closed loop. Knows no stage."""
+"""Closed-loop load on a fleet: the same requests one at a time, or `concurrency` at a time. Knows no stage."""
 
 import threading
 import time
@@ -7,24 +7,25 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from fleet.bench.chat import ChatApi, Recording, read_recording
-from fleet.bench.stats import Summary, summarise
-from fleet.bench.trace import Metrics, Trace, gaps, measure
+from fleet.api_client.chat import StreamRecording
+from fleet.api_client.client import ApiClient
+from fleet.bench.answer_timing import AnswerMetrics, AnswerTiming, gaps, measure_answer, time_answer
+from fleet.reporting.stats import Summary, summarise
 
 Advance = Callable[[], None]
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of measuring: `concurrency` requests under way at any time until all were answered.
+class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase of `concurrency` requests at a time, until all are answered.
 
-    `others_cores` is what other processes kept busy meanwhile; None where the fleet is not ours, hence one of them.
+    `others_cores`: background load during the phase; None where the fleet was not started here, hence is part of it.
     """
 
     name: str
     concurrency: int
     wall_s: float
-    traces: tuple[Trace, ...]
-    metrics: tuple[Metrics, ...]
+    timings: tuple[AnswerTiming, ...]
+    metrics: tuple[AnswerMetrics, ...]
     others_cores: float | None = None
 
     @property
@@ -33,7 +34,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def throughput(self) -> float:
-        """Seconds of audio made per second."""
+        """Seconds of audio per second."""
         return self.audio_s / self.wall_s
 
     @property
@@ -42,42 +43,41 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(trace.num_answer_tokens for trace in self.traces) / self.wall_s
+        return sum(timing.num_answer_tokens for timing in self.timings) / self.wall_s
 
-    def summary(self, name: str) -> Summary | None:
-        """Percentiles of one field of `Metrics` over the phase's requests."""
-        return summarise([getattr(metrics, name) for metrics in self.metrics])
+    def summary(self, field: str) -> Summary | None:
+        """Summarise one field of `AnswerMetrics` over the requests."""
+        return summarise([getattr(metrics, field) for metrics in self.metrics])
 
     def gap_summary(self) -> Summary | None:
-        """Seconds between chunks of audio, those of all requests together."""
-        return summarise([gap for trace in self.traces for gap in gaps(trace.audio)])
+        """Summarise the seconds between audio chunks, over all requests."""
+        return summarise([gap for timing in self.timings for gap in gaps(timing.audio)])
 
 
-def run_phase(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, advance: Advance) -> Phase:
-    """Send every body once, at most `concurrency` at a time; streams are decoded only when all have ended.
+def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance) -> LoadPhase:
+    """Send every body once, at most `concurrency` at a time; streams are decoded after all have ended.
 
-    Raises: BenchError as soon as one request fails; those under way are cut off.
+    Raises: ApiError as soon as one request fails; the others are cancelled.
     """
-    cut_off = threading.Event()
+    cancelled = threading.Event()
     began_s = time.perf_counter()
 
-    def one(prompt: int) -> Recording:
+    def record(body: bytes) -> StreamRecording:
         try:
-            recording = api.answer(prompt, bodies[prompt], began_s, cut_off.is_set)
+            recording = api.record_chat(body, cancelled.is_set)
         except BaseException:
-            cut_off.set()
+            cancelled.set()
             raise
         advance()
         return recording
 
     pool = ThreadPoolExecutor(max_workers=concurrency)
     try:
-        recordings = list(pool.map(one, range(len(bodies))))
+        recordings = list(pool.map(record, bodies))
     finally:
-        cut_off.set()
+        cancelled.set()
         pool.shutdown(cancel_futures=True)
     wall_s = time.perf_counter() - began_s
-    traces = tuple(read_recording(recording) for recording in recordings)
-    return Phase(
-        name=name, concurrency=concurrency, wall_s=wall_s, traces=traces, metrics=tuple(measure(trace) for trace in traces)
-    )
+    timings = tuple(time_answer(prompt, recording, began_s) for prompt, recording in enumerate(recordings))
+    metrics = tuple(measure_answer(timing) for timing in timings)
+    return LoadPhase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)

@@ -1,10 +1,8 @@
-"""`fleet bench`: reads its words, measures what they ask for, reports it. Each step is a module of its own."""
+"""`fleet bench`: parses its arguments, runs the requested measurements, and reports. Each step is a module of its own."""
 
-import dataclasses
-import signal
+import copy
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +12,18 @@ import msgspec
 import yaml
 from rich.console import Console
 
+from fleet.api_client.client import ApiClient
 from fleet.bench.agreement import compare
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.barge_in import measure_barge_in
-from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import Target, configured, own_fleet, running_fleet
+from fleet.bench.deployment import TargetFleet, own_fleet, resolve_config, running_fleet
 from fleet.bench.errors import BenchError
 from fleet.bench.hand_off import HandOffResult, measure_hand_offs
 from fleet.bench.hop import measure_hops
 from fleet.bench.interference import measure_interference
-from fleet.bench.machine import describe_machine, usable_cores
-from fleet.bench.options import Options, parse
+from fleet.bench.options import BenchOptions, parse
 from fleet.bench.plot import draw
-from fleet.bench.progress import Meter, meter
-from fleet.bench.reference import Result, Work, run_aside
-from fleet.bench.report import Report, show, write_json
+from fleet.bench.reference import ReferenceResult, ReferenceWork, run_in_subprocess
+from fleet.bench.report import BenchReport, show, write_report
 from fleet.bench.scale import measure_scale
 from fleet.bench.serving import Serving, local_checkpoint, measure_serving, prepare
 from fleet.bench.targets import (
@@ -39,13 +34,18 @@ from fleet.bench.targets import (
     of_hops,
     of_scale,
     of_voice,
-    of_voices,
-)  # fmt: skip
+    of_voice_sessions,
+)
 from fleet.bench.transfer import measure_transfer
 from fleet.bench.voice import measure_voice, read_question, spoken_questions
-from fleet.bench.voices import Plan, fake_overrides, limited, measure_voices, recorded_question
+from fleet.bench.voice_sessions import SessionPlan, fake_overrides, measure_voice_sessions, recorded_question, session_limit
 from fleet.config.settings import read_settings
 from fleet.core.errors import FleetError
+from fleet.core.interrupts import interrupted_by_sigterm
+from fleet.reporting.background_load import BackgroundLoad
+from fleet.reporting.files import check_report_folders
+from fleet.reporting.machine import describe_machine, usable_cores
+from fleet.reporting.progress import Meter, meter
 
 DEFAULT_PORT = 8000
 TWIN_MODULE = "fleet.bench.twin_run"
@@ -55,18 +55,18 @@ replace = msgspec.structs.replace
 
 
 def run(args: list[str]) -> int:
-    """Returns the exit status; what goes wrong is one line on stderr."""
+    """Run the command and return its exit status; an error is one line on stderr."""
     try:
         options = parse(args)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 2
     try:
         _check(options)
-        with _interrupted_by_sigterm():
+        with interrupted_by_sigterm():
             report = _measure(options, args)
         show(report, Console())
         if options.json:
-            write_json(report, options.json)
+            write_report(report, options.json)
         if options.png:
             draw(report, options.png)
     except FleetError as error:
@@ -81,33 +81,18 @@ def run(args: list[str]) -> int:
     return 1 if options.check and report.missed else 0
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Being told to stop must end as Ctrl-C does, with everything that was started stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _check(options: Options) -> None:
-    """What would fail only after minutes of measuring. Raises: BenchError, ConfigError."""
-    for name, path in (("--json", options.json), ("--png", options.png)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"{name} {path}: there is no folder {path.absolute().parent}", param=name)
+def _check(options: BenchOptions) -> None:
+    """Check what would fail only after minutes. Raises: BadInput, BenchError, ConfigError."""
+    check_report_folders(json=options.json, png=options.png)
     if options.serving:
-        graph = configured(options.config, options.overrides).graph_declaration()
+        graph = resolve_config(options.config, options.overrides).graph_declaration()
         if options.baseline and graph.baseline is None:
             raise BenchError(f"graph {graph.name} declares no reference implementation; leave out --baseline", param="--baseline")
 
 
-def _measure(options: Options, args: list[str]) -> Report:
-    report = Report(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
-    with meter() as progress:
+def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
+    report = BenchReport(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
+    with meter("fleet bench") as progress:
         if options.hop:
             hops = measure_hops(options.hops, progress.counted("hops", options.hops))
             report = replace(report, hops=hops, ratios=(*report.ratios, *of_hops(hops)))
@@ -116,7 +101,7 @@ def _measure(options: Options, args: list[str]) -> Report:
             report = replace(report, transfer=measure_transfer())
             done()
         if options.scale:
-            counts, base = options.streams, configured(options.config, options.overrides)
+            counts, base = options.streams, resolve_config(options.config, options.overrides)
             scale = measure_scale(base, counts, options.scale_seconds, progress.steps("streams", len(counts) + 1))
             report = replace(report, scale=scale, ratios=(*report.ratios, *of_scale(scale)))
         if options.hand_off:
@@ -125,50 +110,52 @@ def _measure(options: Options, args: list[str]) -> Report:
         if options.interference:
             report = replace(report, interference=measure_interference(options, progress.steps))
         if options.voice or options.barge_in:
-            measure = _measure_voice if options.sessions == 1 else _measure_voices
+            measure = _measure_voice if options.sessions == 1 else _measure_voice_sessions
             report = measure(report, options, progress)
         if options.serving:
             report = _measure_fleet(report, options, progress)
     return report
 
 
-def _measure_voices(report: Report, options: Options, progress: Meter) -> Report:
-    """Where the fleet is started for it, it takes as many sessions as there are, and one more is tried."""
+def _measure_voice_sessions(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
+    """Run `--sessions`. A fleet that is started here admits exactly as many, and one more is tried."""
     questions = [read_question(path) for path in options.wavs] or [recorded_question()]
-    own = limited(options.sessions) if options.up else ()
+    own = session_limit(options.sessions) if options.up else ()
     if options.engine:
         own = (*fake_overrides(options.config, options.overrides, options.sessions), *own)
-    with _target(dataclasses.replace(options, overrides=(*options.overrides, *own)), progress) as target:
-        api = ChatApi(target.url, read_settings().api_key)
-        plan = Plan(sessions=options.sessions, turns=options.requests, full=options.up)
-        voices = measure_voices(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
-    return replace(report, voices=voices, ratios=(*report.ratios, *of_voices(voices)))
+    limited = copy.copy(options)
+    limited.overrides = (*options.overrides, *own)
+    with _target(limited, progress) as target:
+        api = ApiClient(target.url, read_settings().api_key)
+        plan = SessionPlan(sessions=options.sessions, turns=options.requests, full=options.up)
+        sessions = measure_voice_sessions(target, api, questions, plan, progress.steps("voice sessions", options.sessions))
+    return replace(report, voice_sessions=sessions, ratios=(*report.ratios, *of_voice_sessions(sessions)))
 
 
-def _measure_voice(report: Report, options: Options, progress: Meter) -> Report:
-    given = [read_question(path) for path in options.wavs]
+def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
+    recorded = [read_question(path) for path in options.wavs]
     with _target(options, progress) as target:
-        api = ChatApi(target.url, read_settings().api_key)
+        api = ApiClient(target.url, read_settings().api_key)
         done = progress.steps("questions, spoken by the fleet", 1)
-        questions = given or spoken_questions(api, api.model(), options.requests)
+        questions = recorded or spoken_questions(api, api.model(), options.requests)
         done()
         if options.voice:
-            neighbours = BackgroundLoad()
+            background_load = BackgroundLoad()
             voice = measure_voice(api, questions, options.requests, progress.steps("voice turns", options.requests + 1))
-            voice = replace(voice, others_cores=neighbours.cores() if options.up else None)
+            voice = replace(voice, others_cores=background_load.cores() if options.up else None)
             report = replace(report, voice=voice, ratios=(*report.ratios, *of_voice(voice)))
         if options.barge_in:
-            neighbours = BackgroundLoad()
+            background_load = BackgroundLoad()
             count = options.requests
             barge_in = measure_barge_in(api, questions[0], count, progress.steps("interruptions", count + 1))
-            barge_in = replace(barge_in, others_cores=neighbours.cores() if options.up else None)
+            barge_in = replace(barge_in, others_cores=background_load.cores() if options.up else None)
             report = replace(report, barge_in=barge_in, ratios=(*report.ratios, *of_barge_in(barge_in)))
     return report
 
 
-def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:
-    """The blocks first, for the fleet's processes would be in their way."""
-    # It needs torch, and nothing else here does.
+def _measure_hand_offs(options: BenchOptions, progress: Meter) -> HandOffResult:
+    """Measure the KV blocks first, since the fleet's processes would slow them."""
+    # Imported here: it needs torch, which no other measurement does.
     from fleet.bench.kv_pages import measure_pages
 
     done = progress.steps("reads of keys and values", 1)
@@ -177,12 +164,12 @@ def _measure_hand_offs(options: Options, progress: Meter) -> HandOffResult:
     return replace(measure_hand_offs(options, progress.steps), pages=pages)
 
 
-def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
-    """The fleet first; then, while it is idle or has been stopped, what it is compared with."""
+def _measure_fleet(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
+    """Measure the fleet, then, while it is idle or stopped, the implementations that it is compared with."""
     with _target(options, progress) as target:
         if options.baseline or options.twin:
             local_checkpoint(target.config)
-        serving = measure_serving(ChatApi(target.url, read_settings().api_key), target.config, options, progress.steps)
+        serving = measure_serving(ApiClient(target.url, read_settings().api_key), target.config, options, progress.steps)
         report = replace(report, serving=serving)
         if not options.up:
             report = _compare(report, serving, target, options, progress)
@@ -190,30 +177,28 @@ def _measure_fleet(report: Report, options: Options, progress: Meter) -> Report:
 
 
 @contextmanager
-def _target(options: Options, progress: Meter) -> Iterator[Target]:
+def _target(options: BenchOptions, progress: Meter) -> Iterator[TargetFleet]:
     if options.up:
         done = progress.steps("starting the fleet", 1)
         with own_fleet(options.config, options.overrides) as target:
             done()
             yield target
         return
-    port = read_settings().port
-    from_env = (f"web.port={port}",) if port is not None else ()
-    config = configured(options.config, (*from_env, *options.overrides))
+    config = resolve_config(options.config, options.overrides)
     url = options.url or f"{config.web.scheme}://127.0.0.1:{config.web.port or DEFAULT_PORT}"
-    yield running_fleet(url, ChatApi(url).port, config)
+    yield running_fleet(url, ApiClient(url).port, config)
 
 
-def _compare(report: Report, serving: Serving, target: Target, options: Options, progress: Meter) -> Report:
+def _compare(report: BenchReport, serving: Serving, target: TargetFleet, options: BenchOptions, progress: Meter) -> BenchReport:
     graph = target.config.graph_declaration()
     if options.baseline and graph.baseline is not None:
         prepared = prepare(target, options, serving.prompts, _baseline_threads(options))
         done = progress.steps("the reference implementation", len(serving.prompts))
-        baseline = run_aside(graph.baseline, ["--checkpoint", target.config.checkpoint], prepared.work, done)
+        baseline = run_in_subprocess(graph.baseline, ["--checkpoint", target.config.checkpoint], prepared.work, done)
         report = replace(
             report,
             baseline=baseline,
-            agreement=compare(serving.concurrent.traces, baseline, prepared.work, prepared.frontend),
+            agreement=compare(serving.concurrent.timings, baseline, prepared.work, prepared.frontend),
             ratios=(*report.ratios, *against_baseline(serving, baseline)),
         )
     if options.twin:
@@ -223,19 +208,19 @@ def _compare(report: Report, serving: Serving, target: Target, options: Options,
         report = replace(
             report,
             twin=twin,
-            twin_agreement=compare(serving.single.traces, twin, prepared.work, prepared.frontend),
+            twin_agreement=compare(serving.single.timings, twin, prepared.work, prepared.frontend),
             ratios=(*report.ratios, *against_twin(serving, twin)),
         )
     return report
 
 
-def _baseline_threads(options: Options) -> tuple[int, ...]:
+def _baseline_threads(options: BenchOptions) -> tuple[int, ...]:
     return (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
 
 
-def _run_twin(target: Target, work: Work, progress: Meter) -> Result:
+def _run_twin(target: TargetFleet, work: ReferenceWork, progress: Meter) -> ReferenceResult:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
         resolved = Path(folder, "resolved.yaml")
         resolved.write_text(yaml.safe_dump(target.config.model_dump(mode="json"), sort_keys=False))
         done = progress.steps("the same stages in one process", len(work.requests))
-        return run_aside(TWIN_MODULE, ["--config", str(resolved)], work, done)
+        return run_in_subprocess(TWIN_MODULE, ["--config", str(resolved)], work, done)

@@ -1,14 +1,14 @@
-"""A listener's clock: when each piece of an answer is played, and whether it came in time. Pure; told the time."""
+"""Playback clock of a client: when each piece of audio is played, and if it arrived in time. Pure; times are arguments."""
 
 START_S = 0.1
-"""For how long sound is gathered before any is played, at the beginning and after each time it ran dry: as our own page does."""
+"""Audio buffered before playback starts, at the beginning and after an underrun, as on the Voice page."""
 
 
-class Playback:
-    """One answer. Units: seconds of any one clock.
+class PlaybackClock:
+    """Playback of one answer. Units: seconds of any one clock.
 
-    `underruns`: how often everything had been played and more came after all. `late_s`: of each piece but the first, by how much
-    it came after the moment it was to be played; below 0 it was early.
+    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: for each piece but the first, its arrival
+    after the moment at which it was due; negative if it was early.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -16,21 +16,21 @@ class Playback:
         self.underruns = 0
         self.late_s: list[float] = []
         self._rate_hz = rate_hz
-        self._zero_s = 0.0
-        """When sample 0 would have been played, had it never run dry."""
+        self._start_s = 0.0
+        """Start of playback, delayed by each underrun so far."""
 
-    def came(self, num_samples: int, now_s: float) -> None:
+    def receive(self, num_samples: int, now_s: float) -> None:
         if not self.num_samples:
-            self._zero_s = now_s + START_S
+            self._start_s = now_s + START_S
         else:
             late_s = now_s - self.ends_s
             self.late_s.append(late_s)
             if late_s > 0:
                 self.underruns += 1
-                self._zero_s += late_s + START_S
+                self._start_s += late_s + START_S
         self.num_samples += num_samples
 
     @property
     def ends_s(self) -> float:
-        """When all that came has been played."""
-        return self._zero_s + self.num_samples / self._rate_hz
+        """When all audio received so far has been played."""
+        return self._start_s + self.num_samples / self._rate_hz

@@ -1,72 +1,46 @@
-"""The report as one picture: when an answer's audio came against when it is played, latencies, throughput. Measures nothing."""
+"""The report as one picture: arrival and playback of one answer, latencies, throughput. Measures nothing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from fleet.bench.answer_timing import AnswerTiming, AudioChunk
 from fleet.bench.hand_off import PARTS, StageHandOffs
 from fleet.bench.hop import HopResult
 from fleet.bench.interference import SPLIT, TOGETHER, Interference, Side
-from fleet.bench.reference import Result
-from fleet.bench.report import Report
+from fleet.bench.reference import ReferenceResult
+from fleet.bench.report import BenchReport
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Summary, percentile, summarise
 from fleet.bench.targets import HAND_OFF_P50_MS, HOP_P50_US
-from fleet.bench.trace import Heard, Trace
+from fleet.reporting.plot import Axes, Panel, draw_panels, finish_bars
+from fleet.reporting.stats import Summary, percentile, summarise
 
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
-WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.0, 3.8, 130
+PANEL_INCHES = (6.0, 3.8)
 P95_ALPHA = 0.4
 HOP_BINS = 60
 SIDE_COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
-PEACE_ALPHA = 0.35
+UNDISTURBED_ALPHA = 0.35
 LEAST_GAP_MS = 0.5
 
-Axes = Any
-"""`matplotlib.axes.Axes`, whose annotations are incomplete."""
-Panel = Callable[[Axes], None]
 Bar = tuple[str, str, Summary | None]
 """(label, colour, seconds)"""
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: BenchReport, path: Path) -> None:
     """Write the picture; a report without anything to draw makes none."""
-    panels = _panels(report)
-    if not panels:
-        return
-    import matplotlib
-
-    # No window: this runs where there is no display.
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (WIDTH_INCHES * columns, HEIGHT_INCHES * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    places: list[Axes] = list(axes.flat)
-    for panel, place in zip(panels, places, strict=False):
-        panel(place)
-    for place in places[len(panels) :]:
-        place.set_axis_off()
-    figure.suptitle(_title(report), fontsize=9)
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
-
-
-def _title(report: Report) -> str:
     machine = report.machine
     model = f"{report.serving.model}, " if report.serving else ""
-    return f"{model}{machine.processor}, {machine.cores} cores, load {machine.load_1min} before, {report.began}"
+    title = f"{model}{machine.processor}, {machine.cores} cores, load {machine.load_1min} before, {report.began}"
+    draw_panels(_panels(report), path, title, PANEL_INCHES)
 
 
-def _panels(report: Report) -> list[Panel]:
+def _panels(report: BenchReport) -> list[Panel]:
     panels: list[Panel] = []
     serving, baseline, twin = report.serving, report.baseline, report.twin
-    if serving is not None and any(trace.audio for trace in serving.single.traces):
+    if serving is not None and any(timing.audio for timing in serving.single.timings):
         panels += [
             lambda axes: _timeline(axes, serving, baseline),
             lambda axes: _bars(axes, "request to first audio", _latencies(serving, baseline, twin, "first_audio_s")),
@@ -82,22 +56,22 @@ def _panels(report: Report) -> list[Panel]:
         panels += [partial(_hand_offs, stage=stage) for stage in report.hand_offs.stages]
     interference = report.interference
     if interference is not None:
-        top_s = max(gap.gap_s for side in (interference.together, interference.split) for gap in side.train)
+        top_s = max(gap.gap_s for side in (interference.together, interference.split) for gap in side.disturbed)
         panels += [partial(_gaps, side=side, top_s=top_s) for side in (interference.together, interference.split)]
         panels.append(lambda axes: _gap_shares(axes, interference))
     return panels
 
 
-def _timeline(axes: Axes, serving: Serving, baseline: Result | None) -> None:
-    """The answer whose first sound came at the median moment."""
-    heard = sorted((trace for trace in serving.single.traces if trace.audio), key=lambda trace: trace.audio[0].at_s)
-    trace = heard[len(heard) // 2]
-    times, received = _received(trace.audio)
+def _timeline(axes: Axes, serving: Serving, baseline: ReferenceResult | None) -> None:
+    """Plot the answer with the median time to first audio."""
+    spoken = sorted((timing for timing in serving.single.timings if timing.audio), key=lambda timing: timing.audio[0].at_s)
+    timing = spoken[len(spoken) // 2]
+    times, received = _received(timing.audio)
     axes.step(times, received, where="post", color=FLEET, label="received")
-    axes.plot([chunk.at_s for chunk in trace.audio], received[1:], "o", color=FLEET, markersize=4)
-    axes.plot(*_played(trace.audio), color=PLAYED, linestyle="--", label="played")
+    axes.plot([chunk.at_s for chunk in timing.audio], received[1:], "o", color=FLEET, markersize=4)
+    axes.plot(*_played(timing.audio), color=PLAYED, linestyle="--", label="played")
     if baseline is not None:
-        _reference_step(axes, trace, baseline)
+        _reference_step(axes, timing, baseline)
     axes.set(xlabel="s since the request", ylabel="s of audio", title="one answer, chunk by chunk")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
@@ -105,7 +79,7 @@ def _timeline(axes: Axes, serving: Serving, baseline: Result | None) -> None:
     axes.grid(alpha=0.25)
 
 
-def _received(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
+def _received(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
     times, received = [0.0], [0.0]
     for chunk in audio:
         times.append(chunk.at_s)
@@ -113,8 +87,8 @@ def _received(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
     return times, received
 
 
-def _played(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
-    """What the listener has heard by when: from the first chunk on, flat where nothing was left to play."""
+def _played(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
+    """Return the audio played by each time: from the first chunk on, flat while the buffer is empty."""
     times, played, free_s = [audio[0].at_s], [0.0], audio[0].at_s
     for chunk in audio:
         start_s = max(free_s, chunk.at_s)
@@ -124,14 +98,14 @@ def _played(audio: Sequence[Heard]) -> tuple[list[float], list[float]]:
     return times, played
 
 
-def _reference_step(axes: Axes, trace: Trace, baseline: Result) -> None:
-    answered = baseline.answers[trace.prompt]
-    times = [0.0, answered.seconds, max(answered.seconds, trace.done_s)]
+def _reference_step(axes: Axes, timing: AnswerTiming, baseline: ReferenceResult) -> None:
+    answered = baseline.answers[timing.prompt]
+    times = [0.0, answered.seconds, max(answered.seconds, timing.done_s)]
     axes.step(times, [0.0, answered.audio_s, answered.audio_s], where="post", color=OTHER, label="baseline")
 
 
-def _latencies(serving: Serving, baseline: Result | None, twin: Result | None, field: str) -> list[Bar]:
-    many = f"fleet,\n{serving.concurrent.concurrency} at once"
+def _latencies(serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None, field: str) -> list[Bar]:
+    many = f"fleet,\n{serving.concurrent.concurrency} at a time"
     bars: list[Bar] = [
         ("fleet,\none at a time", FLEET, serving.single.summary(field)),
         (many, MANY, serving.concurrent.summary(field)),
@@ -144,7 +118,7 @@ def _latencies(serving: Serving, baseline: Result | None, twin: Result | None, f
 
 
 def _bars(axes: Axes, title: str, bars: Sequence[Bar]) -> None:
-    """p50 solid, p95 behind it."""
+    """Draw p50 solid, p95 behind it."""
     known = [(label, color, summary) for label, color, summary in bars if summary is not None]
     for place, (_, color, summary) in enumerate(known):
         axes.bar(place, summary.p95 * 1e3, color=color, alpha=P95_ALPHA, width=0.6)
@@ -154,14 +128,13 @@ def _bars(axes: Axes, title: str, bars: Sequence[Bar]) -> None:
     axes.set_xticks(range(len(known)), [label for label, _, _ in known], fontsize=8)
     axes.set(ylabel="ms", title=f"{title} (p50 / p95)")
     axes.margins(y=0.12)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", alpha=0.25)
+    finish_bars(axes)
 
 
-def _throughput(axes: Axes, serving: Serving, baseline: Result | None, twin: Result | None) -> None:
+def _throughput(axes: Axes, serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None) -> None:
     rows = [
         ("fleet,\none at a time", FLEET, serving.single.throughput),
-        (f"fleet,\n{serving.concurrent.concurrency} at once", MANY, serving.concurrent.throughput),
+        (f"fleet,\n{serving.concurrent.concurrency} at a time", MANY, serving.concurrent.throughput),
         *([("one process", TWIN, twin.throughput)] if twin else []),
         *([("baseline", OTHER, baseline.throughput)] if baseline else []),
     ]
@@ -171,12 +144,11 @@ def _throughput(axes: Axes, serving: Serving, baseline: Result | None, twin: Res
     axes.set_xticks(range(len(rows)), [label for label, _, _ in rows], fontsize=8)
     axes.set(ylabel="s of audio per s", title="throughput")
     axes.margins(y=0.12)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", alpha=0.25)
+    finish_bars(axes)
 
 
 def _hops(axes: Axes, hops: HopResult) -> None:
-    """On a logarithmic scale: a few late ones would else squeeze all the others into one bar."""
+    """Draw on a logarithmic scale, where a few late hops leave the others room."""
     low, high = math.log10(min(hops.delivery_us)), math.log10(max(hops.delivery_us))
     edges = [10 ** (low + (high - low) * step / HOP_BINS) for step in range(HOP_BINS + 1)]
     axes.hist(hops.delivery_us, bins=edges, color=FLEET)
@@ -188,17 +160,17 @@ def _hops(axes: Axes, hops: HopResult) -> None:
 
 
 def _hand_offs(axes: Axes, stage: StageHandOffs) -> None:
-    """Each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
+    """Draw each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
 
     def whole_us(number: int) -> int:
         return (stage.hand_offs[number].resumed_us or 0) - stage.hand_offs[number].prefilled_us
 
     for place, number in enumerate(sorted(range(len(stage.hand_offs)), key=whole_us)):
-        told = stage.hand_offs[number]
+        hand_off = stage.hand_offs[number]
         for part, (_, begin, end) in enumerate(PARTS):
-            began_us, ended_us = getattr(told, begin), getattr(told, end)
+            began_us, ended_us = getattr(hand_off, begin), getattr(hand_off, end)
             if began_us is not None and ended_us is not None:
-                left_ms = (began_us - told.prefilled_us) / 1e3
+                left_ms = (began_us - hand_off.prefilled_us) / 1e3
                 axes.barh(place, (ended_us - began_us) / 1e3, left=left_ms, height=1.0, color=f"C{part}")
     for part, (name, _, _) in enumerate(PARTS):
         axes.barh(0, 0, color=f"C{part}", label=name)
@@ -210,30 +182,30 @@ def _hand_offs(axes: Axes, stage: StageHandOffs) -> None:
 
 def _gaps(axes: Axes, side: Side, top_s: float) -> None:
     color = SIDE_COLORS[side.name]
-    for gaps, alpha in ((side.peace, PEACE_ALPHA), (side.train, 1.0)):
+    for gaps, alpha in ((side.undisturbed, UNDISTURBED_ALPHA), (side.disturbed, 1.0)):
         axes.plot([gap.at_s for gap in gaps], [gap.gap_s * 1e3 for gap in gaps], ".", color=color, markersize=2, alpha=alpha)
     for prompt in side.long_prompts:
         axes.axvline(prompt.sent_s, color=PLAYED, linewidth=0.6, alpha=P95_ALPHA)
-    axes.set(xlabel="s; a line where a long prompt came", ylabel="ms", title=f"gaps of running answers: {side.name}")
+    axes.set(xlabel="s (lines: long prompts arrive)", ylabel="ms", title=f"gaps of running answers: {side.name}")
     axes.set_ylim(0, top_s * 1e3 * 1.05)
 
 
 def _gap_shares(axes: Axes, found: Interference) -> None:
-    """How many gaps were longer than so much: the tail is what listeners notice."""
+    """Plot the share of gaps longer than each length, since the tail is what a listener notices."""
     for side in (found.together, found.split):
-        for gaps, style, when in ((side.peace, ":", "in peace"), (side.train, "-", "long prompts")):
+        for gaps, style, when in ((side.undisturbed, ":", "undisturbed"), (side.disturbed, "-", "long prompts")):
             lengths = sorted(gap.gap_s * 1e3 for gap in gaps)
             shares = [1 - place / len(lengths) for place in range(len(lengths))]
             axes.step(lengths, shares, style, color=SIDE_COLORS[side.name], label=f"{side.name}, {when}")
     axes.axhline(0.05, color=PLAYED, linewidth=0.6, linestyle="--")
-    axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of gaps that were longer", title="gaps of running answers")
+    axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of longer gaps", title="gaps of running answers")
     axes.set_xlim(left=LEAST_GAP_MS)
     axes.legend(fontsize=7)
     axes.grid(alpha=0.25)
 
 
 def _costs(axes: Axes, scale: ScaleResult) -> None:
-    """The CPU of a chunk, stacked by process, for each number of streams; above it how late the latest percent came."""
+    """Draw the CPU per chunk, stacked by process, for each number of streams; above it the 99th percentile of the hops."""
     for place, phase in enumerate(scale.phases):
         window, bottom = phase.window, 0.0
         for number, name in enumerate(window.cpu_s):
@@ -244,6 +216,6 @@ def _costs(axes: Axes, scale: ScaleResult) -> None:
         axes.annotate(f"hop p99\n{max(late, default=0.0):.0f} ms", (place, bottom), ha="center", va="bottom", fontsize=8)
     labels = [f"{phase.streams} streams\n{phase.window.chunks_per_s:.0f} chunks/s" for phase in scale.phases]
     axes.set_xticks(range(len(labels)), labels, fontsize=8)
-    axes.set(ylabel="us of CPU per chunk", title="what a chunk costs the fleet")
+    axes.set(ylabel="us of CPU per chunk", title="CPU per chunk")
     axes.margins(y=0.2)
     axes.legend(fontsize=7)

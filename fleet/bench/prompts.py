@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: short and long, questions and orders, so that no two requests are alike for long."""
+"""The prompts of the benchmark: short and long, without common prefixes."""
 
 PROMPTS = (
     "Hello, who are you?",
@@ -24,5 +24,5 @@ PROMPTS = (
 
 
 def pick(count: int) -> list[str]:
-    """`count` prompts, in order, from the start again when they are used up."""
+    """Return `count` prompts in order, cycling."""
     return [PROMPTS[index % len(PROMPTS)] for index in range(count)]

@@ -1,4 +1,4 @@
-"""Running something to compare with in a process of its own, torch and all: the reference implementation, or the twin.
+"""The reference implementation, or the twin, run in a process of its own.
 
 Both read one work file and write one result file. Knows no model: the requests are the fleet's own, stage by stage.
 """
@@ -8,23 +8,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
 from fleet.core.request import RequestSpec
+from fleet.reporting.background_load import BackgroundLoad
 
 TAIL_LINES = 8
-PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Threads that wait sleep: beside one busy process, two spinning ones slowed a small model more than tenfold (measured)."""
+PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Waiting OpenMP threads sleep: next to one busy process, two spinning ones slowed a small model tenfold (measured)."""
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `messages` are the chats that `requests` were made of; `warm_up` runs of the first request do not count.
+class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests to run. `messages`: the chats from which they were made; `warm_up`: unmeasured runs of the first request.
 
-    Of several `num_threads` the reference takes the one that serves it best.
+    Of several `num_threads` the reference uses the fastest.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -36,10 +37,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     sample_rate_hz: int
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's answer; without sound `first_audio_s` is None.
+class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one request; without audio `first_audio_s` is None.
 
-    `same_prompt` is whether its own tokenisation of the chat gave the very ids it was sent.
+    `same_prompt`: the reference's own tokenisation of the chat gave the ids of the request.
     """
 
     seconds: float
@@ -54,13 +55,10 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_samples / self.sample_rate_hz if self.sample_rate_hz else 0.0
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers, in the order of the requests, and what they ran on.
+class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
+    """All answers, in the order of the requests, and the device. `others_cores`: background load, from the loading on."""
 
-    `others_cores` is what other processes kept busy meanwhile, loading and warming up included.
-    """
-
-    answers: tuple[Answered, ...]
+    answers: tuple[ReferenceAnswer, ...]
     load_s: float
     num_threads: int
     device: str
@@ -73,34 +71,37 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def throughput(self) -> float:
-        """Seconds of audio per second, one request after another."""
+        """Seconds of audio per second."""
         return sum(answer.audio_s for answer in self.answers) / self.seconds
 
 
-def run_aside(module: str, options: Sequence[str], work: Work, advance: Callable[[], None]) -> Result:
+def run_in_subprocess(module: str, options: Sequence[str], work: ReferenceWork, advance: Callable[[], None]) -> ReferenceResult:
     """Run `python -m MODULE OPTIONS --requests FILE --out FILE`; each line it prints is one request done.
 
     Raises: BenchError with the end of what it wrote to stderr.
     """
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
-        asked, told, said = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
-        asked.write_bytes(msgspec.json.encode(work))
-        command = [sys.executable, "-m", module, *options, "--requests", str(asked), "--out", str(told)]
-        neighbours = BackgroundLoad()
-        with said.open("w") as stderr:
+        work_file, result_file, log = Path(folder, "requests.json"), Path(folder, "result.json"), Path(folder, "stderr")
+        work_file.write_bytes(msgspec.json.encode(work))
+        command = [sys.executable, "-m", module, *options, "--requests", str(work_file), "--out", str(result_file)]
+        background_load = BackgroundLoad()
+        with log.open("w") as stderr:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **PATIENT}
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env={**os.environ, **PASSIVE_WAIT},
             )
-        with process:
-            try:
-                assert process.stdout is not None
-                for _line in process.stdout:
-                    advance()
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode != 0 or not told.is_file():
-            tail = "\n".join(said.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it said nothing'}")
-        result = msgspec.json.decode(told.read_bytes(), type=Result)
-        return msgspec.structs.replace(result, others_cores=neighbours.cores())
+        with process, ExitStack() as stack:
+            stack.callback(process.terminate)  # for an interruption; no effect on a process that has ended
+            assert process.stdout is not None
+            for _line in process.stdout:
+                advance()
+            process.wait()
+        if process.returncode != 0 or not result_file.is_file():
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+            raise BenchError(f"{module} ended with status {process.returncode}: {tail or 'it printed nothing'}")
+        result = msgspec.json.decode(result_file.read_bytes(), type=ReferenceResult)
+        return msgspec.structs.replace(result, others_cores=background_load.cores())

@@ -1,9 +1,9 @@
-"""The scale of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
+"""Scale benchmark of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
 
-Real time is 12.5 rows a second: a frame of speech is 80 ms. Every stage makes one row a stream each 80 ms, each stream at its own
-beat, as its listener plays; and each of the E edges of the graph passes on E rows a chunk, so that a stream appends 12.5 chunks a
-second, all of its edges together, half of them (where E is 4) between workers and half to the client. Nothing is computed: what
-costs CPU here is the fleet itself.
+Real time is 12.5 rows a second, since a frame of speech is 80 ms. Every stage produces one row per stream every 80 ms, at a phase
+of the stream's own; each of the E edges of the graph carries E rows per chunk. Hence a stream appends 12.5 chunks a second on all
+its edges together, half of them (where E is 4) between workers and half to the client. The engine computes nothing: all CPU used
+is the fleet's.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from fleet.bench.errors import BenchError
-from fleet.bench.scale_expected import expected
+from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_fleet import ScaleFleet, scale_fleet
-from fleet.bench.scale_load import Load, spread_s
+from fleet.bench.scale_load import StreamLoad, spread_s
 from fleet.bench.scale_result import Joined, ScalePhase, ScaleResult
 from fleet.config import FleetConfig
 from fleet.config.schema import EdgeConfig, PolicyConfig
@@ -29,18 +29,18 @@ PROMPT_IDS = tuple(range(16))
 READY_S = 180.0
 POLL_S = 0.1
 SETTLE_S = 1.0
-"""From the first chunk of the last stream to the measuring: its later stages have begun, too."""
+"""From the first chunk of the last stream to the window, in which its later stages begin too."""
 SLACK_S = 4.0
-"""At least, for what takes longer than it should; else as long as the workers took to start, on a machine so busy."""
-OTHER_CONTENT = "its content is not what its stages make of it"
+"""Spare length of the streams, at least; on a busy machine, the time that the workers took to start."""
+OTHER_CONTENT = "its content differs from the expected one"
 JOIN_S = 5.0
-"""At least, for the second worker to start and its streams to begin; else twice as long as the first workers took."""
+"""Time for the second worker to start and its streams to begin, at least; else twice the time of the first workers."""
 
 
 def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]) -> ScaleResult:
-    """A fleet for the phases, of as many streams as `counts` say; then another, whose first role has slots for half of the most.
+    """Measure each count of streams on one fleet, then a second worker on another, whose first role has half of the slots.
 
-    `step` is told of each phase that is done, `len(counts) + 1` times.
+    `step` is called after each phase, `len(counts) + 1` times.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
@@ -59,7 +59,7 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
-    """`base` with the fake engine, room for so many streams, and the pace that the top of this file tells of."""
+    """Return `base` with the fake engine, slots for so many streams, and the pace described in the module's docstring."""
     graph = base.graph_declaration()
     policy = PolicyConfig(kind="ramp", ramp=(len(graph.edges),), low_buffer_s=0.0, busy_first_chunk_factor=1)
     stages = {
@@ -70,12 +70,10 @@ def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetCo
     }
     edges = {edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.edges}
     limits = base.limits.model_copy(update={"max_requests": streams})
-    # Rows of the fake engine ride in their headers whatever the kind; this one needs no agent to be opened.
+    # Rows of the fake engine are sent in their headers with any kind; this kind opens no NIXL agent.
     transfer = base.transfer.model_copy(update={"kind": "redis"})
-    changes = {
-        "engine": "fake", "device": "cpu", "async_chunk": True, "stages": stages, "edges": edges, "limits": limits,
-        "transfer": transfer,
-    }  # fmt: skip
+    changes = {"engine": "fake", "device": "cpu", "async_chunk": True, "stages": stages, "edges": edges}
+    changes |= {"limits": limits, "transfer": transfer}
     return base.model_copy(update=changes)
 
 
@@ -86,7 +84,7 @@ def _with_slots(config: FleetConfig, stage: str, slots: int) -> FleetConfig:
 
 
 def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpec]:
-    """Answers that last for so long, each with a content of its own."""
+    """Make requests whose answers last for `seconds`, each with its own content."""
     graph = config.graph_declaration()
     rows = math.ceil(seconds * 1000 / STEP_MS)
     return [
@@ -101,10 +99,10 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
 async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
     client = await _ready_client(fleet)
     specs = specs_of(fleet.config, count, spread_s(count) + SETTLE_S + seconds + max(SLACK_S, fleet.ready_s))
-    load = Load(fleet, client, specs)
+    load = StreamLoad(fleet, client, specs)
     try:
         await load.open()
-        await load.until(lambda: load.num_begun() == count, "the first chunk of every stream")
+        await load.wait_for(lambda: load.num_begun() == count, "the first chunk of every stream")
         await asyncio.sleep(SETTLE_S)
         window = await load.window(seconds)
         await load.finish()
@@ -118,15 +116,15 @@ async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: i
     client = await _ready_client(fleet)
     join_s, slack_s = max(JOIN_S, 2 * fleet.ready_s), max(SLACK_S, fleet.ready_s)
     specs = specs_of(fleet.config, count, spread_s(count) + join_s + 2 * (SETTLE_S + seconds) + slack_s)
-    load = Load(fleet, client, specs)
+    load = StreamLoad(fleet, client, specs)
     try:
         await load.open()
-        await load.until(lambda: load.num_begun() == min(slots, count), "the first chunk of as many streams as have slots")
+        await load.wait_for(lambda: load.num_begun() == min(slots, count), "the first chunk of every stream with a slot")
         await asyncio.sleep(SETTLE_S)
         alone = await load.window(seconds)
         began_s = time.monotonic()
         fleet.start_worker(role)
-        await load.until(lambda: load.num_begun() == count, "the first chunk of the streams that waited for a slot")
+        await load.wait_for(lambda: load.num_begun() == count, "the first chunk of the queued streams")
         start_s = time.monotonic() - began_s
         await asyncio.sleep(SETTLE_S)
         together = await load.window(seconds)
@@ -141,21 +139,21 @@ async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: i
 
 
 async def _ready_client(fleet: ScaleFleet) -> FleetClient:
-    """A gateway that has joined, once every role is served."""
+    """Join as a gateway, and wait until every role is served."""
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     deadline = time.monotonic() + READY_S
     while missing := await client.telemetry.missing_roles():
         fleet.check()
         if time.monotonic() > deadline:
-            raise BenchError(f"scale: after {READY_S:g} s nobody serves {', '.join(missing)}")
+            raise BenchError(f"scale: no worker serves {', '.join(missing)} after {READY_S:g} s; use a quieter machine")
         await asyncio.sleep(POLL_S)
-    fleet.is_ready()
+    fleet.set_ready()
     return client
 
 
-def _broken(config: FleetConfig, load: Load) -> tuple[str, ...]:
-    """What is wrong with each stream that is not whole."""
-    wanted = expected(paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams])
-    faults = ((s.spec.id, s.fault or ("" if s.content() == wanted[s.spec.id] else OTHER_CONTENT)) for s in load.streams)
+def _broken(config: FleetConfig, load: StreamLoad) -> tuple[str, ...]:
+    """Return the fault of each stream that is incomplete or differs."""
+    expected = expected_content(paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams])
+    faults = ((s.spec.id, s.fault or ("" if s.content() == expected[s.spec.id] else OTHER_CONTENT)) for s in load.streams)
     return tuple(f"{request}: {fault}" for request, fault in faults if fault)

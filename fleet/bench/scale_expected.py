@@ -1,4 +1,4 @@
-"""What the streams of the measure of scale must hold: the same stages, at once and in one process. Knows no Redis."""
+"""Expected content of the streams of the scale benchmark: the same stages in one process. Knows no Redis."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from fleet.core.request import RequestSpec
 Content = dict[EdgeName, bytes]
 
 
-def expected(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestId, Content]:
-    """The digest of each client edge of each request. `config` is one whose engines take no time for a step."""
+def expected_content(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestId, Content]:
+    """Return the digest of each client edge of each request. `config`: its engines must take no time for a step."""
     from fleet.worker.main import build_stage
 
     graph = config.graph_declaration()
@@ -24,8 +24,8 @@ def expected(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestI
 
 def _digests(twin: SlowTwin, spec: RequestSpec) -> Content:
     digests = {edge: hashlib.blake2b() for edge in spec.outputs}
-    for made in twin.stream([spec]):
-        if made.edge in digests:
-            for array in made.arrays.values():
-                digests[made.edge].update(array.tobytes())
+    for chunk in twin.stream([spec]):
+        if chunk.edge in digests:
+            for array in chunk.arrays.values():
+                digests[chunk.edge].update(array.tobytes())
     return {edge: digest.digest() for edge, digest in digests.items()}

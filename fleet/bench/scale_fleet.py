@@ -1,6 +1,6 @@
-"""A fleet of plain processes for the measure of scale: a Redis of its own, a conductor, workers; and the CPU each has used.
+"""The fleet of the scale benchmark: Redis, a conductor and workers as plain processes, and the CPU that each has used.
 
-Neither `fleet up` nor a web process: what keeps processes running, and what speaks HTTP, is not measured here. Knows no stage.
+Without supervisor and gateway, which are not measured here. Knows no stage.
 """
 
 import os
@@ -30,7 +30,7 @@ REDIS, CONDUCTOR = "redis", "conductor"
 
 
 class ScaleFleet:
-    """What was started, by name; several workers of one role share its name. `ready_s`: how long it took until all were there."""
+    """The started processes, by name; workers of one role share its name. `ready_s`: time until all roles were served."""
 
     def __init__(self, config: FleetConfig, folder: Path) -> None:
         options = ServerOptions(data_dir=folder)
@@ -51,15 +51,15 @@ class ScaleFleet:
             for _ in range(role.replicas):
                 self.start_worker(role.name)
 
-    def is_ready(self) -> None:
-        """Note how long that took, the first time it is said."""
+    def set_ready(self) -> None:
+        """Record the time since the start, on the first call."""
         self.ready_s = self.ready_s or time.monotonic() - self._began_s
 
     def start_worker(self, role: str) -> None:
         self._start_command(role, "worker", role)
 
-    def _start_command(self, name: str, *words: str) -> None:
-        self._start(name, [sys.executable, "-m", "fleet.cli", *words])
+    def _start_command(self, name: str, *arguments: str) -> None:
+        self._start(name, [sys.executable, "-m", "fleet.cli", *arguments])
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with self._log.open("a") as lines:
@@ -77,7 +77,7 @@ class ScaleFleet:
                 raise BenchError(f"scale: {name} ended with status {process.returncode}; the end of its log:\n{tail}")
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds used so far, by name: all threads, and children that have ended (Redis forks to rewrite its file)."""
+        """Return CPU seconds by name: all threads, and ended children (Redis forks to rewrite its file)."""
         self.check()
         used: dict[str, float] = {}
         for name, process in self._started:
@@ -87,7 +87,7 @@ class ScaleFleet:
         return used
 
     def stop(self) -> None:
-        """Those who use Redis first, together, then Redis; what does not end in time is killed."""
+        """Stop the users of Redis together, then Redis; kill those that do not end in time."""
         users = [process for name, process in self._started if name != REDIS]
         servers = [process for name, process in self._started if name == REDIS]
         for group in (users, servers):
@@ -108,9 +108,9 @@ def _await_end(process: "subprocess.Popen[bytes]", deadline: float) -> None:
 
 @contextmanager
 def scale_fleet(config: FleetConfig) -> Iterator[ScaleFleet]:
-    """Every process of `config` but the gateway, started and not yet ready, until the end of the block.
+    """Run every process of `config` but the gateway until the end of the block; on entry they are started, but not yet ready.
 
-    Raises: ConfigError if there is no Redis to start, or what was asked for is no configuration.
+    Raises: ConfigError if there is no Redis to start, or the configuration is invalid.
     """
     with tempfile.TemporaryDirectory(prefix="fleet-bench-scale-") as folder:
         fleet = ScaleFleet(config, Path(folder))

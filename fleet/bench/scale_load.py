@@ -1,8 +1,7 @@
-"""The load of the measure of scale: one gateway that submits streams, takes their client edges and notes how old chunks were.
+"""Load generator of the scale benchmark: a gateway that submits streams, reads their client edges and records the chunks' ages.
 
-It joins through `FleetClient` as `web` does and acknowledges as it does, but speaks no HTTP: 3,750 chunks a second are not what
-one Python HTTP server is for, and it is the control plane that is measured. It is a process of its own, this one, and its CPU is
-not the fleet's.
+It joins through `FleetClient` and acknowledges as `web` does, but without HTTP: the control plane is measured, and one Python
+HTTP server does not serve 3,750 chunks a second. It runs in this process, whose CPU is not counted as the fleet's.
 """
 
 import asyncio
@@ -14,7 +13,6 @@ from typing import cast
 
 import psutil
 
-from fleet.bench.background_load import BackgroundLoad
 from fleet.bench.errors import BenchError
 from fleet.bench.scale_fleet import ScaleFleet
 from fleet.bench.scale_result import Ages, Window
@@ -26,22 +24,23 @@ from fleet.core.errors import FleetError
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
+from fleet.reporting.background_load import BackgroundLoad
 
 ARRIVALS_PER_S = 150
 MIN_SPREAD_S = 1.0
 POLL_S = 0.05
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 PERCENT = (50.0, 99.0)
 
 
 def spread_s(num_streams: int) -> float:
-    """Over how long the streams arrive: nobody's listeners all come in the same moment."""
+    """Return the time over which the streams arrive."""
     return max(MIN_SPREAD_S, num_streams / ARRIVALS_PER_S)
 
 
 @dataclass(slots=True)
 class Stream:
-    """One answer as it arrives. `fault` says what is wrong with it; "" while nothing is."""
+    """One answer as it arrives. `fault`: the first fault, or ""."""
 
     spec: RequestSpec
     num_chunks: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
@@ -59,8 +58,8 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """Everything that only grows, at one moment."""
+class _Counters:
+    """All counters at one moment."""
 
     at_s: float
     chunks: int
@@ -70,29 +69,29 @@ class _Look:
     own_s: float
 
 
-class Load:
-    """The streams of one run, on one event loop. `fleet` is being looked at, never changed."""
+class StreamLoad:
+    """The streams of one run, on one event loop. `fleet` is only read."""
 
     def __init__(self, fleet: ScaleFleet, client: FleetClient, specs: Sequence[RequestSpec]) -> None:
         self._fleet, self._client = fleet, client
         self.streams = [Stream(spec) for spec in specs]
         self._arrived = HopCounts()
         self._redis = connect(fleet.url)
-        self._jobs: list[asyncio.Task[None]] = []
+        self._receivers: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Submit them all, evenly spread; returns when the last was submitted."""
+        """Submit all streams, evenly spread over `spread_s`."""
         pause_s = spread_s(len(self.streams)) / len(self.streams)
         for stream in self.streams:
-            self._jobs.append(asyncio.create_task(self._listen(stream)))
+            self._receivers.append(asyncio.create_task(self._receive(stream)))
             await asyncio.sleep(pause_s)
 
-    async def _listen(self, stream: Stream) -> None:
+    async def _receive(self, stream: Stream) -> None:
         try:
             async for chunk in await self._client.requests.submit(stream.spec, None):
                 self._arrived.add(now_us() - chunk.made_us)
                 if chunk.index != stream.num_chunks[chunk.edge]:
-                    stream.fault = f"chunk {chunk.index} of {chunk.edge} came as number {stream.num_chunks[chunk.edge]}"
+                    stream.fault = f"chunk {chunk.index} of {chunk.edge} arrived as number {stream.num_chunks[chunk.edge]}"
                 stream.num_chunks[chunk.edge] += 1
                 for tensor in chunk.tensors.values():
                     stream.digests[chunk.edge].update(tensor.data or b"")
@@ -104,30 +103,30 @@ class Load:
     def num_begun(self) -> int:
         return sum(stream.begun for stream in self.streams)
 
-    async def until(self, reached: Callable[[], bool], description: str) -> None:
-        """Raises: BenchError if a process or a stream fails meanwhile, or it takes too long."""
-        deadline = time.monotonic() + PATIENCE_S
+    async def wait_for(self, reached: Callable[[], bool], description: str) -> None:
+        """Poll until `reached()`. Raises: BenchError if a process or a stream fails, or after `TIMEOUT_S`."""
+        deadline = time.monotonic() + TIMEOUT_S
         while not reached():
             self._fleet.check()
             faults = [stream.fault for stream in self.streams if stream.fault]
             if faults:
                 raise BenchError(f"scale: a stream failed: {faults[0]}")
             if time.monotonic() > deadline:
-                raise BenchError(f"scale: waited {PATIENCE_S:g} s in vain for {description}")
+                raise BenchError(f"scale: timed out after {TIMEOUT_S:g} s waiting for {description}")
             await asyncio.sleep(POLL_S)
 
     async def window(self, seconds: float) -> Window:
-        """What happens in so many seconds. Raises: BenchError if a stream ended before they were over."""
-        neighbours = BackgroundLoad()
-        before = await self._look()
+        """Measure for `seconds`. Raises: BenchError if a stream ends before the window does."""
+        background_load = BackgroundLoad()
+        before = await self._read_counters()
         await asyncio.sleep(seconds)
-        after = await self._look()
-        others_cores = neighbours.cores()
+        after = await self._read_counters()
+        others_cores = background_load.cores()
         ended = sum(stream.ended for stream in self.streams)
         if ended:
             raise BenchError(
-                f"scale: {ended} of {len(self.streams)} streams ended before the measuring did, for the fleet took too long to "
-                "start them; measure on a quieter machine, or fewer --streams"
+                f"scale: {ended} of {len(self.streams)} streams ended before the window, since the fleet was slow to start them; "
+                "use a quieter machine, or fewer --streams"
             )
         took_s = after.at_s - before.at_s
         return Window(
@@ -140,11 +139,11 @@ class Load:
             others_cores=others_cores,
         )
 
-    async def _look(self) -> _Look:
+    async def _read_counters(self) -> _Counters:
         between = await self._client.telemetry.hop_counts()
         chunks = await asyncio.to_thread(self._appended)
         times = psutil.Process().cpu_times()
-        return _Look(
+        return _Counters(
             at_s=time.monotonic(),
             chunks=chunks,
             arrived=HopCounts(list(self._arrived.counts)),
@@ -154,7 +153,7 @@ class Load:
         )
 
     def _appended(self) -> int:
-        """Chunks in the logs of all edges of all streams, as their producers' counts say."""
+        """Count the chunks in the logs of all edges of all streams, by their producers' counters."""
         commands: list[Sequence[str]] = []
         for stream in self.streams:
             for edge in self._fleet.config.graph_declaration().edges_for(stream.spec.outputs):
@@ -162,9 +161,9 @@ class Load:
         return sum(int(cast(bytes, reply)) for reply in exchange(self._redis, (), *commands) if reply is not None)
 
     async def finish(self) -> None:
-        """Wait for the end of every stream and request; then look for what was appended and never taken."""
-        await self.until(lambda: all(stream.ended for stream in self.streams), "the streams to end")
-        deadline = time.monotonic() + PATIENCE_S
+        """Wait for the end of every stream and request, then record chunks that were appended and never read."""
+        await self.wait_for(lambda: all(stream.ended for stream in self.streams), "the streams to end")
+        deadline = time.monotonic() + TIMEOUT_S
         while await self._client.telemetry.num_live() and time.monotonic() < deadline:
             self._fleet.check()
             await asyncio.sleep(POLL_S)
@@ -173,12 +172,12 @@ class Load:
             left = [edge.name for edge in view.edges if edge.produced != edge.consumed] if view else ["every edge"]
             if view is None or view.state != "finished" or left:
                 state = view.state if view else "unknown"
-                stream.fault = f"the request is {state}; chunks not taken on {', '.join(left) or 'no edge'}"
+                stream.fault = f"the request is {state}; unread chunks on {', '.join(left) or 'no edge'}"
 
     async def close(self) -> None:
-        for job in self._jobs:
-            job.cancel()
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        for receiver in self._receivers:
+            receiver.cancel()
+        await asyncio.gather(*self._receivers, return_exceptions=True)
         self._redis.close()
 
 

@@ -1,12 +1,12 @@
-"""What the measure of scale found, as data. Measures nothing."""
+"""Results of the scale benchmark. Measures nothing."""
 
 import msgspec
 
 
 class Ages(msgspec.Struct, frozen=True, kw_only=True):
-    """How old chunks were when their consumer had them: from the producer's stamp, just before the append, to its hands.
+    """Ages of chunks on arrival: from the producer's timestamp, just before the append, to the consumer.
 
-    Units: microseconds, at most 12 % too much (the bounds of `core/hops.py`).
+    Units: microseconds, at most 12 % too high (the bounds of `core/hops.py`).
     """
 
     count: int
@@ -15,10 +15,10 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of measuring in which every stream ran from its beginning to its end.
+    """One measured window, during all of which every stream ran.
 
-    `chunks` were appended on all edges together. `between_workers` is counted by the workers themselves and told at the renewals
-    of their leases, so its window lies up to 1.5 s earlier. `cpu_s` by process name; the load's own CPU is apart, as cores.
+    `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported when they renew their leases,
+    so its window is up to 1.5 s earlier. `cpu_s`: by process name. `generator_cores`: CPU of the load generator.
     """
 
     seconds: float
@@ -35,7 +35,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_us(self) -> float:
-        """CPU of all processes of the fleet per chunk, in microseconds."""
+        """CPU of all processes of the fleet per chunk."""
         return sum(self.cpu_s.values()) / self.chunks * 1e6 if self.chunks else 0.0
 
     def cost_of_us(self, name: str) -> float:
@@ -43,21 +43,19 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
-    """So many streams at once. `broken`: what is wrong with each that did not come complete, in order, with the content it must
-    have.
-    """
+    """One count of concurrent streams. `broken`: the fault of each stream that was not complete, in order and as expected."""
 
     streams: int
     window: Window
     broken: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> int:
+    def complete(self) -> int:
         return self.streams - len(self.broken)
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """A role with slots for half of the streams, before and after a second worker of it was started.
+    """A role with slots for half of the streams, before and after the start of a second worker.
 
     `start_s`: from the start of its process to the first chunk of the last stream.
     """
@@ -71,14 +69,14 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> int:
+    def complete(self) -> int:
         return self.streams - len(self.broken)
 
 
 class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Every stage makes a row a stream each `step_ms`; each of `num_edges` edges passes on `num_edges` rows a chunk.
+    """Every stage produces a row per stream every `step_ms`; each of `num_edges` edges carries `num_edges` rows per chunk.
 
-    So a stream appends one chunk each `step_ms`, all edges together.
+    Hence a stream appends one chunk every `step_ms`, all edges together.
     """
 
     graph: str
@@ -88,5 +86,5 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
     joined: Joined
 
     def real_time_per_s(self, streams: int) -> float:
-        """Chunks a second if all streams keep real time."""
+        """Chunks per second if all streams keep real time."""
         return streams * 1000 / self.step_ms

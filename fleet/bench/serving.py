@@ -1,45 +1,46 @@
-"""Measuring a fleet through its API: the same bounded, greedy requests alone and together. Knows stages only as declared."""
+"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows stages only as declared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
-from fleet.bench.background_load import BackgroundLoad
-from fleet.bench.chat import ChatApi, ChatBody
-from fleet.bench.deployment import Target
+from fleet.api_client.chat import ChatCall, ChatMessage, ChatStreamOptions, OutputAudio, StageBounds
+from fleet.api_client.client import ApiClient
+from fleet.bench.deployment import TargetFleet
 from fleet.bench.errors import BenchError
-from fleet.bench.load import Advance, Phase, run_phase
-from fleet.bench.options import Options
+from fleet.bench.load import Advance, LoadPhase, run_phase
+from fleet.bench.options import BenchOptions
 from fleet.bench.prompts import pick
-from fleet.bench.reference import Work
+from fleet.bench.reference import ReferenceWork
 from fleet.config import FleetConfig
 from fleet.core.ids import StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
+from fleet.reporting.background_load import BackgroundLoad
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
 
-Bounds = dict[str, dict[str, int | float]]
 Steps = Callable[[str, int], Advance]
-"""(what, how many) -> what to call after each: the progress display."""
+"""Begin a progress bar (label, total); the returned function advances it by one step."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of one fleet, and the prompts they sent, by index."""
+    """Results of both phases, and the prompts they sent, by index."""
 
     url: str
     model: str
     graph: str
-    bounds: Bounds
+    bounds: StageBounds
     prompts: tuple[str, ...]
-    single: Phase
-    concurrent: Phase
+    single: LoadPhase
+    concurrent: LoadPhase
 
 
-def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> Bounds:
-    """The `fleet` section of a request: every stage that samples is greedy and bounded, the main one by `max_tokens`."""
+def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBounds:
+    """Return the `fleet` section of a request: every stage that samples is greedy and bounded, the main one by `max_tokens`."""
     stages = config.graph_declaration().stages
     return {
         stage.name: {"max_tokens": max_tokens if stage.main else frames, "temperature": 0.0}
@@ -48,21 +49,17 @@ def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> Bounds:
     }
 
 
-def chat_of(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
-def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: Steps) -> Serving:
-    """Warm up, then one request at a time, then many. Raises: BenchError."""
+def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, steps: Steps) -> Serving:
+    """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError, BenchError."""
     model = api.model()
     _check_stages(api, config)
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     prompts = pick(max(options.requests, options.concurrency))
-    bodies = [_body(model, prompt, config, bounds) for prompt in prompts]
+    bodies = [encode_call(model, prompt, config, bounds) for prompt in prompts]
     alone, warm_up = bodies[: options.requests], [bodies[index % len(bodies)] for index in range(options.warm_up)]
     if warm_up:
         run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
-        run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, many at a time", len(warm_up) * 2))
+        run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, concurrent", len(warm_up) * 2))
     single = _measured(SINGLE, api, alone, 1, options, steps("one at a time", len(alone)))
     together = steps(f"{options.concurrency} at a time", len(bodies))
     return Serving(
@@ -76,43 +73,65 @@ def measure_serving(api: ChatApi, config: FleetConfig, options: Options, steps: 
     )
 
 
-def _measured(name: str, api: ChatApi, bodies: Sequence[bytes], concurrency: int, options: Options, step: Advance) -> Phase:
-    neighbours = BackgroundLoad()
+def _measured(
+    name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, options: BenchOptions, step: Advance
+) -> LoadPhase:
+    background_load = BackgroundLoad()
     phase = run_phase(name, api, bodies, concurrency, step)
-    return msgspec.structs.replace(phase, others_cores=neighbours.cores() if options.up else None)
+    return msgspec.structs.replace(phase, others_cores=background_load.cores() if options.up else None)
 
 
-def _check_stages(api: ChatApi, config: FleetConfig) -> None:
-    """The options' deployment must be the fleet's, or its bounds would name stages that are not there."""
+def _check_stages(api: ApiClient, config: FleetConfig) -> None:
+    """Check that the fleet serves the graph of the options, since the bounds name its stages. Raises: BenchError."""
     roles = api.roles()
-    ours = {role.name for role in config.roles()}
-    if not ours <= roles:
-        theirs = ", ".join(sorted(roles))
+    if not {role.name for role in config.roles()} <= roles:
+        served = ", ".join(sorted(roles))
         raise BenchError(
-            f"{api.url} serves the roles {theirs}, not the graph {config.graph}; name its graph with --set graph=NAME "
+            f"{api.url} serves the roles {served}, not the graph {config.graph}; name its graph with --set graph=NAME "
             "or --config FILE",
             param="--config",
         )
 
 
-def _body(model: str, prompt: str, config: FleetConfig, bounds: Bounds) -> bytes:
-    media = set(config.graph_declaration().media.values())
-    body = ChatBody(
+def encode_call(
+    model: str,
+    prompt: str,
+    config: FleetConfig,
+    bounds: StageBounds,
+    *,
+    media: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    stream_options: ChatStreamOptions | None = None,
+) -> bytes:
+    """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
+
+    Raises: BenchError for a medium that the graph does not produce.
+    """
+    produced = set(config.graph_declaration().media.values())
+    media = sorted(produced if media is None else media, reverse=True)
+    if not set(media) <= produced:
+        raise BenchError(f"graph {config.graph} answers with {', '.join(sorted(produced))}, not with {', '.join(media)}")
+    call = ChatCall(
         model=model,
-        messages=chat_of(prompt),
-        modalities=sorted(media, reverse=True),
-        audio={"format": "pcm16"} if "audio" in media else None,
+        messages=(ChatMessage(role="user", content=prompt),),
+        modalities=tuple(media),
+        audio=OutputAudio(format="pcm16") if "audio" in media else UNSET,
+        stream=True,
+        stream_options=stream_options or ChatStreamOptions(),
+        temperature=temperature,
+        seed=seed,
         fleet=bounds,
     )
-    return msgspec.json.encode(body)
+    return msgspec.json.encode(call)
 
 
 def local_checkpoint(config: FleetConfig) -> Path:
-    """Raises: BenchError if the fleet's checkpoint is not on this machine."""
+    """Return the folder of the fleet's checkpoint. Raises: BenchError if it is not on this machine."""
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_dir():
         raise BenchError(
-            f"comparing needs the fleet's checkpoint here, and {config.checkpoint!r} is no folder; "
+            f"a comparison needs the fleet's checkpoint on this machine, and {config.checkpoint!r} is not a folder; "
             "name it with --set checkpoint=DIR, or use --up",
             param="--set",
         )
@@ -121,20 +140,23 @@ def local_checkpoint(config: FleetConfig) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The measured prompts as the gateway turns them into requests, for something else to answer."""
+    """The measured prompts, prepared as the gateway prepares them, for the reference to answer."""
 
-    work: Work
+    work: ReferenceWork
     frontend: Frontend
 
 
-def prepare(target: Target, options: Options, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
-    """Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something."""
+def prepare(target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]) -> Prepared:
+    """Prepare `prompts` for the reference.
+
+    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something.
+    """
     config = target.config
     frontend = load_frontend(config.graph_declaration().frontend, local_checkpoint(config), config.limits)
     requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
-    work = Work(
+    work = ReferenceWork(
         requests=requests,
-        messages=tuple(chat_of(prompt) for prompt in prompts),
+        messages=tuple([{"role": "user", "content": prompt}] for prompt in prompts),
         num_threads=num_threads,
         device=config.device,
         dtype=config.dtype,
@@ -144,21 +166,18 @@ def prepare(target: Target, options: Options, prompts: tuple[str, ...], num_thre
     return Prepared(work=work, frontend=frontend)
 
 
-def _spec(config: FleetConfig, frontend: Frontend, options: Options, prompt: str) -> RequestSpec:
+def _spec(config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str) -> RequestSpec:
     graph = config.graph_declaration()
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     sampling: dict[StageName, Sampling] = {}
     for stage in graph.stages:
-        given = {**stage.default_sampling, **frontend.sampling().get(stage.name, {}), **config.stage(stage.name).sampling}
-        fields = {**given, **bounds.get(stage.name, {})}
+        defaults = {**stage.default_sampling, **frontend.sampling().get(stage.name, {}), **config.stage(stage.name).sampling}
+        fields = {**defaults, **bounds.get(stage.name, {})}
         sampling[stage.name] = msgspec.convert(fields, Sampling)
     chat = ChatRequest(
         id=new_request_id(),
         graph=graph.name,
-        messages=tuple(
-            Message(role=message["role"], content=TextPart(text=message["content"], where="messages"))
-            for message in chat_of(prompt)
-        ),
+        messages=(Message(role="user", content=TextPart(text=prompt, where="messages")),),
         outputs=tuple(graph.media),
         sampling=sampling,
         spoken="audio" in graph.media.values(),

@@ -1,14 +1,14 @@
-"""What a fleet is held to, as ratios that hold on any machine. Pure."""
+"""Targets of a fleet, as ratios that hold on any machine. Pure."""
 
 from fleet.bench.barge_in import BargeInResult
 from fleet.bench.hand_off import HandOffResult
 from fleet.bench.hop import HopResult
-from fleet.bench.reference import Result
+from fleet.bench.reference import ReferenceResult
 from fleet.bench.scale_result import ScaleResult
 from fleet.bench.serving import Serving
-from fleet.bench.stats import Ratio, percentile, summarise
 from fleet.bench.voice import VoiceResult
-from fleet.bench.voices_result import VoicesResult
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
+from fleet.reporting.stats import Ratio, percentile, summarise
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
@@ -18,24 +18,24 @@ HOP_P50_US = 400.0
 SCALE_HOP_P99_MS = 50.0
 SCALE_COST_RATIO = 1.3
 SCALE_PACE_RATIO = 0.97
-"""Streams that fall behind real time are no load of that size."""
+"""Streams that fall behind real time are a smaller load than the one reported."""
 JOIN_RATIO = 1.5
 HAND_OFF_P50_MS = 5.0
 PAGES_RATIO = 0.5
-VOICE_OURS_P50_MS = 400.0
+VOICE_P50_MS = 400.0
 BARGE_IN_P50_MS, FREED_P50_MS = 250.0, 300.0
 
 
-def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
-    """Medians of the same requests, one at a time; then many at a time against one after another."""
+def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]:
+    """Compare medians of the same requests one at a time, and concurrent throughput with that of the sequential baseline."""
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")
-    count = len(serving.single.traces)
+    count = len(serving.single.timings)
     seconds = [answer.seconds for answer in baseline.answers[:count]]
-    at_once = summarise([answer.first_audio_s for answer in baseline.answers[:count]])
-    if first is None or last is None or at_once is None:
+    first_audio = summarise([answer.first_audio_s for answer in baseline.answers[:count]])
+    if first is None or last is None or first_audio is None:
         return []
     ratios = [
-        Ratio(name="first audio / baseline", value=first.p50 / at_once.p50, target=FIRST_AUDIO_RATIO, at_most=True),
+        Ratio(name="first audio / baseline", value=first.p50 / first_audio.p50, target=FIRST_AUDIO_RATIO, at_most=True),
         Ratio(name="last sample / baseline", value=last.p50 / percentile(seconds, 50), target=LAST_SAMPLE_RATIO, at_most=True),
     ]
     concurrency = serving.concurrent.concurrency
@@ -46,8 +46,8 @@ def against_baseline(serving: Serving, baseline: Result) -> list[Ratio]:
     return ratios
 
 
-def against_twin(serving: Serving, twin: Result) -> list[Ratio]:
-    """The wall time of the same requests, one at a time."""
+def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
+    """Compare the wall time of the same requests, one at a time."""
     wall_s = sum(metrics.total_s for metrics in serving.single.metrics)
     twin_s = sum(answer.seconds for answer in twin.answers)
     return [Ratio(name="wall time / twin", value=wall_s / twin_s, target=TWIN_RATIO, at_most=True)]
@@ -61,7 +61,7 @@ def of_hops(hops: HopResult) -> list[Ratio]:
 
 
 def of_hand_offs(result: HandOffResult) -> list[Ratio]:
-    """The median of each stage's; and the speed of blocks, of a plain read's."""
+    """Check the median hand-off of each stage, and the speed of reads by block relative to a plain read."""
     wholes = [(stage.stage, stage.whole_ms) for stage in result.stages]
     ratios = [
         Ratio(name=f"hand-off p50, {name}", value=whole.p50, target=HAND_OFF_P50_MS, at_most=True, unit="ms")
@@ -74,39 +74,39 @@ def of_hand_offs(result: HandOffResult) -> list[Ratio]:
 
 
 def of_voice(voice: VoiceResult) -> list[Ratio]:
-    """All of a turn's wait but the silence that was waited for."""
-    ours = voice.ours_ms
-    if ours is None:
+    """Check the median of voice to voice without the end-of-turn silence."""
+    fleet_ms = voice.fleet_ms
+    if fleet_ms is None:
         return []
-    return [Ratio(name="voice turn less its silence, p50", value=ours.p50, target=VOICE_OURS_P50_MS, at_most=True, unit="ms")]
+    return [Ratio(name="voice turn without its silence, p50", value=fleet_ms.p50, target=VOICE_P50_MS, at_most=True, unit="ms")]
 
 
-def of_voices(voices: VoicesResult) -> list[Ratio]:
-    """Nobody's sound runs dry, and everybody is answered; whoever is one too many waits for a place."""
-    talks, beyond = len(voices.talks), voices.beyond
-    unanswered = talks * voices.wanted_turns - len(voices.turns)
+def of_voice_sessions(result: VoiceSessionsResult) -> list[Ratio]:
+    """Check that no playback underruns, every question is answered, and the session beyond the limit is queued."""
+    sessions, queued = len(result.sessions), result.queued
+    unanswered = sessions * result.wanted_turns - len(result.turns)
     ratios = [
-        Ratio(name=f"underruns of {talks} voice sessions", value=voices.underruns, target=0, at_most=True, unit="underruns"),
+        Ratio(name=f"underruns of {sessions} voice sessions", value=result.underruns, target=0, at_most=True, unit="underruns"),
         Ratio(name="questions not answered", value=unanswered, target=0, at_most=True, unit="questions"),
     ]
-    if beyond is not None:
-        queued = beyond.position == 1 and not beyond.early and beyond.let_in_ms is not None and beyond.answered
-        ratios.append(Ratio(name="one too many waits, and is let in", value=float(queued), target=1, at_most=False))
+    if queued is not None:
+        admitted = queued.position == 1 and not queued.early and queued.admitted_ms is not None and queued.answered
+        ratios.append(Ratio(name="extra session queued, then admitted", value=float(admitted), target=1, at_most=False))
     return ratios
 
 
 def of_barge_in(result: BargeInResult) -> list[Ratio]:
-    """From the first voiced sample: the answer's end, and its memory free."""
-    held = (
+    """Check the medians from the first voiced sample to the answer's end, and from there to its memory free."""
+    targets = (
         ("barge-in to cancelled, p50", "cancelled_ms", BARGE_IN_P50_MS),
         ("cancelled to memory free, p50", "freed_ms", FREED_P50_MS),
     )
-    found = [(name, result.summary(part), target) for name, part, target in held]
+    found = [(name, result.summary(part), target) for name, part, target in targets]
     return [Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms") for name, part, target in found if part]
 
 
 def of_scale(scale: ScaleResult) -> list[Ratio]:
-    """At the most streams: real time, and late chunks. From the fewest to the most: the cost of a chunk. Nothing may be lost."""
+    """Check pace and late chunks with the most streams, the growth of the CPU per chunk, and that no answer is incomplete."""
     few, many = scale.phases[0], scale.phases[-1]
     window, joined = many.window, scale.joined
     pace = window.chunks_per_s / scale.real_time_per_s(many.streams)
@@ -123,4 +123,4 @@ def of_scale(scale: ScaleResult) -> list[Ratio]:
         value = joined.together.chunks_per_s / joined.alone.chunks_per_s
         ratios.append(Ratio(name="chunks/s with a second worker", value=value, target=JOIN_RATIO, at_most=False))
     broken = sum(len(phase.broken) for phase in (*scale.phases, joined))
-    return [*ratios, Ratio(name="answers not whole", value=broken, target=0, at_most=True, unit="answers")]
+    return [*ratios, Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers")]

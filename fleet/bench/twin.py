@@ -1,6 +1,6 @@
-"""The slow twin of the fleet: the same stages driven directly in one process, interleaved by hand, without Redis or transfers.
+"""The slow twin of the fleet: the same stages in one process, without Redis or transfers.
 
-What the fleet delivers is compared with this. It moves items from stage to stage as the graph says, and nothing else.
+The fleet's answers are compared with the twin's. It only moves items from stage to stage, as the graph says.
 """
 
 import time
@@ -25,8 +25,8 @@ def declared_policy(edge: Edge) -> ChunkPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A chunk as it was made. Units: `at_s` since the run began."""
+class TwinChunk:
+    """A chunk that a stage released. Units: `at_s` since the run began."""
 
     at_s: float
     request: RequestId
@@ -47,7 +47,7 @@ class _Chunker:
     num_chunks: int = 0
 
     def offer(self, item: EdgeItem) -> Iterator[tuple[Walk, Arrays, bool]]:
-        """Chunks that the item releases: (consumer's walk, arrays, final)."""
+        """Yield the chunks that the item releases: (consumer's walk, arrays, final)."""
         if item.arrays:
             ordinal = self.ordinals.get(item.walk, 0)
             self.ordinals[item.walk] = ordinal + 1
@@ -69,8 +69,8 @@ class _Chunker:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
-    """The requests under way."""
+class _TwinRun:
+    """The open requests of one run."""
 
     adapters: dict[tuple[StageName, RequestId], TaskAdapter]
     chunkers: dict[tuple[EdgeName, RequestId], _Chunker]
@@ -79,40 +79,40 @@ class _Run:
 
 
 class SlowTwin:
-    """`built` may lack the last stages of the graph: their input edges then end here.
+    """`built` may lack the last stages of the graph; the run then ends at their input edges.
 
-    `errors` holds what ended a request early; its other requests go on.
+    `errors`: by request that failed; the other requests continue.
     """
 
     def __init__(self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy) -> None:
         self._graph, self._built, self._policy = graph, built, policy
-        self._run: _Run | None = None
+        self._run: _TwinRun | None = None
         self.errors: dict[RequestId, FleetError] = {}
 
     def run(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Answers:
-        """Every request to its end: what each edge carried, chunk by chunk (chunks without arrays left out)."""
+        """Run every request to its end; return the chunks of each edge, those without arrays left out."""
         answers: Answers = {spec.id: {edge.name: [] for edge in self._edges(spec)} for spec in specs}
-        for made in self.stream(specs, blobs):
-            if made.arrays:
-                answers[made.request][made.edge].append(made.arrays)
+        for chunk in self.stream(specs, blobs):
+            if chunk.arrays:
+                answers[chunk.request][chunk.edge].append(chunk.arrays)
         return answers
 
-    def stream(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Iterator[Made]:
-        """The same, chunk by chunk as they are made."""
-        run = self._run = _Run(adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter())
+    def stream(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Iterator[TwinChunk]:
+        """Run every request, and yield the chunks as they are released."""
+        run = self._run = _TwinRun(adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter())
         for spec in specs:
             self._open(run, spec, (blobs or {}).get(spec.id))
         while run.open_edges:
             ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
             if not ready:
-                raise AssertionError(f"no stage can step, and these edges have not ended: {sorted(run.open_edges)}")
+                raise AssertionError(f"no stage is ready, and these edges have not ended: {sorted(run.open_edges)}")
             for name in ready:
                 for output in self._built[name].engine.step():
                     yield from self._deliver(run, name, output)
 
     def abort(self, request: RequestId) -> None:
-        """Drop a request of the stream under way everywhere."""
-        assert self._run is not None, "nothing runs"
+        """Abort a request of the current stream in every stage."""
+        assert self._run is not None, "no stream is open"
         for stage in self._built.values():
             stage.engine.abort(request)
         self._run.open_edges = {(edge, other) for edge, other in self._run.open_edges if other != request}
@@ -120,7 +120,7 @@ class SlowTwin:
     def _edges(self, spec: RequestSpec) -> list[Edge]:
         return [edge for edge in self._graph.edges_for(spec.outputs) if edge.source in self._built]
 
-    def _open(self, run: _Run, spec: RequestSpec, blob: bytes | None) -> None:
+    def _open(self, run: _TwinRun, spec: RequestSpec, blob: bytes | None) -> None:
         for edge in self._edges(spec):
             first_walk = self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
             run.chunkers[edge.name, spec.id] = _Chunker(edge=edge, policy=self._policy(edge), walk=first_walk)
@@ -129,7 +129,7 @@ class SlowTwin:
             if name in self._built and spec.id not in self.errors:
                 self._submit(run, name, spec, blob)
 
-    def _submit(self, run: _Run, name: StageName, spec: RequestSpec, blob: bytes | None) -> None:
+    def _submit(self, run: _TwinRun, name: StageName, spec: RequestSpec, blob: bytes | None) -> None:
         stage = self._built[name]
         try:
             adapter = run.adapters[name, spec.id] = stage.adapter(spec, blob)
@@ -145,7 +145,7 @@ class SlowTwin:
         self.errors.setdefault(request, error)
         self.abort(request)
 
-    def _deliver(self, run: _Run, name: StageName, output: EngineOutput) -> Iterator[Made]:
+    def _deliver(self, run: _TwinRun, name: StageName, output: EngineOutput) -> Iterator[TwinChunk]:
         request = output.request_id
         if not any(other == request for _, other in run.open_edges):
             return
@@ -154,15 +154,15 @@ class SlowTwin:
             return
         adapter = run.adapters[name, request]
         for item in adapter.produce(output):
-            yield from self._pass_on(run, request, item)
+            yield from self._forward(run, request, item)
         if adapter.is_stopped():
             self._built[name].engine.finish(request)
 
-    def _pass_on(self, run: _Run, request: RequestId, item: EdgeItem) -> Iterator[Made]:
+    def _forward(self, run: _TwinRun, request: RequestId, item: EdgeItem) -> Iterator[TwinChunk]:
         chunker = run.chunkers[item.edge, request]
         for walk, arrays, final in chunker.offer(item):
             at_s = time.perf_counter() - run.began_s
-            yield Made(at_s=at_s, request=request, edge=item.edge, arrays=arrays, final=final)
+            yield TwinChunk(at_s=at_s, request=request, edge=item.edge, arrays=arrays, final=final)
             target = chunker.edge.target
             if target in self._built:
                 for piece in run.adapters[target, request].consume(item.edge, walk, arrays, final=final):

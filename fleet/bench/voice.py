@@ -1,11 +1,11 @@
-"""Voice turns over `/v1/realtime`: spoken questions sent as a microphone sends them, and how long the speaker then waits.
+"""Voice benchmark: spoken questions over `/v1/realtime`, sent in real time, and the wait for the answer.
 
-The clock is this client's: from the moment the last voiced sample was sent to that at which the first voiced sample of the answer
-is heard, by a listener who plays what comes without delay. Knows no stage.
+Voice to voice is measured on this client's clock: from the moment at which the last voiced sample was sent to the moment at which
+the first voiced sample of the answer plays, without a playback buffer. Knows no stage.
 """
 
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -16,53 +16,61 @@ import numpy as np
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from websockets.exceptions import InvalidStatus, WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
-from fleet.bench.chat import BYTES_PER_SAMPLE, PCM_RATE_HZ, ChatApi
+from fleet.api_client.audio import BYTES_PER_S, PCM_RATE_HZ
+from fleet.api_client.client import ApiClient, SpeechCall
+from fleet.api_client.realtime import (
+    BLOCK_BYTES,
+    BLOCK_MS,
+    LatencyPart,
+    RealtimeEvent,
+    RealtimeResponse,
+    RealtimeSession,
+    update_audio_input,
+)
 from fleet.bench.errors import BenchError
-from fleet.bench.stats import Summary, summarise
 from fleet.processing.voice_onset import FirstVoicedClock
+from fleet.reporting.stats import Summary, summarise
 
-BLOCK_MS = 20
-"""What a browser sends at a time."""
-BLOCK_BYTES = PCM_RATE_HZ * BLOCK_MS // 1000 * BYTES_PER_SAMPLE
 SILENCE_MS = 500
-"""For how long nobody speaks before a turn is over. Source: OpenAI's default."""
+"""Silence that ends a turn. Source: OpenAI's default."""
 LEAD_IN_MS = 300
 QUIET = 0.02
-"""Of the peak: what lies below at the end is no voice."""
-PATIENCE_S = 30.0
+"""Threshold of voiced samples, relative to the peak."""
+TIMEOUT_S = 30.0
 PEAK = 32767
 QUESTIONS = (
-    "what is two plus three", "what day comes after monday", "what is the opposite of hot", "what can you do",
-    "count from one to five", "my name is anna", "what color is the sky", "say good night",
-)  # fmt: skip
+    "what is two plus three",
+    "what day comes after monday",
+    "what is the opposite of hot",
+    "what can you do",
+    "count from one to five",
+    "my name is anna",
+    "what color is the sky",
+    "say good night",
+)
 
 Samples = NDArray[np.int16]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    ms: float
-
-
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question. `voice_to_voice_ms` and `first_sound_ms` (to the first sample received, voiced or not) by this client's
-    clock; `parts` as the fleet reports them, of its own share of the former.
+    """One question and its answer.
+
+    `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this client's clock; `parts` are the
+    fleet's report of its share of the former.
     """
 
     question: str
     request: str
     voice_to_voice_ms: float
-    parts: tuple[Part, ...]
+    parts: tuple[LatencyPart, ...]
     answer_s: float
     transcript: str
-    first_sound_ms: float | None = None
+    first_audio_ms: float | None = None
 
 
 class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`silence_ms`: the wait that is the session's setting, a part of every turn."""
+    """`silence_ms`: the session's end-of-turn silence, which is part of every `voice_to_voice_ms`."""
 
     model: str
     silence_ms: int
@@ -70,203 +78,175 @@ class VoiceResult(msgspec.Struct, frozen=True, kw_only=True):
     others_cores: float | None = None
 
     @property
-    def whole_ms(self) -> Summary | None:
+    def voice_to_voice_ms(self) -> Summary | None:
         return summarise([turn.voice_to_voice_ms for turn in self.turns])
 
     @property
-    def ours_ms(self) -> Summary | None:
-        """All but the silence that was waited for."""
+    def fleet_ms(self) -> Summary | None:
+        """Voice to voice without the end-of-turn silence."""
         return summarise([turn.voice_to_voice_ms - self.silence_ms for turn in self.turns])
 
     @property
-    def first_sound_ms(self) -> Summary | None:
-        return summarise([turn.first_sound_ms for turn in self.turns])
+    def first_audio_ms(self) -> Summary | None:
+        return summarise([turn.first_audio_ms for turn in self.turns])
 
     def part_ms(self, name: str) -> Summary | None:
         return summarise([part.ms for turn in self.turns for part in turn.parts if part.name == name])
 
     @property
-    def names(self) -> list[str]:
+    def part_names(self) -> list[str]:
         return list(dict.fromkeys(part.name for turn in self.turns for part in turn.parts))
 
 
-class _Problem(msgspec.Struct, frozen=True):
-    message: str
-
-
-class _Details(msgspec.Struct, frozen=True):
-    error: _Problem | None = None
-
-
-class _Response(msgspec.Struct, frozen=True):
-    status: str = ""
-    status_details: _Details | None = None
-
-
-class _Event(msgspec.Struct, frozen=True):
-    """What is read of any event."""
-
-    type: str
-    delta: str = ""
-    request_id: str = ""
-    parts: tuple[Part, ...] = ()
-    response: _Response | None = None
-    error: _Problem | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Invariant: `samples` end with a voiced one, PCM16 at 24 kHz."""
+class SpokenQuestion:
+    """Invariant: `samples` are 16-bit PCM at 24 kHz, and the last one is voiced."""
 
     name: str
     samples: Samples
 
 
-_event = msgspec.json.Decoder(_Event)
-_encode = msgspec.json.Encoder().encode
-
-
-def read_question(path: Path) -> Question:
-    """Raises: BenchError if it is no sound, or silence."""
+def read_question(path: Path) -> SpokenQuestion:
+    """Read an audio file. Raises: BenchError if it holds no audio, or only silence."""
     try:
         samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, soundfile.LibsndfileError) as error:
         raise BenchError(f"--wav {path}: {error}", param="--wav") from error
-    mono = soxr.resample(samples.mean(axis=1), rate_hz, PCM_RATE_HZ)
-    voiced = np.flatnonzero(np.abs(mono) > QUIET * float(np.abs(mono).max(initial=0.0)))
-    if not len(voiced):
-        raise BenchError(f"--wav {path}: there is nothing to hear in it", param="--wav")
-    spoken = mono[: voiced[-1] + 1]
-    return Question(name=path.name, samples=(np.clip(spoken, -1, 1) * PEAK).astype("<i2"))
+    spoken = _until_last_voiced(soxr.resample(samples.mean(axis=1), rate_hz, PCM_RATE_HZ))
+    if not len(spoken):
+        raise BenchError(f"--wav {path}: the file is silent; name one with speech", param="--wav")
+    return SpokenQuestion(name=path.name, samples=(np.clip(spoken, -1, 1) * PEAK).astype("<i2"))
 
 
-def spoken_questions(api: ChatApi, model: str, count: int) -> list[Question]:
-    """Questions in the fleet's own voice, `count` different ones at most. Raises: BenchError."""
-    made: list[Question] = []
+def spoken_questions(api: ApiClient, model: str, count: int) -> list[SpokenQuestion]:
+    """Have the fleet speak up to `count` different questions. Raises: ApiError, BenchError."""
+    questions: list[SpokenQuestion] = []
     for text in QUESTIONS[:count]:
-        pcm = api.speech({"model": model, "input": text, "response_format": "wav"})
-        samples, _ = soundfile.read(BytesIO(pcm), dtype="int16")
-        voiced = np.flatnonzero(np.abs(samples) > QUIET * int(np.abs(samples).max(initial=0)))
-        if not len(voiced):
+        file = api.speech(SpeechCall(model=model, input=text))
+        samples, _ = soundfile.read(BytesIO(file), dtype="int16")
+        spoken = _until_last_voiced(samples)
+        if not len(spoken):
             raise BenchError(f"the fleet speaks {text!r} as silence; name recordings with --wav", param="--wav")
-        made.append(Question(name=text, samples=samples[: voiced[-1] + 1].astype("<i2")))
-    return made
+        questions.append(SpokenQuestion(name=text, samples=spoken.astype("<i2")))
+    return questions
 
 
-def measure_voice(api: ChatApi, questions: Sequence[Question], turns: int, step: Callable[[], None]) -> VoiceResult:
-    """`turns` turns of one session, the questions in order and again; one more before them that does not count.
+def _until_last_voiced(samples: np.ndarray) -> np.ndarray:
+    level = np.abs(samples)
+    voiced = np.flatnonzero(level > QUIET * float(level.max(initial=0)))
+    return samples[: voiced[-1] + 1] if len(voiced) else samples[:0]
 
-    Raises: BenchError.
+
+def measure_voice(api: ApiClient, questions: Sequence[SpokenQuestion], turns: int, step: Callable[[], None]) -> VoiceResult:
+    """Measure `turns` turns of one session, cycling through the questions, after one turn of warm-up.
+
+    Raises: ApiError, BenchError.
     """
     model = api.model()
-    try:
-        with connect(api.realtime_url(model), additional_headers=api.headers(), max_size=None) as socket:
-            session = _Session(socket)
-            session.open()
-            measured: list[VoiceTurn] = []
-            for number in range(turns + 1):
-                turn = session.ask(questions[number % len(questions)])
-                if number:
-                    measured.append(turn)
-                step()
-    except InvalidStatus as error:
-        raise BenchError(f"{api.url} refuses a voice session with status {error.response.status_code}") from error
-    except (OSError, WebSocketException) as error:
-        raise BenchError(f"the voice session at {api.url} broke off: {error}") from error
+    with api.realtime(model) as session:
+        conversation = _Conversation(session)
+        conversation.open()
+        measured: list[VoiceTurn] = []
+        for number in range(turns + 1):
+            turn = conversation.ask(questions[number % len(questions)])
+            if number:
+                measured.append(turn)
+            step()
     return VoiceResult(model=model, silence_ms=SILENCE_MS, turns=tuple(measured))
 
 
-class _Session:
-    """One conversation. Its microphone never stops: where nothing is said, silence is sent."""
+@dataclass(slots=True)
+class _Answer:
+    """The answer as far as it has arrived. `first_s`: arrival of its first sample."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
+    voiced: FirstVoicedClock
+    first_s: float | None = None
+    num_bytes: int = 0
+    request: str = ""
+    parts: tuple[LatencyPart, ...] = ()
+    transcript: str = ""
+    response: RealtimeResponse | None = None
+
+    def receive(self, event: RealtimeEvent, now_s: float) -> None:
+        match event.type:
+            case "response.output_audio.delta":
+                pcm = b64decode(event.delta)
+                self.first_s = self.first_s or now_s
+                self.voiced.add(pcm, now_s)
+                self.num_bytes += len(pcm)
+            case "response.output_audio_transcript.delta":
+                self.transcript += event.delta
+            case "fleet.timing":
+                self.parts, self.request = event.parts, event.request_id
+            case "response.done":
+                self.response = event.response
+            case _:
+                pass
+
+
+class _Conversation:
+    """One session with an open microphone: between questions it sends silence."""
+
+    def __init__(self, session: RealtimeSession) -> None:
+        self._session = session
         self._next_block_s = 0.0
 
     def open(self) -> None:
-        turns = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": SILENCE_MS}
-        session = {"type": "realtime", "audio": {"input": {"turn_detection": turns}}}
-        self._socket.send(_encode({"type": "session.update", "session": session}).decode())
-        deadline_s = time.monotonic() + PATIENCE_S
-        while self._receive(deadline_s - time.monotonic(), "a voice session").type != "session.updated":
-            pass
+        detection = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": SILENCE_MS}
+        self._session.send(update_audio_input(turn_detection=detection))
+        deadline_s = time.monotonic() + TIMEOUT_S
+        try:
+            while self._session.receive(deadline_s - time.monotonic()).type != "session.updated":
+                pass
+        except TimeoutError as error:
+            raise BenchError(f"a voice session was not opened within {TIMEOUT_S:g} s") from error
 
-    def ask(self, question: Question) -> VoiceTurn:
-        """Speak, then be silent and listen to the end of the answer. Raises: BenchError."""
-        self._next_block_s = time.perf_counter()
-        self._speak(bytes(LEAD_IN_MS * PCM_RATE_HZ // 1000 * BYTES_PER_SAMPLE))
-        self._speak(question.samples.tobytes())
-        return self._listen(question.name, self._next_block_s)
-
-    def _speak(self, pcm: bytes) -> None:
-        """In real time: a block is sent once it would have been recorded."""
-        for start in range(0, len(pcm), BLOCK_BYTES):
-            block = pcm[start : start + BLOCK_BYTES]
-            self._next_block_s += len(block) / BYTES_PER_SAMPLE / PCM_RATE_HZ
-            time.sleep(max(0.0, self._next_block_s - time.perf_counter()))
-            self._socket.send(_encode({"type": "input_audio_buffer.append", "audio": b64encode(block).decode()}).decode())
-
-    def _listen(self, name: str, spoken_s: float) -> VoiceTurn:
-        first_s, num_bytes, request = None, 0, ""
-        voiced = FirstVoicedClock(PCM_RATE_HZ)
-        parts: tuple[Part, ...] = ()
-        words: list[str] = []
-        deadline_s = time.perf_counter() + PATIENCE_S
-        while time.perf_counter() < deadline_s:
-            event = self._heard_while_silent()
-            if event is None:
-                continue
-            if event.type == "response.output_audio.delta":
-                now_s, pcm = time.perf_counter(), b64decode(event.delta)
-                first_s = first_s or now_s
-                voiced.add(pcm, now_s)
-                num_bytes += len(pcm)
-                deadline_s = now_s + PATIENCE_S
-            elif event.type == "response.output_audio_transcript.delta":
-                words.append(event.delta)
-            elif event.type == "fleet.timing":
-                parts, request = event.parts, event.request_id
-            elif event.type == "response.done":
-                self._check(name, event)
-                if first_s is None:
-                    raise BenchError(f"the answer to {name!r} was without sound")
-                if voiced.at_s is None:
-                    raise BenchError(f"the answer to {name!r} was silent: nothing in {num_bytes} bytes of it is voiced")
-                return VoiceTurn(
-                    question=name, request=request, voice_to_voice_ms=round((voiced.at_s - spoken_s) * 1e3, 1), parts=parts,
-                    answer_s=num_bytes / BYTES_PER_SAMPLE / PCM_RATE_HZ, transcript="".join(words),
-                    first_sound_ms=round((first_s - spoken_s) * 1e3, 1),
-                )  # fmt: skip
-        raise BenchError(f"nobody answered {name!r} within {PATIENCE_S:g} s: was it heard as speech? Name recordings with --wav")
+    def ask(self, question: SpokenQuestion) -> VoiceTurn:
+        """Speak, then send silence and receive the answer to its end. Raises: ApiError, BenchError."""
+        lead_in_s = self._session.speak(bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter())
+        spoken_s = self._next_block_s = self._session.speak(question.samples.tobytes(), lead_in_s)
+        answer = _Answer(FirstVoicedClock(PCM_RATE_HZ))
+        deadline_s = spoken_s + TIMEOUT_S
+        while answer.response is None:
+            event = self._receive_or_send_silence()
+            now_s = time.perf_counter()
+            if event is not None:
+                num_bytes = answer.num_bytes
+                answer.receive(event, now_s)
+                deadline_s = now_s + TIMEOUT_S if answer.num_bytes > num_bytes else deadline_s
+            if now_s > deadline_s:
+                raise BenchError(
+                    f"no answer to {question.name!r} within {TIMEOUT_S:g} s; if it was not detected as speech, name recordings "
+                    "with --wav"
+                )
+        return self._turn(question.name, answer, spoken_s)
 
     @staticmethod
-    def _check(name: str, event: _Event) -> None:
-        response = event.response or _Response()
-        if response.status != "completed":
-            details = response.status_details
-            why = details.error.message if details is not None and details.error is not None else response.status
-            raise BenchError(f"the answer to {name!r} did not come to its end: {why}")
+    def _turn(name: str, answer: _Answer, spoken_s: float) -> VoiceTurn:
+        assert answer.response is not None, "the answer has ended"
+        if answer.response.status != "completed":
+            raise BenchError(f"the answer to {name!r} was not completed: {answer.response.failure}")
+        if answer.first_s is None:
+            raise BenchError(f"the answer to {name!r} has no audio")
+        if answer.voiced.at_s is None:
+            raise BenchError(f"the answer to {name!r} is silent: none of its {answer.num_bytes} bytes is voiced")
+        return VoiceTurn(
+            question=name,
+            request=answer.request,
+            voice_to_voice_ms=round((answer.voiced.at_s - spoken_s) * 1e3, 1),
+            parts=answer.parts,
+            answer_s=answer.num_bytes / BYTES_PER_S,
+            transcript=answer.transcript,
+            first_audio_ms=round((answer.first_s - spoken_s) * 1e3, 1),
+        )
 
-    def _heard_while_silent(self) -> _Event | None:
-        """The next event, or None when it is time for a block of silence, which is sent."""
+    def _receive_or_send_silence(self) -> RealtimeEvent | None:
+        """Return the next event, or None when the next block was due, which is then sent as silence."""
         left_s = self._next_block_s + BLOCK_MS / 1e3 - time.perf_counter()
         if left_s > 0:
             try:
-                return self._event(self._socket.recv(timeout=left_s))
+                return self._session.receive(left_s)
             except TimeoutError:
                 pass
-        self._speak(bytes(BLOCK_BYTES))
+        self._next_block_s = self._session.speak(bytes(BLOCK_BYTES), self._next_block_s)
         return None
-
-    def _receive(self, timeout_s: float, what: str) -> _Event:
-        try:
-            return self._event(self._socket.recv(timeout=max(0.0, timeout_s)))
-        except TimeoutError as error:
-            raise BenchError(f"{what} was not opened within {PATIENCE_S:g} s") from error
-
-    @staticmethod
-    def _event(raw: str | bytes) -> _Event:
-        event = _event.decode(raw)
-        if event.type == "error":
-            raise BenchError(f"the session says: {event.error.message if event.error else 'an error without a message'}")
-        return event

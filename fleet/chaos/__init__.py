@@ -1,5 +1,5 @@
-"""`fleet chaos`: signals to the processes of a fleet that is at work, and whether its listeners are told every byte all the same.
+"""`fleet chaos`: faults injected into the processes of a loaded fleet, and a check that its clients still receive every byte.
 
-`main` is the command; `schedule` and `answer` are pure; `load` listens, `blows` strikes, `watch` reads what the fleet says of
-itself. Knows no model: roles come from the graph.
+`main` is the command; `schedule`, `answer`, `recovery` and `pauses` are pure; `clients` and `load` send requests, `faults`
+injects faults, `watch` and `event_log` read the fleet's state. Knows no model: roles come from the graph.
 """

@@ -1,4 +1,4 @@
-"""Striking: one blow after another at the replica that hurts most, each when the fleet has recovered from the one before."""
+"""Fault injection: one fault after another into the busiest replica of a role, each once the fleet has recovered."""
 
 import contextlib
 import signal
@@ -11,161 +11,170 @@ import msgspec
 import psutil
 
 from fleet.chaos.errors import ChaosError
-from fleet.chaos.event_log import EventLog, HandOff
-from fleet.chaos.processes import Extras, find, listening_port
+from fleet.chaos.event_log import EventLog, OpenHandOff
+from fleet.chaos.processes import ExtraProcesses, find_processes, listening_port
 from fleet.chaos.recovery import Recovery
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, SIGNALS, Fault, How
-from fleet.chaos.watch import Member, Watch
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, SIGNALS, Fault, FaultKind
+from fleet.chaos.watch import FleetWatch, Member
 from fleet.core.ids import StageName
 
-PATIENCE_S = 300.0
-"""A machine whose cores are all taken needs minutes to load a worker, and slow is not lost."""
+RECOVERY_TIMEOUT_S = 300.0
+"""A machine whose cores are all busy needs minutes to load a worker."""
 TAKEN_OVER_S = 0.5
-"""How long a frozen process stays frozen after it has lost its right, so that others work on what it held when it wakes."""
-HEARD_AGAIN_S = 15.0
-"""How long a frozen gateway's listeners may take to ask another."""
-AT_WORK_S = 3.0
-HAND_OFF_S = 20.0
-"""How long a blow waits for a hand-off before it falls all the same."""
+"""Time for which a frozen process stays frozen after its lease has lapsed, so that others own its tasks when it resumes."""
+CLIENTS_RESUME_S = 15.0
+"""Time for the clients of a frozen gateway to resume at another."""
+BUSY_TIMEOUT_S = 3.0
+HAND_OFF_TIMEOUT_S = 20.0
+"""Wait for a hand-off, after which the fault is injected without one."""
 POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
-class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """One blow that fell. `requests` are those of whose tasks the victim owned one; among conductors the victim is the leader.
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault. `requests`: those of whose tasks the target owned one; among conductors the target is the leader.
 
-    `aimed`: it waited for a hand-off; `in_hand_off`: nobody had confirmed that hand-off when the signal was sent.
-    Units: seconds since the phase began; `until_s` is when a stopped process went on, else `at_s`. `whole_s` is how long the
-    fleet then lacked somebody, None where it still did after `PATIENCE_S`.
+    `aimed`: it waited for a hand-off; `in_hand_off`: that hand-off was unconfirmed when the signal was sent.
+    Units: seconds since the phase began; `until_s`: when a stopped process was resumed, else `at_s`. `recovered_s`: time
+    until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
     """
 
     role: str
-    how: How
-    victim: str
+    kind: FaultKind
+    target: str
     requests: tuple[str, ...]
     at_s: float
     until_s: float
-    whole_s: float | None
+    recovered_s: float | None
     aimed: bool = False
     in_hand_off: bool = False
-    after: Recovery = Recovery()
+    recovery: Recovery = Recovery()
 
     @property
     def signal(self) -> str:
-        return SIGNALS[self.how]
+        return SIGNALS[self.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    victim: Member
+class _FaultTarget:
+    member: Member
     process: psutil.Process
-    hand_off: HandOff | None = None
+    hand_off: OpenHandOff | None = None
 
 
-class Striker:
-    """Carries blows out. Whom SIGTERM made leave for good is replaced here; whom SIGKILL took, its keeper starts again."""
+class FaultInjector:
+    """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL is restarted by its keeper."""
 
-    def __init__(self, watch: Watch, trail: EventLog, extras: Extras) -> None:
-        self._watch, self._trail, self._extras = watch, trail, extras
+    def __init__(self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses) -> None:
+        self._watch, self._event_log, self._extras = watch, event_log, extras
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
-    def strike_all(self, blows: Iterable[Fault], now_s: Callable[[], float], tell: Callable[[Hit], None]) -> list[Hit]:
-        """`now_s` is the phase's clock. Ends early if the fleet does not become whole again: another blow would tell nothing."""
+    def inject_all(
+        self, faults: Iterable[Fault], now_s: Callable[[], float], report: Callable[[InjectedFault], None]
+    ) -> list[InjectedFault]:
+        """Inject `faults` in order. `now_s`: the phase's clock. End early if the fleet does not recover."""
         self._now_s = now_s
-        hits: list[Hit] = []
-        for blow in blows:
-            self._pause.wait(blow.pause_s)
-            hits.append(self._strike(blow))
-            tell(hits[-1])
-            if hits[-1].whole_s is None:
+        injected: list[InjectedFault] = []
+        for fault in faults:
+            self._pause.wait(fault.pause_s)
+            injected.append(self._inject(fault))
+            report(injected[-1])
+            if injected[-1].recovered_s is None:
                 break
-        return hits
+        return injected
 
-    def await_whole(self) -> bool:
-        """Whether the fleet became whole in time."""
-        return self._until(self._watch.is_whole)
+    def wait_until_complete(self) -> bool:
+        """Return True once the fleet is complete, False after `RECOVERY_TIMEOUT_S`."""
+        return self._wait(self._watch.is_complete)
 
-    def _strike(self, blow: Fault) -> Hit:
-        target = self._choose(blow)
-        victim, process = target.victim, target.process
-        words = _words(blow.role, process)
-        blow_us, at_s = self._trail.now_us(), self._now_s()
-        match blow.how:
-            case How.KILL:
+    def _inject(self, fault: Fault) -> InjectedFault:
+        target = self._choose(fault)
+        member, process = target.member, target.process
+        replacement = _command(fault.role, process)
+        fault_us, at_s = self._event_log.now_us(), self._now_s()
+        match fault.kind:
+            case FaultKind.KILL:
                 process.kill()
-            case How.TERM:
+            case FaultKind.TERM:
                 process.terminate()
-            case How.STOP:
+            case FaultKind.STOP:
                 process.suspend()
-        in_hand_off = target.hand_off is not None and self._trail.is_under_way(target.hand_off)
-        if blow.how is How.STOP:
-            in_time = self._thaw(process, victim)
+        in_hand_off = target.hand_off is not None and self._event_log.is_open(target.hand_off)
+        if fault.kind is FaultKind.STOP:
+            in_time = self._resume(process, member)
         else:
-            in_time = self._until(lambda: _has_ended(process))
-        until_s = self._now_s() if blow.how is How.STOP else at_s
-        if blow.how is How.TERM:
-            self._extras.start(words)
-        whole = in_time and self._until(lambda: not self._watch.is_listed(victim)) and self.await_whole()
-        whole_s = self._now_s() - at_s if whole else None
-        registered = "" if blow.role == GATEWAY else blow.role
-        after = self._trail.after(victim.id, registered, blow_us)
-        # Both: a killed gateway's listeners may be elsewhere before it is fenced, and a hand-off leaves no time to ask.
-        requests = tuple(dict.fromkeys((*victim.requests, *after.requests)))
-        return Hit(
-            role=blow.role, how=blow.how, victim=victim.id, requests=requests, at_s=at_s, until_s=until_s, whole_s=whole_s,
-            aimed=blow.in_hand_off, in_hand_off=in_hand_off, after=after,
-        )  # fmt: skip
+            in_time = self._wait(lambda: _has_ended(process))
+        until_s = self._now_s() if fault.kind is FaultKind.STOP else at_s
+        if fault.kind is FaultKind.TERM:
+            self._extras.start(replacement)
+        complete = in_time and self._wait(lambda: not self._watch.is_registered(member)) and self.wait_until_complete()
+        recovered_s = self._now_s() - at_s if complete else None
+        registered = "" if fault.role == GATEWAY else fault.role
+        recovery = self._event_log.recovery_since(fault_us, member.id, registered)
+        return InjectedFault(
+            role=fault.role,
+            kind=fault.kind,
+            target=member.id,
+            # Both: clients of a killed gateway may resume before it is fenced, and a hand-off leaves no time to read its tasks.
+            requests=tuple(dict.fromkeys((*member.requests, *recovery.requests))),
+            at_s=at_s,
+            until_s=until_s,
+            recovered_s=recovered_s,
+            aimed=fault.in_hand_off,
+            in_hand_off=in_hand_off,
+            recovery=recovery,
+        )
 
-    def _choose(self, blow: Fault) -> _Target:
-        """Raises: ChaosError if nobody is there to be struck."""
-        aimed = self._in_hand_off(blow.role) if blow.in_hand_off else None
-        return aimed or self._busiest(blow.role)
+    def _choose(self, fault: Fault) -> _FaultTarget:
+        """Raises: ChaosError if the role has no process."""
+        aimed = self._in_hand_off(fault.role) if fault.in_hand_off else None
+        return aimed or self._busiest(fault.role)
 
-    def _in_hand_off(self, role: str) -> _Target | None:
-        """Either side of the next hand-off, if one comes soon, and its worker is still there."""
+    def _in_hand_off(self, role: str) -> _FaultTarget | None:
+        """Return the role's side of the next hand-off, or None if there is none in time or its worker has ended."""
         stage = StageName(role.partition(".")[0])
-        giving = self._watch.gives_away(role)
-        hand_off = self._trail.next_hand_off(stage, giving=giving, patience_s=HAND_OFF_S)
+        from_source = self._watch.hands_off(role)
+        hand_off = self._event_log.next_hand_off(stage, from_source=from_source, timeout_s=HAND_OFF_TIMEOUT_S)
         if hand_off is None:
             return None
-        # No search through all processes now: the hand-off lasts milliseconds.
-        victim = Member.of(hand_off.worker)
+        # No search through all processes here: the hand-off lasts milliseconds.
+        member = Member.of(hand_off.worker)
         with contextlib.suppress(psutil.NoSuchProcess):
-            return _Target(victim=victim, process=psutil.Process(victim.pid), hand_off=hand_off)
+            return _FaultTarget(member=member, process=psutil.Process(member.pid), hand_off=hand_off)
         return None
 
-    def _busiest(self, role: str) -> _Target:
-        """Who holds most tasks, at a moment when somebody holds one, if such a moment comes soon: short tasks are easily missed.
+    def _busiest(self, role: str) -> _FaultTarget:
+        """Return the process with most tasks, after a short wait for one that has any.
 
-        Raises: ChaosError if nobody is there to be struck.
+        Raises: ChaosError if the role has no process.
         """
-        # By process and not by pid alone: psutil refuses a pid that was given to another one meanwhile.
-        processes = find(*_words(role))
-        deadline_s = self._now_s() + AT_WORK_S
+        # By process and not by pid: psutil refuses a pid that now belongs to another process.
+        processes = find_processes(*_command(role))
+        deadline_s = self._now_s() + BUSY_TIMEOUT_S
         while True:
-            there = [member for member in self._watch.members(role) if member.pid in processes]
-            victim = max(there, key=lambda member: len(member.requests), default=None)
+            members = [member for member in self._watch.members(role) if member.pid in processes]
+            busiest = max(members, key=lambda member: len(member.requests), default=None)
             late = self._now_s() > deadline_s
-            if victim is not None and (victim.requests or role == CONDUCTOR or late):
-                return _Target(victim=victim, process=processes[victim.pid])
+            if busiest is not None and (busiest.requests or role == CONDUCTOR or late):
+                return _FaultTarget(member=busiest, process=processes[busiest.pid])
             if late:
-                raise ChaosError(f"nobody serves {role}, although chaos had done nothing to it since the fleet was whole")
+                raise ChaosError(f"no process serves {role}, although no fault was injected since the fleet was complete")
             self._pause.wait(CHOOSE_POLL_S)
 
-    def _thaw(self, process: psutil.Process, victim: Member) -> bool:
-        """Let a frozen process go on once others work on what it held, and a gateway's listeners have turned to another."""
+    def _resume(self, process: psutil.Process, member: Member) -> bool:
+        """Resume a frozen process once others own its tasks and, for a gateway, its clients have resumed at another."""
         try:
-            lapsed = self._until(lambda: not self._watch.is_listed(victim))
+            lapsed = self._wait(lambda: not self._watch.is_registered(member))
             self._pause.wait(TAKEN_OVER_S)
-            if victim.role == GATEWAY:
-                self._until(lambda: not self._watch.has_unheard(), HEARD_AGAIN_S)
+            if member.role == GATEWAY:
+                self._wait(lambda: not self._watch.has_unassigned_consumers(), CLIENTS_RESUME_S)
             return lapsed
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
 
-    def _until(self, reached: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
-        deadline_s = self._now_s() + patience_s
+    def _wait(self, reached: Callable[[], bool], timeout_s: float = RECOVERY_TIMEOUT_S) -> bool:
+        deadline_s = self._now_s() + timeout_s
         while not reached():
             if self._now_s() > deadline_s:
                 return False
@@ -173,20 +182,20 @@ class Striker:
         return True
 
 
-def gateway_words(port: int) -> list[str]:
-    """One that listens elsewhere than the deployment says, so that there may be two."""
+def gateway_command(port: int) -> list[str]:
+    """Return the `fleet` command of a gateway on a port of its own, beside the deployment's."""
     return [GATEWAY, "--set", f"web.port={port}"]
 
 
-def _words(role: str, process: psutil.Process | None = None) -> list[str]:
-    """The words of `fleet` that run such a process; with `process`, one to take its place, where listeners look for it."""
+def _command(role: str, process: psutil.Process | None = None) -> list[str]:
+    """Return the `fleet` command of a role; with `process`, one that takes its place at the same address."""
     if role == GATEWAY and process is not None:
-        return gateway_words(listening_port(process))
+        return gateway_command(listening_port(process))
     return [role] if role in (CONDUCTOR, GATEWAY) else ["worker", role]
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """One that was not collected yet has ended too."""
+    """Return True also for a process that its parent has not waited for yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

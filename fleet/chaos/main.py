@@ -1,188 +1,178 @@
-"""`fleet chaos`: a fleet of its own, loaded twice, struck the second time, and judged. Each step is a module of its own."""
+"""`fleet chaos`: a fleet of its own, loaded twice, the second time under faults, and judged. Each step is a module of its own."""
 
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from fleet.bench.chat import ChatApi
-from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, Target, configured, own_fleet
-from fleet.bench.machine import describe_machine
+from fleet.api_client.client import ApiClient
+from fleet.bench.deployment import LOG_NAME, RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
+from fleet.chaos.clients import Gateways
 from fleet.chaos.errors import ChaosError
 from fleet.chaos.event_log import EventLog
-from fleet.chaos.faults import Hit, Striker, gateway_words
-from fleet.chaos.listen import Gateways
-from fleet.chaos.load import Load, Outcome
-from fleet.chaos.options import Given, Options, chaos_overrides, check
+from fleet.chaos.faults import FaultInjector, InjectedFault, gateway_command
+from fleet.chaos.load import ChaosLoad, Outcome
+from fleet.chaos.options import ChaosOptions, ChaosPlan, chaos_overrides, make_plan
 from fleet.chaos.plot import draw
-from fleet.chaos.processes import Extras, free_port
-from fleet.chaos.progress import Meter, meter
-from fleet.chaos.report import Run, Verdict, judge, show, write_json
+from fleet.chaos.processes import ExtraProcesses, free_port
+from fleet.chaos.report import ChaosSetup, Verdict, judge, show, write_verdict
 from fleet.chaos.requests import make_bodies
-from fleet.chaos.schedule import CONDUCTOR, GATEWAY, How
-from fleet.chaos.schedule import draw as draw_blows
-from fleet.chaos.watch import Residue, Watch
+from fleet.chaos.schedule import CONDUCTOR, GATEWAY, FaultKind, draw_faults
+from fleet.chaos.watch import FleetWatch, Residue
 from fleet.config.settings import read_settings
+from fleet.core.interrupts import interrupted_by_sigterm
+from fleet.reporting.machine import describe_machine
+from fleet.reporting.progress import Meter, meter
 
 EXTRAS_LOG = "chaos.log"
 SILENCE_S = 5.0
-"""Where gateways are frozen: a listener who hears nothing for so long asks another."""
+"""Time-out of a client's connection where gateways are frozen, after which it resumes at another."""
 SETTLE_S = 15.0
-"""Beside a lease, in which workers say more than once what they hold: in this time a request's end reaches all who held it."""
+"""Time, besides a lease, in which the end of a request reaches all workers and their reports."""
 SETTLE_POLL_S = 0.25
 INTERRUPTED = 130
-WIDTH = 120
-"""Of tables that go to a file or a pipe, in characters."""
+WIDTH = 140
+"""Width of tables that are written to a file or a pipe, in characters."""
 
 
-def run(given: Given, command: tuple[str, ...]) -> int:
-    """Returns the exit status: 0 if nothing was lost, differed or stayed. Raises: ChaosError, ConfigError, BenchError."""
-    # Twice: what chaos adds is named by the graph's stages, which the deployment names.
-    plain = configured(given.config, given.overrides)
-    config = configured(given.config, chaos_overrides(plain, given.overrides))
-    options = check(given, config)
+def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
+    """Run the command and return its exit status: 0 if the run passed. Raises: ApiError, BenchError, ChaosError, ConfigError."""
+    # Twice: the overrides of chaos name the graph's stages, and the deployment names the graph.
+    plain = resolve_config(options.config, options.overrides)
+    config = resolve_config(options.config, chaos_overrides(plain, options.overrides))
+    plan = make_plan(options, config)
     try:
-        with _interrupted_by_sigterm():
-            verdict = _run(options, command, kept_log=config.data_dir.absolute())
+        with interrupted_by_sigterm():
+            verdict = _run(plan, command, log_folder=config.data_dir.absolute())
     except KeyboardInterrupt:
         print("fleet chaos: stopped before the end", file=sys.stderr)
         return INTERRUPTED
     show(verdict, Console() if Console().is_terminal else Console(width=WIDTH))
     if options.json:
-        write_json(verdict, options.json)
+        write_verdict(verdict, options.json)
     if options.png:
         draw(verdict, options.png)
     return 0 if verdict.passed else 1
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Being told to stop must end as Ctrl-C does, with everything that was started stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _run(options: Options, command: tuple[str, ...], kept_log: Path) -> Verdict:
-    began, machine = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine()
-    with meter() as progress:
+def _run(plan: ChaosPlan, command: tuple[str, ...], log_folder: Path) -> Verdict:
+    began, machine, options = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine(), plan.options
+    with meter("fleet chaos") as progress:
         started = progress.steps("starting the fleet", 1)
         with own_fleet(options.config, options.overrides) as target:
             started()
-            config, model = target.config, ChatApi(target.url, read_settings().api_key).model()
-            rig = Rig(target=target, options=options, progress=progress)
-            asked = Run(
-                began=began, command=command, machine=machine, model=model, numerics=config.numerics, seed=options.seed,
-                requests=options.requests, concurrency=options.concurrency,
+            config, model = target.config, ApiClient(target.url, read_settings().api_key).model()
+            setup = ChaosSetup(
+                began=began,
+                command=command,
+                machine=machine,
+                model=model,
+                numerics=config.numerics,
+                seed=options.seed,
+                requests=options.requests,
+                concurrency=options.concurrency,
                 replicas={str(role.name): role.replicas for role in config.roles()},
                 standby={str(role.name): role.standby for role in config.roles() if role.standby},
-            )  # fmt: skip
-            verdict = rig.run(asked)
+            )
+            verdict = ChaosRun(target=target, plan=plan, progress=progress).run(setup)
             if not verdict.passed:
-                _keep_log(target.config.data_dir, kept_log / f"chaos-{began[:19].replace(':', '')}.log", progress)
+                _save_log(config.data_dir, log_folder / f"chaos-{began[:19].replace(':', '')}.log", progress)
     return verdict
 
 
-def _keep_log(folder: Path, path: Path, progress: Meter) -> None:
-    """The fleet's folder is about to be removed, and its lines may say why."""
+def _save_log(folder: Path, path: Path, progress: Meter) -> None:
+    """Save the logs of the fleet's processes, since its folder is removed."""
     logs = [folder / name for name in (LOG_NAME, EXTRAS_LOG)]
     path.write_bytes(b"".join(log.read_bytes() for log in logs if log.is_file()))
-    progress.say(f"what the fleet's processes said is kept in {path}")
+    progress.say(f"the log of the fleet's processes is {path}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rig:
+class ChaosRun:
     """One fleet under test, from ready to judged."""
 
-    target: Target
-    options: Options
+    target: TargetFleet
+    plan: ChaosPlan
     progress: Meter
 
-    def run(self, asked: Run) -> Verdict:
-        config, options = self.target.config, self.options
-        extras = Extras(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG)
+    def run(self, setup: ChaosSetup) -> Verdict:
+        config, plan = self.target.config, self.plan
+        extras = ExtraProcesses(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG)
         with ExitStack() as stack:
             stack.callback(extras.stop)
-            # `fleet up` starts one conductor and one gateway; a standby, and another gateway, are what takes over.
+            # `fleet up` starts one conductor and one gateway; faults need another of each, which takes over.
             extras.start([CONDUCTOR])
-            urls = [self.target.url, *self._more_gateways(extras)]
-            watch = stack.enter_context(closing(Watch(config, len(urls))))
-            trail = stack.enter_context(closing(EventLog(config.redis_data_dir)))
-            striker = Striker(watch, trail, extras)
-            self.progress.steps("the fleet becoming whole", None)
-            if not striker.await_whole():
-                raise ChaosError("the fleet did not become whole although nobody disturbed it")
-            silence_s = SILENCE_S if GATEWAY in options.roles and How.STOP in options.hows else None
+            urls = [self.target.url, *self._start_gateways(extras)]
+            watch = stack.enter_context(closing(FleetWatch(config, len(urls))))
+            event_log = stack.enter_context(closing(EventLog(config.redis_data_dir)))
+            injector = FaultInjector(watch, event_log, extras)
+            self.progress.steps("waiting until the fleet is complete", None)
+            if not injector.wait_until_complete():
+                raise ChaosError("the fleet did not become complete, although no fault was injected")
+            silence_s = SILENCE_S if GATEWAY in plan.roles and FaultKind.STOP in plan.kinds else None
             gateways = Gateways(urls, read_settings().api_key, silence_s)
-            bodies = make_bodies(asked.model, config, options)
-            undisturbed = self._learn(gateways, bodies)
-            disturbed, hits = self._disturb(gateways, undisturbed, bodies, striker)
+            bodies = make_bodies(setup.model, config, plan.options)
+            undisturbed = self._record_reference(gateways, bodies)
+            disturbed, faults = self._disturb(gateways, undisturbed, bodies, injector)
             residue = self._settle(watch)
-        return judge(asked, undisturbed.outcomes, disturbed, hits, options.kills, residue)
+        return judge(setup, undisturbed.outcomes, disturbed, faults, plan.num_faults, residue)
 
-    def _more_gateways(self, extras: Extras) -> list[str]:
-        """Addresses of gateways started beside the deployment's own."""
-        if GATEWAY not in self.options.roles:
+    def _start_gateways(self, extras: ExtraProcesses) -> list[str]:
+        """Start a second gateway if the plan has faults for gateways, and return its address."""
+        if GATEWAY not in self.plan.roles:
             return []
         port = free_port()
-        extras.start(gateway_words(port))
+        extras.start(gateway_command(port))
         return [f"http://127.0.0.1:{port}"]
 
-    def _learn(self, gateways: Gateways, bodies: list[bytes]) -> Load:
-        """Raises: ChaosError if the fleet loses a request that nobody disturbed."""
-        options = self.options
-        self._undisturbed("warm-up", gateways, bodies[: options.concurrency])
-        return self._undisturbed(f"undisturbed requests, {options.concurrency} at a time", gateways, bodies)
+    def _record_reference(self, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
+        """Record the answers without faults. Raises: ChaosError if the fleet loses one."""
+        concurrency = self.plan.options.concurrency
+        self._load_undisturbed("warm-up", gateways, bodies[:concurrency])
+        return self._load_undisturbed(f"undisturbed requests, {concurrency} at a time", gateways, bodies)
 
-    def _undisturbed(self, what: str, gateways: Gateways, bodies: list[bytes]) -> Load:
-        load = Load(gateways, bodies)
-        load.start(self.options.concurrency, self.progress.steps(what, len(bodies)), once=True)
+    def _load_undisturbed(self, label: str, gateways: Gateways, bodies: list[bytes]) -> ChaosLoad:
+        load = ChaosLoad(gateways, bodies)
+        load.start(self.plan.options.concurrency, self.progress.steps(label, len(bodies)), once=True)
         lost = next((outcome for outcome in load.finish() if outcome.lost), None)
         if lost:
-            raise ChaosError(f"the fleet failed request {lost.request} although nobody disturbed it: {lost.lost}")
+            raise ChaosError(f"the fleet failed request {lost.request}, although no fault was injected: {lost.lost}")
         return load
 
     def _disturb(
-        self, gateways: Gateways, learnt: Load, bodies: list[bytes], striker: Striker
-    ) -> tuple[list[Outcome], list[Hit]]:
-        options = self.options
-        blows = draw_blows(options.seed, options.kills, options.roles, options.hows, options.spacing_s, options.halves)
-        load = Load(gateways, bodies, [learnt.learnt[request] for request in range(len(bodies))])
-        struck = self.progress.steps(f"blows, under {options.concurrency} requests at a time", options.kills)
+        self, gateways: Gateways, reference: ChaosLoad, bodies: list[bytes], injector: FaultInjector
+    ) -> tuple[list[Outcome], list[InjectedFault]]:
+        plan, options = self.plan, self.plan.options
+        faults = draw_faults(options.seed, plan.num_faults, plan.roles, plan.kinds, options.spacing_s, plan.halves)
+        load = ChaosLoad(gateways, bodies, [reference.answers[request] for request in range(len(bodies))])
+        injected = self.progress.steps(f"faults, under {options.concurrency} requests at a time", plan.num_faults)
 
-        def tell(hit: Hit) -> None:
-            struck()
-            after = "not whole again" if hit.whole_s is None else f"whole again after {hit.whole_s:.1f} s"
-            held = f"{len(hit.requests)} requests" + (", in a hand-off" if hit.in_hand_off else "")
-            self.progress.say(f"{hit.at_s:6.1f} s  {hit.signal} {hit.victim} ({held}): {after}")
+        def report(fault: InjectedFault) -> None:
+            injected()
+            after = "not recovered" if fault.recovered_s is None else f"recovered after {fault.recovered_s:.1f} s"
+            affected = f"{len(fault.requests)} requests" + (", in a hand-off" if fault.in_hand_off else "")
+            self.progress.say(f"{fault.at_s:6.1f} s  {fault.signal} {fault.target} ({affected}): {after}")
 
         try:
-            load.start(options.concurrency, self.progress.steps("requests answered while struck", None))
-            hits = striker.strike_all(blows, load.now_s, tell)
+            load.start(options.concurrency, self.progress.steps("requests answered under faults", None))
+            done = injector.inject_all(faults, load.now_s, report)
             self.progress.steps("the last answers", None)
-            return load.finish(), hits
+            return load.finish(), done
         finally:
             load.abandon()
 
-    def _settle(self, watch: Watch) -> Residue:
-        """What is still there after a while without requests.
+    def _settle(self, watch: FleetWatch) -> Residue:
+        """Return what is left after a while without requests.
 
-        A request whose gateway died before it could tell its name is asked anew, and what it left waits to be taken over.
+        A client whose gateway died before it sent the request's id sends the request again; the first one waits for a gateway.
         """
         lease = self.target.config.lease
-        patience_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if GATEWAY in self.options.roles else 0)
-        pause, deadline_s = threading.Event(), time.monotonic() + patience_s
-        while not (residue := watch.residue()).nothing and time.monotonic() < deadline_s:
+        timeout_s = SETTLE_S + lease.worker_ttl_s + (lease.gateway_timeout_s if GATEWAY in self.plan.roles else 0)
+        pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
+        while not (residue := watch.residue()).is_empty and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
         return residue

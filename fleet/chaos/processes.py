@@ -1,4 +1,4 @@
-"""The fleet's processes on this machine: found below this one, started beside `fleet up`, signalled. Knows no Redis."""
+"""The fleet's processes on this machine: found among this one's descendants, or started beside `fleet up`. Knows no Redis."""
 
 import contextlib
 import os
@@ -19,64 +19,63 @@ MODULE = "fleet.cli"
 KEEP = "--keep"
 
 
-def find(*words: str) -> dict[int, psutil.Process]:
-    """Processes below this one that run `fleet WORDS`, by pid; who only keeps such a command running is none."""
+def find_processes(*arguments: str) -> dict[int, psutil.Process]:
+    """Return the descendants that run `fleet ARGUMENTS`, by pid, without the keepers that restart such a command."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             line = process.cmdline()
-            if MODULE not in line:
-                continue
-            command = line[line.index(MODULE) + 1 :]
-            if tuple(command[: len(words)]) == words and KEEP not in command:
+            command = line[line.index(MODULE) + 1 :] if MODULE in line else [KEEP]
+            if tuple(command[: len(arguments)]) == arguments and KEEP not in command:
                 found[process.pid] = process
     return found
 
 
 def is_connected(process: psutil.Process) -> bool:
-    """Return True if a process holds a Unix socket, as a conductor does to Redis alone; not so while it still starts."""
+    """Return True if a process holds a Unix socket: a conductor connects to Redis alone, once it has started."""
     with contextlib.suppress(psutil.Error):
         return bool(process.net_connections("unix"))
     return False
 
 
 def listening_port(process: psutil.Process) -> int:
-    """Where it takes connections. Raises: ChaosError if it takes none."""
+    """Return the port on which a process listens. Raises: ChaosError if there is none."""
     ports = [one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
     if not ports:
-        raise ChaosError(f"process {process.pid} listens on no port, although it is a gateway at work")
+        raise ChaosError(f"process {process.pid}, a gateway, listens on no port")
     return ports[0]
 
 
 def free_port() -> int:
-    """One that nothing listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-class Extras:
-    """Commands started beside `fleet up`, each kept running by `--keep`; all are stopped by `stop`."""
+class ExtraProcesses:
+    """Commands started beside `fleet up`, each restarted by `--keep`; `stop` stops all of them."""
 
     def __init__(self, config_file: Path, log: Path) -> None:
         self.log = log
-        gone = ("REDIS_URL", "FLEET_PORT")
-        env = {key: value for key, value in os.environ.items() if key not in gone}
+        env = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
         self._env = {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
         self._started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, words: Sequence[str]) -> None:
+    def start(self, arguments: Sequence[str]) -> None:
         with self.log.open("a") as lines:
-            self._started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", MODULE, *words, KEEP],
-                    env=self._env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
-                    preexec_fn=signalled_with_parent(signal.SIGTERM),
-                )
-            )  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, *arguments, KEEP],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=lines,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=signalled_with_parent(signal.SIGTERM),
+            )
+        self._started.append(process)
 
     def stop(self) -> None:
-        """All are told first, so that they leave together; what does not end in time is killed, and what it keeps with it."""
+        """Terminate all together; kill those that do not end in time, and thereby their children."""
         for process in self._started:
             process.terminate()
         for process in self._started:

@@ -1,4 +1,4 @@
-"""What a fleet's events say of one blow: when it was found out, and when what its victim held went on elsewhere. Pure."""
+"""Recovery from one fault, as the fleet's events record it: its detection, and the tasks that continued elsewhere. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,20 @@ import msgspec
 
 from fleet.core.events import AnyEvent, RequestEnded, TaskClaimed, TaskGranted, TaskLost, WorkerJoined, WorkerLeft
 
-Told = tuple[int, AnyEvent]
-"""An event, and when it was written: microseconds on Redis's clock."""
-BY_WHOM = {"died": "its keeper", "lapsed": "its lease", "left": "its goodbye"}
-"""How the fleet learns that it is one less. A keeper is who started the process and sees it die: `fleet up`, or `--keep`."""
+TimedEvent = tuple[int, AnyEvent]
+"""An event and its timestamp: microseconds on Redis's clock."""
+DETECTED_BY = {"died": "keeper", "lapsed": "lapsed lease", "left": "leave"}
+"""Ways in which the fleet detects a loss. A keeper started the process and sees its exit: `fleet up`, or `--keep`."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """`found`: a key of `BY_WHOM`, "" where nobody registered was struck. `requests` are those whose tasks the victim lost.
+    """`detected`: a key of `DETECTED_BY`, "" if the target was not registered. `requests`: those whose tasks the target lost.
 
-    Units: seconds after the blow. `fenced_s`: its right ended; `granted_s`, `claimed_s`: the last of its tasks was offered again,
-    taken up again; `joined_s`: another of the role was loaded, or it itself came back. None where it did not come to that.
+    Units: seconds after the fault. `fenced_s`: its rights ended; `granted_s`, `claimed_s`: the last of its tasks was granted and
+    claimed again; `joined_s`: another worker of the role joined, or itself again. None if it did not happen.
     """
 
-    found: str = ""
+    detected: str = ""
     fenced_s: float | None = None
     granted_s: float | None = None
     claimed_s: float | None = None
@@ -27,46 +27,46 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[str, ...] = ()
 
 
-def recovery_of(events: Sequence[Told], victim: str, role: str, blow_us: int) -> Recovery:
-    """`events` since the blow, oldest first. `role` as workers register it: "" for a gateway."""
+def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: int) -> Recovery:
+    """Extract the recovery from `events` since the fault, oldest first. `role`: as workers register it, "" for a gateway."""
 
     def after_s(at_us: int | None) -> float | None:
-        # An event's stamp is cut to milliseconds.
-        return None if at_us is None else max(0, at_us - blow_us) / 1e6
+        # An event's timestamp is cut to milliseconds.
+        return None if at_us is None else max(0, at_us - fault_us) / 1e6
 
     joined = next((at for at, event in events if isinstance(event, WorkerJoined) and event.role == role), None)
-    fenced, found, lost = _fencing(events, victim)
+    fenced, detected, lost = _fencing(events, target)
     if fenced is None:
         return Recovery(joined_s=after_s(joined))
-    since = [told for told in events if told[0] >= fenced]
+    since = [timed for timed in events if timed[0] >= fenced]
     ended = {event.request for _, event in since if isinstance(event, RequestEnded)}
     granted = [_first(since, TaskGranted, task) for task in lost]
     claimed = [_first(since, TaskClaimed, task) for task in lost]
-    open_ = [at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)]
+    unclaimed = [at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)]
     return Recovery(
-        found=found,
+        detected=detected,
         fenced_s=after_s(fenced),
         granted_s=after_s(max((at for at in granted if at is not None), default=None)),
-        claimed_s=None if any(open_) else after_s(max((at for at in claimed if at is not None), default=None)),
+        claimed_s=None if any(unclaimed) else after_s(max((at for at in claimed if at is not None), default=None)),
         joined_s=after_s(joined),
         requests=tuple(dict.fromkeys(task.request for task in lost)),
     )
 
 
-def _fencing(events: Sequence[Told], victim: str) -> tuple[int | None, str, list[TaskLost]]:
-    """(when, how, the tasks lost): one script reports them all, and the worker's end right after them."""
+def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str, list[TaskLost]]:
+    """Return (time, detection, lost tasks): one script reports all of them, followed by the end of the worker."""
     lost: list[TaskLost] = []
     for at_us, event in events:
         if isinstance(event, TaskLost):
             lost.append(event)
-        elif isinstance(event, WorkerLeft) and event.worker == victim:
+        elif isinstance(event, WorkerLeft) and event.worker == target:
             return at_us, event.how, lost
         else:
             lost = []
     return None, "", []
 
 
-def _first(events: Sequence[Told], kind: type[TaskGranted] | type[TaskClaimed], task: TaskLost) -> int | None:
+def _first(events: Sequence[TimedEvent], kind: type[TaskGranted] | type[TaskClaimed], task: TaskLost) -> int | None:
     for at_us, event in events:
         if not isinstance(event, kind):
             continue

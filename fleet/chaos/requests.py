@@ -1,44 +1,34 @@
-"""What listeners ask: bounded requests that differ, all from one seed. Knows stages only as declared."""
+"""The requests of a chaos run: bounded and different, all from one seed. Knows stages only as declared."""
 
 import random
 
-import msgspec
-
-from fleet.bench.chat import ChatBody, StreamOptions
+from fleet.api_client.chat import ChatStreamOptions
 from fleet.bench.prompts import PROMPTS
-from fleet.bench.serving import chat_of, stage_bounds
-from fleet.chaos.options import Options
+from fleet.bench.serving import encode_call, stage_bounds
+from fleet.chaos.options import ChaosOptions
 from fleet.config import FleetConfig
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
-"""Bounds of an answer, each request's drawn between them: long enough to be struck in the middle, short enough to be many."""
+"""Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for many."""
 TEMPERATURE = 0.9
 
 
-def is_drawn(request: int) -> bool:
-    """Every other request is drawn, with a seed of its own; the others are greedy."""
+def is_sampled(request: int) -> bool:
+    """Return True for every other request: those are sampled with a seed of their own, the others are greedy."""
     return request % 2 == 1
 
 
-def make_bodies(model: str, config: FleetConfig, options: Options) -> list[bytes]:
-    """Spoken where the graph speaks."""
+def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
+    """Encode the requests, with audio where the graph produces it."""
     rng = random.Random(options.seed)
-    media = set(config.graph_declaration().media.values())
     bodies: list[bytes] = []
     for number in range(options.requests):
         bounds = stage_bounds(config, rng.randint(*MAX_TOKENS), rng.randint(*FRAMES))
-        drawn = is_drawn(number)
-        if drawn:
-            bounds = {stage: {"max_tokens": given["max_tokens"]} for stage, given in bounds.items()}
-        body = ChatBody(
-            model=model,
-            messages=chat_of(rng.choice(PROMPTS)),
-            modalities=sorted(media, reverse=True),
-            audio={"format": "pcm16"} if "audio" in media else None,
-            stream_options=StreamOptions(include_event_ids=True),
-            temperature=TEMPERATURE if drawn else 0.0,
-            seed=rng.randrange(2**31),
-            fleet=bounds,
-        )
-        bodies.append(msgspec.json.encode(body))
+        sampled = is_sampled(number)
+        if sampled:
+            bounds = {stage: {"max_tokens": sampling["max_tokens"]} for stage, sampling in bounds.items()}
+        prompt, seed = rng.choice(PROMPTS), rng.randrange(2**31)
+        temperature = TEMPERATURE if sampled else 0.0
+        resumable = ChatStreamOptions(include_event_ids=True)
+        bodies.append(encode_call(model, prompt, config, bounds, temperature=temperature, seed=seed, stream_options=resumable))
     return bodies

@@ -1,4 +1,4 @@
-"""What the fleet says of itself in Redis: who serves, who leads, and what is left when nobody asks any more. Writes nothing."""
+"""The state of the fleet in Redis: its members, its leader, and what is left without requests. Writes nothing."""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import cast
 
 import msgspec
 
-from fleet.chaos.processes import find, is_connected
+from fleet.chaos.processes import find_processes, is_connected
 from fleet.chaos.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
 from fleet.control import keys
@@ -22,7 +22,7 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One worker or gateway, or the conductor that leads. `requests` are those of whose tasks it owns one now."""
+    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one."""
 
     id: str
     role: str
@@ -31,14 +31,14 @@ class Member:
 
     @staticmethod
     def of(worker: str) -> "Member":
-        """As its id says."""
+        """Parse the id of a worker."""
         return Member(id=worker, role=role_of(WorkerId(worker)), pid=place_of(WorkerId(worker))[1])
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """What is still held when every request has ended. `keys` are those that nothing will ever delete, the first of them named.
+    """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
 
-    Units: `live`, `running` requests and tasks; `queued` grants; slots of transfer arenas; KV pages, as workers last reported.
+    `keys`: the first of those that never expire. Slots and pages are the workers' last reports.
     """
 
     live: int = 0
@@ -50,12 +50,12 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.live or self.queued or self.running or self.arena_slots or self.kv_pages or self.num_keys)
 
 
-class Watch:
-    """Reads of one fleet, each a blocking call from one thread. Raises: RedisUnreachable."""
+class FleetWatch:
+    """The state of one fleet; each call blocks, from one thread. Raises: RedisUnreachable."""
 
     def __init__(self, config: FleetConfig, num_gateways: int) -> None:
         self._config, self._num_gateways = config, num_gateways
@@ -70,7 +70,7 @@ class Watch:
         self._runner.close()
 
     def members(self, role: str) -> list[Member]:
-        """Who serves a role: workers that take tasks, gateways, or the leader among the conductors."""
+        """Return the members of a role: workers that take tasks, gateways, or the leader among the conductors."""
         return self._runner.run(self._members(role))
 
     async def _members(self, role: str) -> list[Member]:
@@ -85,12 +85,12 @@ class Watch:
         owned = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.worker_tasks(worker)))
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
-    def gives_away(self, role: str) -> bool:
-        """Whether the role's workers hand their tasks on, rather than take them over."""
+    def hands_off(self, role: str) -> bool:
+        """Return True for a role whose workers hand off their tasks, False for one that receives hand-offs."""
         return self._config.role(role).next is not None
 
-    def is_listed(self, member: Member) -> bool:
-        """Whether it has its right still: its lease, or the leadership."""
+    def is_registered(self, member: Member) -> bool:
+        """Return True while a member has its lease, or the leadership."""
         if member.role == CONDUCTOR:
             return any(leader.id == member.id for leader in self.members(CONDUCTOR))
         return self._runner.run(self._score(member)) is not None
@@ -98,25 +98,25 @@ class Watch:
     async def _score(self, member: Member) -> object:
         return await self._redis.execute_command("ZSCORE", keys.WORKERS, member.id)
 
-    def is_whole(self) -> bool:
-        """Every role has the workers it is meant to have, every gateway is there, two conductors are at work, and one leads."""
+    def is_complete(self) -> bool:
+        """Return True if every role has its workers and standbys, all gateways serve, and one of two conductors leads."""
         for role in self._config.roles():
-            if len(self.members(role.name)) < role.replicas or self._num_standing_by(role.name) < role.standby:
+            if len(self.members(role.name)) < role.replicas or self._num_standbys(role.name) < role.standby:
                 return False
         if len(self.members(GATEWAY)) < self._num_gateways:
             return False
-        conductors = find(CONDUCTOR)
-        at_work = {pid for pid, process in conductors.items() if is_connected(process)}
-        return len(at_work) >= NUM_CONDUCTORS and any(leader.pid in at_work for leader in self.members(CONDUCTOR))
+        conductors = find_processes(CONDUCTOR)
+        connected = {pid for pid, process in conductors.items() if is_connected(process)}
+        return len(connected) >= NUM_CONDUCTORS and any(leader.pid in connected for leader in self.members(CONDUCTOR))
 
-    def _num_standing_by(self, role: str) -> int:
+    def _num_standbys(self, role: str) -> int:
         return sum(view.role == role and view.standby for view in self._runner.run(self._client.telemetry.workers()))
 
-    def has_unheard(self) -> bool:
-        """Whether some answer's gateway is lost, and no other has taken it over."""
-        return self._runner.run(self._has_unheard())
+    def has_unassigned_consumers(self) -> bool:
+        """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
+        return self._runner.run(self._has_unassigned_consumers())
 
-    async def _has_unheard(self) -> bool:
+    async def _has_unassigned_consumers(self) -> bool:
         members = cast("set[bytes]", await self._redis.execute_command("SMEMBERS", keys.LIVE))
         live = [RequestId(text(request)) for request in members]
         owners = [await self._redis.execute_command("HGET", keys.task(request, CLIENT), "owner") for request in live]
@@ -128,7 +128,7 @@ class Watch:
     async def _residue(self) -> Residue:
         workers: list[WorkerView] = await self._client.telemetry.workers()
         roles = await self._client.telemetry.roles()
-        left = await self._keys_without_end({str(view.id) for view in workers})
+        left = await self._unexpiring_keys({str(view.id) for view in workers})
         return Residue(
             live=await self._client.telemetry.num_live(),
             queued=sum(role.queue_depth for role in roles),
@@ -139,8 +139,8 @@ class Watch:
             keys=tuple(left[:NAMED_KEYS]),
         )
 
-    async def _keys_without_end(self, workers: set[str]) -> list[str]:
-        """Keys with no row in the key table, of a request that has ended, or of a worker that is gone, and no time to live."""
+    async def _unexpiring_keys(self, workers: set[str]) -> list[str]:
+        """Return keys without a row in the key table, or without a time to live though their request or worker has ended."""
         left: list[str] = []
         async for raw in self._redis.scan_iter(match=f"{keys.PREFIX}*", count=1000):
             key = text(raw)

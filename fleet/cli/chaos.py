@@ -1,4 +1,4 @@
-"""`fleet chaos`: hands its options to the package that strikes a fleet of its own. Knows no schedule and no verdict."""
+"""`fleet chaos`: passes its options on to `fleet.chaos`. Knows no schedule and no verdict."""
 
 import sys
 from pathlib import Path
@@ -10,13 +10,13 @@ from fleet.cli.options import ConfigFile, Overrides
 
 Roles = Annotated[
     str,
-    typer.Option(metavar="LIST", help="Whom to strike: stages, or halves of them, conductor, web.", show_default="all of them"),
+    typer.Option(metavar="LIST", help="Roles that get faults: stages, or halves of them, conductor, web.", show_default="all"),
 ]
 Hows = Annotated[
     str,
     typer.Option(
         metavar="LIST",
-        help="kill: SIGKILL. stop: SIGSTOP until its lease has lapsed, then SIGCONT. term: SIGTERM.",
+        help="kill: SIGKILL. stop: SIGSTOP until the lease has lapsed, then SIGCONT. term: SIGTERM.",
         show_default="kill,stop,term",
     ),
 ]
@@ -25,32 +25,32 @@ Hows = Annotated[
 def chaos(
     config: ConfigFile = None,
     set_: Overrides = None,
-    seed: Annotated[int, typer.Option(help="Of the requests and of the schedule: the same seed asks and strikes alike.")] = 0,
-    requests: Annotated[int, typer.Option(help="Requests that differ; each is sent at least once while blows fall.")] = 16,
+    seed: Annotated[int, typer.Option(help="Seed of the requests and of the schedule of faults.")] = 0,
+    requests: Annotated[int, typer.Option(help="Different requests; each is sent at least once under faults.")] = 16,
     concurrency: Annotated[int, typer.Option(help="Requests at a time.")] = 8,
-    kills: Annotated[int | None, typer.Option(help="Blows in all.", show_default="each role in each way once")] = None,
-    kills_per_role: Annotated[int | None, typer.Option(metavar="N", help="Blows at each role, in place of --kills.")] = None,
+    kills: Annotated[int | None, typer.Option(help="Faults in all.", show_default="each kind once per role")] = None,
+    kills_per_role: Annotated[int | None, typer.Option(metavar="N", help="Faults per role, in place of --kills.")] = None,
     roles: Roles = "",
     how: Hows = "",
-    spacing: Annotated[float, typer.Option(metavar="S", help="Seconds from recovery to the next blow, give or take half.")] = 1.0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The verdict, with every request and every blow.")] = None,
+    spacing: Annotated[float, typer.Option(metavar="S", help="Seconds from recovery to the next fault, times 0.5 to 1.5.")] = 1.0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="The verdict, with every request and every fault.")] = None,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="The run as a picture.")] = None,
 ) -> None:
-    """Kill, freeze and end processes of a fleet at work, and see whether every listener hears every byte all the same.
+    """Kill, freeze and terminate processes of a fleet under load, and check that its clients still receive every byte.
 
     Starts a fleet of its own on free ports, with a Redis of its own, two replicas of every role, two conductors, two gateways,
-    and numerics=invariant unless --set says otherwise; a fleet that runs already is not touched. It is asked each request
-    undisturbed first, greedy and drawn ones, then again and again while a schedule drawn from --seed strikes: each time the
-    replica with most tasks, or the conductor that leads, and the next one only when all are there again. Where a stage is split,
-    every other blow at a half of it waits for a hand-off. A listener whose gateway is lost goes on at the other one, with
-    Last-Event-ID.
+    and numerics=invariant unless --set says otherwise; a running fleet is not touched. Each request, greedy or sampled, is first
+    answered without faults. Then all are sent again and again, while faults are injected by a schedule drawn from --seed: each
+    into the replica with most tasks, or into the leading conductor, and the next only once the fleet is complete again. Where a
+    stage is split, every other fault in a half of it waits for a hand-off. A client whose gateway is lost resumes its answer at
+    the other one, with Last-Event-ID.
 
-    The verdict counts requests lost, answers that differ from the undisturbed ones in any byte, and what is held at the end. Each
-    answer is also read once more from its beginning: nothing that was heard may have changed. With --set numerics=fast rounding
-    depends on who is answered beside whom, so there a difference from the undisturbed answer is counted by kind and not judged.
-    Pauses heard are told by signal, by role and by how the fleet found out, beside the undisturbed ones, and not judged.
+    The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and what is left at the end. Each
+    answer is also read once more from its beginning, and must not have changed. With --set numerics=fast rounding depends on the
+    batch, so differences from the undisturbed answers are counted by kind, and do not fail the run. Pauses are reported by
+    signal, by role and by detection, next to the undisturbed ones, and do not fail the run either.
 
-    Exit status: 0 nothing was lost, differed or stayed, and the fleet recovered each time; 1 otherwise, or an option will not do.
+    Exit status: 0 nothing was lost, different or left, and the fleet recovered each time; 1 otherwise, or an option is invalid.
 
     Examples:
 
@@ -61,9 +61,9 @@ def chaos(
       fleet chaos --config configs/both_pd.yaml --how kill --kills-per-role 5
     """
     from fleet.chaos.main import run
-    from fleet.chaos.options import Given
+    from fleet.chaos.options import ChaosOptions
 
-    given = Given(
+    options = ChaosOptions(
         config=config,
         overrides=tuple(set_ or ()),
         seed=seed,
@@ -77,5 +77,5 @@ def chaos(
         json=json,
         png=png,
     )
-    status = run(given, tuple(sys.argv[1:]))
+    status = run(options, tuple(sys.argv[1:]))
     raise typer.Exit(status)

@@ -5,12 +5,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.config import FleetConfig, load_config
+from fleet.config import FleetConfig
+from fleet.config.deployment import open_config
 from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, read_settings
 from fleet.control.embedded import embedded_url
 from fleet.core.errors import ConfigError
 from fleet.core.private import close_to_others, make_private_folder, others_may_replace
-from fleet.graphs import DEFAULT_GRAPH
 
 _OWN = re.compile(r"redis|jobs|checkpoints|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log")
 
@@ -34,10 +34,7 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
     Raises: ConfigError naming the file or variable, the field and the fix.
     """
     settings = read_settings()
-    given = tuple(overrides or ())
-    path = config_file or settings.config_path or _default_file(given)
-    from_env = (f"web.port={settings.port}",) if settings.port is not None else ()
-    config = load_config(path, from_env + given)
+    path, config = open_config(config_file, overrides, settings)
     return Deployment(
         config=config,
         settings=dataclasses.replace(settings, port=config.web.port, config_path=path),
@@ -82,10 +79,3 @@ def check_data_dir(folder: Path) -> None:
             f"`chmod go-w {folder}`",
             param="data_dir",
         )
-
-
-def _default_file(overrides: tuple[str, ...]) -> Path | None:
-    """The file of the graph that `--set graph=NAME` names, so that another graph does not meet this one's stages."""
-    named = [text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")]
-    path = Path("configs") / f"{named[-1] if named else DEFAULT_GRAPH}.yaml"
-    return path if path.is_file() else None

@@ -32,7 +32,7 @@ def train(
         from fleet.pocket import recipe
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    options = recipe.Work(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
+    options = recipe.RecipeOptions(folder=work, device=device, threads=threads, workers=workers, share=share, start=start)
     recipe.make(options, steps or [])
 
 
@@ -68,7 +68,7 @@ def evaluate(
 
         from fleet.pocket.judge.options import options_of
         from fleet.pocket.judge.plot import draw
-        from fleet.pocket.judge.report import write_json
+        from fleet.pocket.judge.report import write_report
         from fleet.pocket.judge.run import run
         from fleet.pocket.judge.show import show
     except ModuleNotFoundError as error:
@@ -77,7 +77,7 @@ def evaluate(
     report = run(url, options)
     show(report, Console())
     if json:
-        write_json(report, json)
+        write_report(report, json)
     if png:
         draw(report, png)
 

@@ -1,4 +1,4 @@
-"""Reading a deployment file with `--set` overrides, and turning every mistake into one line. Knows no process."""
+"""Reader of deployment files with `--set` overrides; every mistake becomes one line. Knows no process."""
 
 from pathlib import Path
 from typing import cast
@@ -19,10 +19,9 @@ MAX_FILE_BYTES = 1024 * 1024
 def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConfig:
     """Read `path` (None: all defaults), apply `KEY=VALUE` overrides, check the whole.
 
-    Raises: ConfigError with one line that names the file or the override, the field and the fix.
+    Raises: ConfigError with one line that names the file or the override, the field and the remedy.
     """
-    given = _read(path) if path else {}
-    tree = apply_overrides(given, overrides)
+    tree = apply_overrides(_read(path) if path else {}, overrides)
     try:
         config = FleetConfig.model_validate(tree)
     except ValidationError as error:
@@ -45,7 +44,7 @@ def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
             raise ConfigError(f"--set {format_value(text)}: write KEY=VALUE, such as --set web.port=8001", param="--set")
         parts = _parts(key)
         if not all(parts):
-            raise ConfigError(f"--set {format_value(text)}: a part of the key is empty; write it as in web.port", param="--set")
+            raise ConfigError(f"--set {format_value(text)}: a part of the key is empty; write KEY as in web.port", param="--set")
         _set(result, parts, _parse(parts, value), text)
     return result
 
@@ -88,7 +87,7 @@ def _read(path: Path) -> Tree:
     except Malformed as error:
         raise ConfigError(f"{path}: {error.message}", param=error.field or "--config") from error
     if tree is None:
-        raise ConfigError(f"{path}: is empty; write {{}} into it to take every default", param="--config")
+        raise ConfigError(f"{path}: is empty; write {{}} into it to use all defaults", param="--config")
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values, not {_noun(tree)}", param="--config")
     return cast(Tree, tree)
@@ -102,12 +101,15 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such configuration file; check --config and FLEET_CONFIG", param="--config") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a file that can", param="--config") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions", param="--config") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}: is not UTF-8 (line {line}); save it as UTF-8", param="--config") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; a deployment is a few hundred", param="--config")
+        raise ConfigError(
+            f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no deployment file is; check --config and FLEET_CONFIG",
+            param="--config",
+        )
     return text
 
 
@@ -116,7 +118,7 @@ def _noun(tree: object) -> str:
 
 
 def _refusal(path: Path | None, overrides: tuple[str, ...], problem: Problem) -> ConfigError:
-    """Names the override where the field came from one, else the file."""
+    """Return the error; it names the override that set the field, or else the file."""
     keys = [tuple(_parts(text.partition("=")[0])) for text in overrides]
     at = problem.path
     where = "--set " if any(key == at[: len(key)] or at == key[: len(at)] for key in keys) else f"{path or 'the defaults'}: "

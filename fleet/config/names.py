@@ -1,4 +1,4 @@
-"""How a refusal shows fields and values, and which known name a misspelt one was meant to be. Knows no field by name."""
+"""Formatting of fields and values in error messages, and suggestions for misspelt names. Knows no field."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ _YAML_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def join_path(path: Sequence[str | int]) -> str:
-    """`("web", "port")` as the user would write it; a part that is no plain word is quoted."""
+    """Return `("web", "port")` as the user writes it; a part that is not a plain word is quoted."""
     return ".".join(_plain(str(part)) for part in path)
 
 
@@ -19,7 +19,7 @@ def _plain(part: str) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value in one short line."""
+    """Return a value as one short line."""
     if value is None or isinstance(value, bool):
         return _YAML_WORDS[value]
     if isinstance(value, int) and value.bit_length() > _HUGE_BITS:
@@ -31,13 +31,13 @@ def format_value(value: object) -> str:
 
 
 def find_nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one resembles most, whatever its case; None where none does."""
+    """Return the known name that is most similar to a misspelt one, ignoring case; None if none is."""
     by_lower = {one.lower(): one for one in known}
     near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=_CUTOFF)
     return by_lower[near[0]] if near else None
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing."""
+    """Return `; did you mean X?`, or nothing."""
     near = find_nearest(name, known)
     return f"; did you mean {near}?" if near else ""

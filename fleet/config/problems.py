@@ -1,4 +1,4 @@
-"""One mistake as the user should read it: the field, what is wrong, what to write instead. Knows the schema's shape only."""
+"""Mistakes in a deployment as one line for the user: the field, the cause, the remedy. Knows only the shape of the schema."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, 
 
 Place = tuple[str | int, ...]
 _NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
-_ELSEWHERE = "name a Redis that runs elsewhere by REDIS_URL in the environment"
+_ELSEWHERE = "set REDIS_URL in the environment to use a Redis that runs elsewhere"
 _RENAMED: dict[tuple[type[BaseModel], str], str] = {
     (PolicyConfig, "ahead_s"): "low_buffer_s",
     (PolicyConfig, "crowd"): "busy_first_chunk_factor",
@@ -32,8 +32,8 @@ _RENAMED: dict[tuple[type[BaseModel], str], str] = {
 _HINTS: dict[Place, str] = {
     ("redis", "url"): _ELSEWHERE,
     ("redis", "host"): _ELSEWHERE,
-    ("sampling", "seed"): "a seed is each request's own",
-    ("sampling", "stop"): "stop strings are each request's own",
+    ("sampling", "seed"): "the seed is a parameter of each request",
+    ("sampling", "stop"): "stop strings are parameters of each request",
 }
 
 
@@ -50,19 +50,19 @@ class Problem:
 
 
 def first_problem(error: ValidationError) -> Problem:
-    """The first mistake in a deployment, in declaration order; unknown keys come last."""
+    """Return the first mistake in a deployment, in declaration order; unknown keys are last."""
     first = error.errors()[0]
     return _problem(FleetConfig, (), first["loc"], first["type"], first["msg"], first["input"])
 
 
 def first_sampling_problem(error: ValidationError, section: Place) -> Problem:
-    """The same in the `SamplingDefaults` that lie at `section`."""
+    """Return the first mistake in the `SamplingDefaults` at `section`."""
     first = error.errors()[0]
     return _problem(SamplingDefaults, section, first["loc"], first["type"], first["msg"], first["input"])
 
 
-def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, said: str, given: object) -> Problem:
-    """`kind` and `said` are pydantic's name and sentence for what is wrong with `given`."""
+def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, reason: str, value: object) -> Problem:
+    """Explain an error of pydantic: its `kind` and its `reason` for refusing `value`."""
     path = (*prefix, *loc)
     if kind == "extra_forbidden":
         return Problem(path, _unknown_key(path, _model_at(root, loc[:-1])))
@@ -70,22 +70,22 @@ def _problem(root: type[BaseModel], prefix: Place, loc: Place, kind: str, said: 
         return Problem(path, _unknown_key(path, SamplingDefaults))
     if kind == "missing":
         choices = get_args(_model_at(root, loc[:-1]).model_fields[str(loc[-1])].annotation)
-        return Problem(path, f"is missing; give it as {one_of(choices)}")
-    return Problem(path, _wrong_value(kind, said, given))
+        return Problem(path, f"is missing; set it to {one_of(choices)}")
+    return Problem(path, _wrong_value(kind, reason, value))
 
 
-def _wrong_value(kind: str, said: str, given: object) -> str:
+def _wrong_value(kind: str, reason: str, value: object) -> str:
     if kind == "literal_error":
-        known = re.findall(r"'([^']*)'", said)
-        return f"{format_value(given)} is not known; use {one_of(known)}{suggest(given, known)}"
-    if kind in _NO_SECTION and given is None:
-        return "is empty; give it keys, or remove it"
+        known = re.findall(r"'([^']*)'", reason)
+        return f"{format_value(value)} is not a known value; use {one_of(known)}{suggest(value, known)}"
+    if kind in _NO_SECTION and value is None:
+        return "is empty; add keys, or remove it"
     if kind in _NO_SECTION:
-        return f"must be a section of keys and values (got {format_value(given)})"
+        return f"must be a section of keys and values (got {format_value(value)})"
     if kind == "tuple_type":
-        example = f"[{given}]" if isinstance(given, str) and given else "[2, 4, 8]"
-        return f"must be a list, such as {example} (got {format_value(given)})"
-    return f"{said.removeprefix('Value error, ')} (got {format_value(given)})"
+        example = f"[{value}]" if isinstance(value, str) and value else "[2, 4, 8]"
+        return f"must be a list, such as {example} (got {format_value(value)})"
+    return f"{reason.removeprefix('Value error, ')} (got {format_value(value)})"
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def _unknown_key(path: Place, model: type[BaseModel]) -> str:
-    """What the last of `path`, which `model` does not have, was probably meant to be."""
+    """Return the message for the last key of `path`, which `model` does not have."""
     key, here = str(path[-1]), tuple(model.model_fields)
     renamed = _RENAMED.get((model, key))
     if renamed:
@@ -105,7 +105,7 @@ def _unknown_key(path: Place, model: type[BaseModel]) -> str:
     if near:
         return f"unknown key; did you mean {join_path((*path[:-1], near))}?"
     if "." in key:
-        return "unknown key; dots are for --set, in a file write each part as a section of its own"
+        return "unknown key; dotted keys are for --set, in a file write each part as a section"
     elsewhere = [name for name in _EVERY_KEY if name.split(".")[-1] == key]
     if elsewhere:
         return f"unknown key; did you mean {one_of(elsewhere)}?"
@@ -113,7 +113,7 @@ def _unknown_key(path: Place, model: type[BaseModel]) -> str:
 
 
 def _keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Every key of a deployment, dotted; the names of stages and edges are left open."""
+    """Yield every key of a deployment, dotted, with NAME for the names of stages and edges."""
     for name, field in model.model_fields.items():
         yield above + name
         section, named = _section(field)
@@ -125,7 +125,7 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
     model, parts = root, iter(path)
     for part in parts:
         section, named = _section(model.model_fields[str(part)])
-        assert section is not None, f"{join_path(path)} is no section"
+        assert section is not None, f"{join_path(path)} is not a section"
         if named:
             next(parts)
         model = section
@@ -133,7 +133,7 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
 
 
 def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """The model beneath a field, and whether a name of the user's stands between them."""
+    """Return the model of a section, and True if the section maps names of the user to that model."""
     annotation = field.annotation
     named = get_origin(annotation) is dict
     for one in (annotation, *get_args(annotation)):

@@ -1,4 +1,4 @@
-"""What workers of a deployment can serve: a whole stage, or one half of a stage whose prefill and decode are split."""
+"""Roles of a deployment's workers: a whole stage, or one half of a stage whose prefill and decode are split."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ PREFILL_HALF, DECODE_HALF = "prefill", "decode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """`walks` are those it serves; after the last of them a task goes on in role `next`, if there is one.
+    """A role: the walks of a stage that it serves. After the last of them a task is handed off to role `next`, if there is one.
 
-    `replicas` workers take tasks; `standby` more are loaded, and each takes the place of one that is lost.
+    `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is lost.
     """
 
     name: RoleName

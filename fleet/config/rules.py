@@ -1,4 +1,4 @@
-"""What the values of a deployment must be together, checked before anything starts. One function a rule; knows no process."""
+"""Rules over several values of a deployment, checked before anything starts. One function per rule. Knows no process."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +12,12 @@ from fleet.config.schema import FleetConfig, SamplingDefaults, StageConfig, WebC
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
-_MADE_FOR_IT = ("auto", "tiny")
-_OF_THE_FAKE_ENGINE = ("step_ms",)
+_GENERATED = ("auto", "tiny")
+_FAKE_ENGINE_SETTINGS = ("step_ms",)
 
 
 def find_first_problem(config: FleetConfig) -> Problem | None:
-    """The first mistake that shows only in the whole. A rule may rely on those before it."""
+    """Return the first broken rule. A rule may rely on those before it."""
     return next((problem for rule in RULES for problem in rule(config)), None)
 
 
@@ -29,61 +29,61 @@ def graph_is_known(config: FleetConfig) -> Iterator[Problem]:
         )
 
 
-def stages_and_edges_are_the_graphs(config: FleetConfig) -> Iterator[Problem]:
+def stages_and_edges_exist(config: FleetConfig) -> Iterator[Problem]:
     graph = config.graph_declaration()
-    yield from _strangers("stage", config.stages, [stage.name for stage in graph.stages], config.graph)
-    yield from _strangers("edge", config.edges, [edge.name for edge in graph.edges], config.graph)
+    yield from _unknown_names("stage", config.stages, [stage.name for stage in graph.stages], config.graph)
+    yield from _unknown_names("edge", config.edges, [edge.name for edge in graph.edges], config.graph)
 
 
-def _strangers(noun: str, given: Iterable[str], known: list[str], graph: str) -> Iterator[Problem]:
-    for name in given:
+def _unknown_names(noun: str, names: Iterable[str], known: list[str], graph: str) -> Iterator[Problem]:
+    for name in names:
         if name not in known:
             message = f"graph {graph} has no such {noun}; it has {', '.join(known)}{suggest(name, known)}"
             yield Problem((f"{noun}s", name), message)
 
 
 def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """The ramp of an edge whose items are windows counts even where the edge is told to send them otherwise."""
+    """A ramp needs kind ramp, except where the edge's items are windows: there it has a meaning with any kind."""
     for edge in config.graph_declaration().edges:
         given = config.edges[edge.name].policy if edge.name in config.edges else None
         if given and given.ramp and given.kind != "ramp" and edge.policy.kind != "ramp":
-            message = f"kind {given.kind} does not use it; write kind: ramp, or leave it out"
+            message = f"kind {given.kind} does not use a ramp; set kind: ramp, or remove it"
             yield Problem(("edges", edge.name, "policy", "ramp"), message)
 
 
-def splits_can_be(config: FleetConfig) -> Iterator[Problem]:
-    """A configuration written out whole names every default, so the one worker that a stage has by default is no mistake."""
+def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
+    """The default numbers of workers are accepted beside a split, because a printed configuration names every default."""
     for stage in config.graph_declaration().stages:
         given = config.stages.get(stage.name)
         if given is None or given.split is None:
             continue
         if len(stage.walks) < 2:
-            can = [each.name for each in config.graph_declaration().stages if len(each.walks) > 1]
-            message = f"{stage.name} has no prefill to split from its decode; only {', '.join(can)} can be split"
+            splittable = [each.name for each in config.graph_declaration().stages if len(each.walks) > 1]
+            message = f"{stage.name} has no prefill to split from its decode; only {', '.join(splittable)} can be split"
             yield Problem(("stages", stage.name, "split"), message)
         if given.replicas != StageConfig().replicas:
-            message = "a split stage has no workers of its own; give split.prefill.replicas and split.decode.replicas instead"
+            message = "a split stage has no workers of its own; set split.prefill.replicas and split.decode.replicas instead"
             yield Problem(("stages", stage.name, "replicas"), message)
         if given.standby != StageConfig().standby:
-            message = "a split stage has no workers of its own; give split.prefill.standby or split.decode.standby instead"
+            message = "a split stage has no workers of its own; set split.prefill.standby or split.decode.standby instead"
             yield Problem(("stages", stage.name, "standby"), message)
 
 
-def settings_are_read(config: FleetConfig) -> Iterator[Problem]:
+def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
-        known = stage.settings + (_OF_THE_FAKE_ENGINE if config.engine == "fake" else ())
+        known = stage.settings + (_FAKE_ENGINE_SETTINGS if config.engine == "fake" else ())
         for name in config.stage(stage.name).extra:
             if name not in known:
                 reads = f"reads {', '.join(known)}" if known else "reads no settings"
-                message = f"the builder of {stage.name} {reads} with engine {config.engine}; leave it out{suggest(name, known)}"
+                message = f"the builder of {stage.name} {reads} with engine {config.engine}; remove it{suggest(name, known)}"
                 yield Problem(("stages", stage.name, "extra", name), message)
 
 
-def sampling_is_meant(config: FleetConfig) -> Iterator[Problem]:
+def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
         if given and not stage.default_sampling:
-            yield Problem(here, f"{stage.name} draws nothing, so nothing in it would have an effect; leave it out")
+            yield Problem(here, f"{stage.name} does not sample, so the section has no effect; remove it")
             continue
         try:
             SamplingDefaults.model_validate(given)
@@ -96,29 +96,29 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         wanted = config.stage(stage.name).sampling.get("max_tokens", 0)
         if stage.main and wanted > limit:
-            message = f"{wanted} is beyond limits.max_answer_tokens, which is {limit}; lower it, or raise the limit"
+            message = f"{wanted} exceeds limits.max_answer_tokens, which is {limit}; lower it, or raise the limit"
             yield Problem(("stages", stage.name, "sampling", "max_tokens"), message)
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A request that the limits let in must have a worker that can hold it, alone at least."""
+    """A worker must be able to hold any one request that the limits admit."""
     if config.engine == "fake":
         return
     for stage in config.graph_declaration().stages:
-        mine = config.stage(stage.name)
-        positions = mine.kv_pages * mine.page_size_tokens
-        for needed, of in _needed_positions(config, stage):
+        own = config.stage(stage.name)
+        positions = own.kv_pages * own.page_size_tokens
+        for needed, consumer in _needed_positions(config, stage):
             if stage.default_sampling and needed > positions:
-                pages = -(-needed // mine.page_size_tokens)
+                pages = -(-needed // own.page_size_tokens)
                 message = (
-                    f"{mine.kv_pages} pages of {mine.page_size_tokens} (page_size_tokens) hold {positions} positions, and {of} "
-                    f"needs {needed}; give at least {pages}, or lower that"
+                    f"{own.kv_pages} pages of {own.page_size_tokens} (page_size_tokens) hold {positions} positions, and "
+                    f"{consumer} needs {needed}; set at least {pages}, or lower that limit"
                 )
                 yield Problem(("stages", stage.name, "kv_pages"), message)
 
 
 def _needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
-    """(positions, what needs them): a prompt and one answer token, or one prompt token and an answer."""
+    """Yield (positions, their consumer): a prompt and one answer token, and one prompt token and an answer."""
     if stage.main:
         yield config.limits.max_prompt_tokens + 1, f"a prompt of limits.max_prompt_tokens ({config.limits.max_prompt_tokens})"
     answer = config.stage(stage.name).sampling.get("max_tokens")
@@ -128,7 +128,7 @@ def _needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, 
 
 def ports_differ(config: FleetConfig) -> Iterator[Problem]:
     if config.redis.port is not None and config.redis.port == config.web.port != 0:
-        yield Problem(("redis", "port"), f"{config.redis.port} is web.port too; give one of them another")
+        yield Problem(("redis", "port"), f"{config.redis.port} is also web.port; choose another port for one of them")
 
 
 def leases_agree(config: FleetConfig) -> Iterator[Problem]:
@@ -141,25 +141,25 @@ def leases_agree(config: FleetConfig) -> Iterator[Problem]:
         yield Problem(("lease", "no_worker_timeout_s"), message)
 
 
-def a_request_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
+def request_cap_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
     transfer = config.transfer
     if transfer.request_cap_mib > transfer.arena_mib:
         message = (
-            f"one request may hold {transfer.request_cap_mib}, and transfer.arena_mib is {transfer.arena_mib}; "
+            f"one request may hold {transfer.request_cap_mib} MiB, but transfer.arena_mib is {transfer.arena_mib}; "
             "lower it, or raise transfer.arena_mib"
         )
         yield Problem(("transfer", "request_cap_mib"), message)
 
 
-def invariant_numerics_have_their_device(config: FleetConfig) -> Iterator[Problem]:
-    """ "auto" is a CPU and float32 then, whatever the worker's machine has."""
+def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
+    """With invariant numerics, "auto" means a CPU and float32."""
     if config.numerics != "invariant":
         return
     if config.dtype not in ("auto", "float32"):
-        yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; write float32 or auto")
+        yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto")
     for path, device in _devices(config):
         if device not in (None, "auto", "cpu"):
-            yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; write cpu, or numerics: fast")
+            yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast")
 
 
 def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
@@ -172,8 +172,8 @@ def _devices(config: FleetConfig) -> Iterator[tuple[Place, str | None]]:
 
 
 def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
-    """The halves of a stage read each other's keys and values as they lie in memory. Two of which one is "auto" meet, and are
-    compared, when their workers join.
+    """The halves of a stage read each other's KV cache as it is in memory, so both need one dtype. Where a device is "auto", the
+    workers compare their dtypes when they join.
     """
     if config.dtype != "auto":
         return
@@ -185,63 +185,63 @@ def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
         if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
             where = " and ".join(f"{half} on {device}" for half, device in devices.items())
             message = (
-                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, but its halves must have one; "
-                "set dtype to float32 or bfloat16, or give both one device"
+                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, but the halves must share one; "
+                "set dtype to float32 or bfloat16, or set the same device for both"
             )
             yield Problem(("stages", name, "split"), message)
 
 
-def folders_are_no_files(config: FleetConfig) -> Iterator[Problem]:
-    """A folder that is not there may be made, or lie on another machine; one that is a file never serves."""
-    if config.checkpoint not in _MADE_FOR_IT:
+def folders_are_not_files(config: FleetConfig) -> Iterator[Problem]:
+    """A folder that does not exist may be created later, or be on another machine; a file is always a mistake."""
+    if config.checkpoint not in _GENERATED:
         given = os.path.expanduser(config.checkpoint)
         if given.startswith("~"):
-            yield Problem(("checkpoint",), f"there is no home folder {given.split('/')[0]}; write the whole path")
+            yield Problem(("checkpoint",), f"there is no home folder {given.split('/')[0]}; write the full path")
         if os.path.isfile(given):
-            yield Problem(("checkpoint",), f"{given} is a file; give the folder it lies in, with config.json and the weights")
+            yield Problem(("checkpoint",), f"{given} is a file; set its folder, with config.json and the weights")
     for path, folder in (("data_dir",), config.data_dir), (("redis", "data_dir"), config.redis.data_dir):
         file = next((str(one) for one in _with_parents(folder) if os.path.isfile(one)), None)
         if file is not None:
-            yield Problem(path, f"{file} is a file; give a folder")
+            yield Problem(path, f"{file} is a file; set a folder")
 
 
 def _with_parents(folder: Path | None) -> tuple[Path, ...]:
     return (folder, *folder.parents) if folder else ()
 
 
-def certificates_are_whole(config: FleetConfig) -> Iterator[Problem]:
+def tls_files_are_complete(config: FleetConfig) -> Iterator[Problem]:
     web = config.web
     for given, name, other in ((web.tls_cert, "tls_cert", "tls_key"), (web.tls_key, "tls_key", "tls_cert")):
         missing = web.tls_key if name == "tls_cert" else web.tls_cert
         if given is not None and missing is None:
-            yield Problem(("web", name), f"needs web.{other} beside it")
+            yield Problem(("web", name), f"web.{other} is missing; set both, or neither")
         if given is not None and web.tls is not None:
-            yield Problem(("web", "tls"), f"makes a certificate, and web.{name} names one; give one of them")
+            yield Problem(("web", "tls"), f"creates a certificate, and web.{name} names one; set only one of them")
 
 
-def aliases_are_other_names(config: FleetConfig) -> Iterator[Problem]:
+def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
     """The default aliases are exempt: a deployment may be named like one of them."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
-        message = f"{format_value(web.model_name)} is web.model_name, under which the model answers anyway; take it out"
+        message = f"{format_value(web.model_name)} is web.model_name, under which the model answers anyway; remove it"
         yield Problem(("web", "model_aliases"), message)
 
 
 RULES: tuple[Rule, ...] = (
-    certificates_are_whole,
-    aliases_are_other_names,
+    tls_files_are_complete,
+    aliases_differ_from_the_name,
     graph_is_known,
-    stages_and_edges_are_the_graphs,
+    stages_and_edges_exist,
     ramps_are_used,
-    splits_can_be,
-    settings_are_read,
-    sampling_is_meant,
+    splits_are_possible,
+    stage_settings_are_known,
+    sampling_is_valid,
     answers_are_within_the_limits,
     requests_fit_the_kv_pool,
     ports_differ,
     leases_agree,
-    a_request_fits_the_arena,
-    invariant_numerics_have_their_device,
+    request_cap_fits_the_arena,
+    invariant_numerics_run_on_cpu,
     halves_share_a_dtype,
-    folders_are_no_files,
+    folders_are_not_files,
 )

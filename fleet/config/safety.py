@@ -1,4 +1,4 @@
-"""Checks of what a gateway exposes: unsafe configurations are refused at start, each with the setting that permits it.
+"""Checks of what a gateway exposes: unsafe values are refused at start, and each refusal names the setting that permits it.
 
 A check yields findings and raises nothing, so that `fleet doctor` can show them all. Opens nothing.
 """
@@ -14,7 +14,7 @@ from fleet.core.errors import ConfigError
 
 KEY = "FLEET_API_KEY"
 MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
-SHORT_LIVED = "ek_"
+SECRET_PREFIX = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
 """A random key of 16 hexadecimal digits has fewer different digits once in two million times."""
@@ -54,7 +54,7 @@ Check = Callable[[FleetConfig, EnvironmentSettings], Iterator[Finding]]
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for an address of this machine alone. Names other than localhost may lead anywhere."""
+    """Return True for an address that only this machine reaches. Names other than localhost may resolve to any address."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -62,29 +62,29 @@ def is_loopback(host: str) -> bool:
         return name == "localhost" or name.endswith(".localhost")
 
 
-def gateway_address(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_gateway_address(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     web = config.web
     host = f"[{web.host}]" if ":" in web.host else web.host
     reach = "this machine only" if is_loopback(web.host) else "other machines can reach it"
     yield Finding(subject="gateway address", value=f"{web.scheme}://{host}:{web.port}, {reach}")
 
 
-def gateway_asks_for_a_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     key, host = settings.api_key, config.web.host
     permitted = "security.allow_no_key" if config.security.allow_no_key else ""
     permit = "or permit it: --set security.allow_no_key=true"
     refusal = ""
-    is_local = is_loopback(host) and not config.web.allowed_hosts  # which name a proxy, and so clients beyond this machine
+    is_local = is_loopback(host) and not config.web.allowed_hosts  # which name a proxy, and so clients on other machines
     if key is not None and _is_placeholder(key, everywhere=is_local):
-        refusal, permitted = f"{KEY}: a placeholder is no key; {MAKE_KEY}", ""
-    elif key is not None and key.startswith(SHORT_LIVED):
-        refusal, permitted = f"{KEY}: keys that begin with {SHORT_LIVED} are short-lived client secrets; {MAKE_KEY}", ""
+        refusal, permitted = f"{KEY}: the key is a placeholder; {MAKE_KEY}", ""
+    elif key is not None and key.startswith(SECRET_PREFIX):
+        refusal, permitted = f"{KEY}: keys that begin with {SECRET_PREFIX} are short-lived client secrets; {MAKE_KEY}", ""
     elif is_local or (key is None and is_loopback(host)):
         permitted = ""
     elif key is None:
         refusal = f"web.host: {host} is not loopback and {KEY} is not set, so others could use this gateway; {MAKE_KEY}, {permit}"
     elif len(key.strip()) < MIN_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS:
-        weak = f"shorter than {MIN_KEY_CHARS} characters, or of a few that repeat, and can be guessed"
+        weak = f"shorter than {MIN_KEY_CHARS} characters, or of a few repeated ones, and can be guessed"
         reach = f"web.host is {host}" if not is_loopback(host) else "web.allowed_hosts names a proxy"
         refusal = f"{KEY}: the key is {weak} ({reach}); {MAKE_KEY}, {permit}"
     value = f"{KEY} is {'not set' if key is None else 'weak' if refusal else 'set'}"
@@ -92,32 +92,32 @@ def gateway_asks_for_a_key(config: FleetConfig, settings: EnvironmentSettings) -
 
 
 def _is_placeholder(key: str, *, everywhere: bool) -> bool:
-    """Return True for a key that stands where one is to be put; `everywhere`: for one that is never meant, on loopback either."""
+    """Return True for a placeholder; with `everywhere` only for those that are refused on loopback too."""
     core = normalize_secret(key)
     return len(set(core)) < 2 or is_example(key) or (not everywhere and core in PLACEHOLDERS)
 
 
-def any_origin_needs_a_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_origins(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     origins, param = config.web.allowed_origins, "web.allowed_origins"
     refusal = find_any_origin_refusal(config.web) if settings.api_key is None else ""
     yield Finding(subject="web origins", value=", ".join(origins) or "own pages only", refusal=refusal, param=param)
 
 
 def find_any_origin_refusal(web: WebConfig) -> str:
-    """Return why a gateway without a key cannot allow these origins, "" if it can."""
+    """Return the reason why a gateway without a key cannot allow these origins, "" if it can."""
     if ANY_ORIGIN not in web.allowed_origins:
         return ""
     return f"web.allowed_origins: * lets every web page use a gateway without a key; set {KEY}, or list the origins"
 
 
-def metrics_ask_for_the_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def check_metrics(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     opened = config.web.open_metrics and settings.api_key is not None
-    value = "/metrics is served without the API key" if opened else "/metrics asks for the API key, if one is set"
+    value = "/metrics is served without the API key" if opened else "/metrics requires the API key, if one is set"
     permitted = "web.open_metrics" if opened else ""
     yield Finding(subject="metrics", value=value, refusal=value if opened else "", permitted_by=permitted)
 
 
-GATEWAY_CHECKS: tuple[Check, ...] = (gateway_address, gateway_asks_for_a_key, any_origin_needs_a_key, metrics_ask_for_the_key)
+GATEWAY_CHECKS: tuple[Check, ...] = (check_gateway_address, check_api_key, check_origins, check_metrics)
 
 
 def run_checks(checks: Sequence[Check], config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
-"""The shape of a deployment file. Defaults are what a laptop wants; unknown keys are refused.
+"""Schema of a deployment file. The defaults suit a laptop; unknown keys are refused.
 
-What one value may be is said here; what several must be together, in `check.py`.
+The limits of single values are here; rules over several values are in `rules.py`.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ Origin = Annotated[str, BeforeValidator(values.origin)]
 Port = Annotated[int, BeforeValidator(values.port)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
 Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
-"""Counts of tokens, frames, chunks: beyond a million nobody means it."""
+"""Counts of tokens, frames or chunks; a count above a million is taken for a mistake."""
 
 MODEL_ALIASES = (
     "tts-1", "tts-1-hd", "gpt-4o-mini-tts",
@@ -31,7 +31,7 @@ MODEL_ALIASES = (
     "gpt-realtime", "gpt-realtime-mini", "gpt-realtime-1.5", "gpt-realtime-2", "gpt-realtime-2.1", "gpt-realtime-2.1-mini",
     "gpt-4o-realtime-preview", "gpt-4o-mini-realtime-preview",
 )  # fmt: skip
-"""Models that clients of the audio and Realtime APIs ask for by default. Names of chat models are left to `web.model_name`."""
+"""Default model names of clients of the audio and Realtime APIs. Chat models are not among them; see `web.model_name`."""
 
 MAX_ACK_STRIDE = 16
 RENEWALS = 5
@@ -65,7 +65,7 @@ class EdgeConfig(Strict):
 
 
 class SamplingDefaults(Strict):
-    """What `stages.NAME.sampling` may hold: the ranges that the API holds requests to. A seed and stops are a request's own."""
+    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are parameters of each request."""
 
     temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
     top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
@@ -77,7 +77,7 @@ class SamplingDefaults(Strict):
 
 
 class HalfConfig(Strict):
-    """The workers of one half of a split stage; what is not given is the stage's."""
+    """Workers of one half of a split stage; unset fields default to the stage's."""
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
     standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
@@ -86,17 +86,17 @@ class HalfConfig(Strict):
 
 
 class SplitConfig(Strict):
-    """Prefill and decode of a stage by workers of their own, roles STAGE.prefill and STAGE.decode."""
+    """Split of a stage into the roles STAGE.prefill and STAGE.decode, each with its own workers."""
 
     prefill: HalfConfig = HalfConfig()
     decode: HalfConfig = HalfConfig()
 
 
 class StageConfig(Strict):
-    """One stage's workers. `threads` x replicas over all stages should not exceed the machine's cores.
+    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's cores.
 
-    `replicas` is at least 1, since a fleet whose stage nobody serves is never ready. `standby` counts workers beside
-    them that are loaded and take nothing until one of the stage is lost. `sampling` holds `SamplingDefaults` fields.
+    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby` counts further workers that are
+    loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields.
     """
 
     replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
@@ -114,10 +114,10 @@ class StageConfig(Strict):
 
 
 class Limits(Strict):
-    """What a request may ask for, and how many may run. Beyond `max_requests` live ones the gateway answers 429.
+    """Limits of a request, and of the number of requests. Beyond `max_requests` live ones the gateway answers 429.
 
-    A text to speak is spoken in pieces of at most `speech_piece_tokens`, each an answer of its own.
-    `max_cached_conversations`: conversations of which each worker keeps what it computed, for their next turns; 0 keeps nothing.
+    A text to speak is split into pieces of at most `speech_piece_tokens`, each an answer of its own.
+    `max_cached_conversations`: conversations whose KV cache each worker retains for their next turns; 0 retains none.
     """
 
     max_requests: Items = 64
@@ -132,14 +132,14 @@ class Limits(Strict):
 
 
 class WebConfig(Strict):
-    """`tls_cert` and `tls_key` are PEM files, given together; `tls` is without them: a certificate made in the data folder.
+    """The gateway. `tls_cert` and `tls_key` are PEM files, set together; `tls` creates a certificate in the data folder instead.
 
-    `allowed_hosts`: names by which browsers may ask for this gateway beside its own; see `web/http/hosts.py`.
+    `allowed_hosts`: names by which browsers may address this gateway beside its own; see `web/http/hosts.py`.
     `allowed_origins`: origins whose pages may call the API from a browser; see `web/http/origins.py`.
-    `model_aliases`: other names under which the model answers; it is listed under its own alone.
-    `max_leading_silence_ms`: the silence that is kept before the first voiced sample of a spoken answer; None keeps all of it.
+    `model_aliases`: other names under which the model answers; `/v1/models` lists it under its own name only.
+    `max_leading_silence_ms`: the longest silence before the first voiced sample of a spoken answer; None: unlimited.
     `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole request head, for the next part of a body, and for a
-    client that reads nothing, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time, and
+    client that does not read, before its connection is closed. `body_memory_mib`: request bodies held in memory at one time, and
     as much again for unfinished WebSocket messages.
     `open_metrics`: `/metrics` is served without the API key although one is set.
     """
@@ -191,10 +191,10 @@ class VoiceConfig(Strict):
 
 
 class RedisConfig(Strict):
-    """The embedded server, used only where REDIS_URL is not set. `data_dir` null is `redis` under the deployment's own.
+    """The embedded server, used only if REDIS_URL is not set. `data_dir` None: `redis` under the deployment's own.
 
-    Fleet's processes use the Unix socket in that folder. `port` None: there is no other way in; else the server also listens on
-    loopback, and asks for the password in that folder.
+    Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on loopback, and requires the
+    password in that folder.
     """
 
     data_dir: Folder | None = None
@@ -221,7 +221,7 @@ class LeaseConfig(Strict):
 
 
 class TransferConfig(Strict):
-    """`auto` is NIXL where it is installed, else inline through Redis with a warning.
+    """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a warning.
 
     `interface`: where workers of other hosts may read from this one: an interface, an RDMA device, an address or a network of
     this host, or several with commas between. None: only workers of this host and user. See `fleet/transfer/reach.py`.
@@ -237,7 +237,7 @@ class TransferConfig(Strict):
 class SecurityConfig(Strict):
     """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is refused at start otherwise.
 
-    `fleet_secret`: a file whose content every worker of the fleet shares; with it, what workers register carries a MAC.
+    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of workers carry a MAC.
     """
 
     fleet_secret: Folder | None = None
@@ -247,10 +247,10 @@ class SecurityConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one made on first start.
+    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written at the first start.
 
-    `worker_nice`: what workers add to their niceness. A machine's cores may all be at work on answers, and still whoever speaks
-    is heard at once: Redis, conductors, gateways, and a browser on the same machine, need little and go first.
+    `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a browser on the same machine, which
+    need little CPU time, respond without delay while workers use all cores.
     """
 
     graph: Text = DEFAULT_GRAPH
@@ -285,11 +285,11 @@ class FleetConfig(Strict):
         return get_graph(self.graph)
 
     def roles(self) -> tuple[Role, ...]:
-        """Everything that a worker can be started for, in the order of the stages."""
+        """Return the roles of all stages, in the order of the stages."""
         return tuple(role for stage in self.graph_declaration().stages for role in self.roles_of(stage.name))
 
     def roles_of(self, name: StageName) -> tuple[Role, ...]:
-        """The stage's roles in the order in which a task passes through them."""
+        """Return the stage's roles in the order in which a task passes through them."""
         walks, given = self.graph_declaration().stage(name).walks, self.stage(name)
         if given.split is None:
             return (Role(name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby),)
@@ -301,7 +301,7 @@ class FleetConfig(Strict):
         )
 
     def role(self, name: str) -> Role:
-        """Raises: ConfigError naming the roles there are."""
+        """Return the role of a name. Raises: ConfigError listing the roles that exist."""
         for role in self.roles():
             if role.name == name:
                 return role
@@ -309,24 +309,24 @@ class FleetConfig(Strict):
         raise ConfigError(f"role: this deployment has no role {name!r}; it has {known}", param="role")
 
     def for_role(self, role: Role) -> "FleetConfig":
-        """As the workers of a role see it: their half's own settings are the stage's."""
+        """Return the configuration for workers of a role: the settings of their half replace those of the stage."""
         given = self.stage(role.stage)
         if given.split is None:
             return self
-        of_half = given.split.prefill if role.next else given.split.decode
-        own = {key: value for key, value in (("max_batch", of_half.max_batch), ("device", of_half.device)) if value is not None}
+        half = given.split.prefill if role.next else given.split.decode
+        own = {key: value for key, value in (("max_batch", half.max_batch), ("device", half.device)) if value is not None}
         return self.model_copy(update={"stages": {**self.stages, role.stage: given.model_copy(update=own)}})
 
     def transition_source_of(self, stage: StageName) -> str:
         return self.stage(stage).transition_source or self.transition_source
 
     def policy_of(self, edge: Edge) -> ChunkPolicy:
-        """The edge's chunk policy: `async_chunk: false` is "everything at the end" on every edge."""
+        """Return the edge's chunk policy; with `async_chunk: false`, one chunk at the end on every edge."""
         if not self.async_chunk:
             return ALL
-        return self._given_policy(edge)
+        return self._configured_policy(edge)
 
-    def _given_policy(self, edge: Edge) -> ChunkPolicy:
+    def _configured_policy(self, edge: Edge) -> ChunkPolicy:
         given = self.edges.get(edge.name, EdgeConfig()).policy
         if given is None:
             return edge.policy
@@ -338,10 +338,10 @@ class FleetConfig(Strict):
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
 
     def ack_stride_of(self, edge: Edge) -> int:
-        """Chunks a consumer may take before it must acknowledge: well below the credits, or the producer would wait for ever."""
+        """Return how many chunks a consumer reads before it acknowledges: well below the credits, or the producer blocks."""
         return max(1, min(MAX_ACK_STRIDE, self.credits_of(edge) // 4))
 
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
-        """The ramp of an edge even where `async_chunk` is off: windows are a pure function of the item's index."""
+        """Return the ramp of an edge, also with `async_chunk` off: windows depend on the item's index alone."""
         edge = self.graph_declaration().edge(edge_name)
-        return self._given_policy(edge).ramp or edge.policy.ramp or (1,)
+        return self._configured_policy(edge).ramp or edge.policy.ramp or (1,)

@@ -1,4 +1,4 @@
-"""The environment: where things are, and secrets; nothing else is read from it."""
+"""Settings from the environment: addresses, paths and secrets; nothing else is read from it."""
 
 import ipaddress
 import os
@@ -11,7 +11,7 @@ from fleet.config.values import MAX_PORT
 from fleet.core.errors import ConfigError
 
 _OF_EXAMPLES = ("changeme", "replaceme")
-"""Parts of the secrets in the examples of `deploy/`, as `plain` returns them."""
+"""Parts of the placeholder secrets in `deploy/`, as `normalize_secret` returns them."""
 _SERVER_SCHEMES = ("redis", "rediss")
 _PORT = re.compile(r"[0-9]{1,5}")
 _DATABASE = re.compile(r"/?[0-9]*")
@@ -19,7 +19,7 @@ _DATABASE = re.compile(r"/?[0-9]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSettings:
-    """`redis_url` None means the embedded server; `api_key` None means no key is asked for."""
+    """Settings from the environment. `redis_url` None: the embedded server; `api_key` None: no key is required."""
 
     redis_url: str | None
     config_path: Path | None
@@ -28,7 +28,7 @@ class EnvironmentSettings:
 
 
 def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
-    """Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL not an address."""
+    """Read the settings. Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL is not an address."""
     env = dict(os.environ) if env is None else env
     port = env.get("FLEET_PORT") or None
     if port is not None and not (_PORT.fullmatch(port) and int(port) <= MAX_PORT):
@@ -44,28 +44,28 @@ def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
 
 
 def _api_key(given: str | None) -> str | None:
-    """The key without the line end that files and `echo` add: clients send it without one. A blank one stays, to be refused."""
+    """Return the key without the line end that files and `echo` add. A blank key is kept, so that it is refused later."""
     return (given.strip() or given) if given else None
 
 
 def _redis_url(url: str | None) -> str | None:
-    """The address as given; never shown, since it may bear a password."""
+    """Return the address after a check. It is never printed, since it may contain a password."""
     if not url:
         return None
-    wrong = _wrong_with(url)
-    if wrong:
-        raise ConfigError(f"REDIS_URL: not a Redis address ({wrong}); write redis://HOST:PORT", param="REDIS_URL")
+    reason = _find_fault(url)
+    if reason:
+        raise ConfigError(f"REDIS_URL: not a Redis address ({reason}); write redis://HOST:PORT", param="REDIS_URL")
     return url
 
 
 def has_password(url: str) -> bool:
-    """Return True if a Redis address gives a password, before the host or, as redis-py reads it, after the path."""
+    """Return True if a Redis address has a password, before the host or, as redis-py accepts it, in the query."""
     parts = urlsplit(url)
     return bool(parts.password or parse_qs(parts.query).get("password"))
 
 
 def network_host(url: str | None) -> str | None:
-    """Return the host of a Redis that is on a network; None for one of this machine, and for the embedded one."""
+    """Return the host of a Redis on another machine; None for one on this machine, and for the embedded one."""
     host = urlsplit(url).hostname if url else None
     return None if host is None or _is_local(host) else host
 
@@ -78,24 +78,24 @@ def check_redis_placeholder(url: str | None) -> None:
     given = unquote(parts.password or parse_qs(parts.query).get("password", [""])[0])
     if is_example(given):
         raise ConfigError(
-            "REDIS_URL: a placeholder is no password; set another one in Redis and here, such as `openssl rand -hex 32` prints",
+            "REDIS_URL: the password is a placeholder; set another one in Redis and here, such as `openssl rand -hex 32` prints",
             param="REDIS_URL",
         )
 
 
 def is_example(secret: str) -> bool:
-    """Return True for a secret that stands in the examples of `deploy/`, however it is spelt."""
+    """Return True for a placeholder of the examples in `deploy/`, in any spelling."""
     core = normalize_secret(secret)
     return any(part in core for part in _OF_EXAMPLES)
 
 
 def normalize_secret(secret: str) -> str:
-    """Return a secret without case, and without what people put around and between words: `<Change-Me>` is `changeme`."""
+    """Return a secret in lower case without its punctuation: `<Change-Me>` is `changeme`."""
     return "".join(char for char in secret.casefold() if char.isalnum())
 
 
 def check_redis_password(url: str | None) -> None:
-    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix socket is on none.
+    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix socket is not on a network.
 
     Raises: ConfigError naming the setting that permits it.
     """
@@ -118,7 +118,7 @@ def _is_local(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def _wrong_with(url: str) -> str | None:
+def _find_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -132,4 +132,4 @@ def _wrong_with(url: str) -> str | None:
         return "it names no host"
     if port == 0:
         return f"its port is not a number from 1 to {MAX_PORT}"
-    return None if _DATABASE.fullmatch(parts.path) else "what follows the port is not the number of a database"
+    return None if _DATABASE.fullmatch(parts.path) else "the part after the port is not a database number"

@@ -1,6 +1,6 @@
-"""What one value of a deployment file may be: its type, its range, its form. A refusal says what to write instead.
+"""Validators of single values of a deployment file: type, range, form. Each error says what to write instead.
 
-Each is called by pydantic before its own reading, so that `true`, "8" and 8.0 are no counts. Knows no field by name.
+Pydantic calls them before its own conversion, so that `true`, "8" and 8.0 are not accepted as counts. Knows no field.
 """
 
 import ipaddress
@@ -37,7 +37,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `low` to `high`; with `above`, `low` itself is left out."""
+    """A number from `low` to `high`; with `above`, `low` itself is excluded."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Number:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it can be reckoned with: no boolean, no NaN, no infinity."""
+    """Return True for a finite number that is not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
 
 
@@ -80,26 +80,26 @@ def switch(value: object) -> bool:
 
 
 def text(value: object) -> str:
-    """Not empty, of printable characters, without blanks around it."""
+    """Accept printable text, not empty, without surrounding blanks."""
     if not isinstance(value, str):
         raise ValueError("must be text; put it in quotes")
     if not value.strip():
         raise ValueError("must not be empty")
     if value != value.strip() or not value.isprintable():
-        raise ValueError("has blanks around it or characters that cannot be printed; take them out")
+        raise ValueError("has surrounding blanks or unprintable characters; remove them")
     return value
 
 
 def folder(value: object) -> Path:
-    """A path as text. `~` would make a folder of that name."""
+    """Accept a path. `~` is refused: it would create a folder of that name."""
     path = value if isinstance(value, Path) else Path(text(value))
     if path.parts and path.parts[0].startswith("~"):
-        raise ValueError("must be a whole path; ~ is not expanded here")
+        raise ValueError("must be a full path; ~ is not expanded here")
     return path
 
 
 def host(value: object) -> str:
-    """A name or an address to listen on; the port is a field of its own."""
+    """Accept a host name or an IP address, without a port."""
     name = text(value)
     if not _is_host(name):
         raise ValueError("must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost")
@@ -107,7 +107,7 @@ def host(value: object) -> str:
 
 
 def origin(value: object) -> str:
-    """The origin of a web page as browsers send it (RFC 6454), in lower case; or `*`."""
+    """Accept the origin of a web page as browsers send it (RFC 6454), or `*`; return it in lower case."""
     given = text(value)
     if given == ANY_ORIGIN:
         return given

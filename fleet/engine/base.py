@@ -1,7 +1,7 @@
 """The contract between a worker and the batch loop inside it.
 
 A worker submits requests, feeds them inputs in order, and calls `step()`; each call runs at most one batch pass and returns its
-outputs. The engine knows no Redis, no edge and no stage: the stage's adapter defines the meaning of arrays, which are numpy (host
+outputs. Knows no Redis, no edge and no stage: the stage's adapter defines the meaning of arrays, which are numpy (host
 memory, C-contiguous).
 """
 

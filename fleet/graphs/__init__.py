@@ -12,7 +12,7 @@ __all__ = ["ALL", "DEFAULT_GRAPH", "EACH", "GRAPHS", "ChunkPolicy", "Edge", "Gra
 
 
 def get_graph(name: str) -> Graph:
-    """Raises: ConfigError naming the graphs that exist."""
+    """Return a graph. Raises: ConfigError naming the graphs that exist."""
     if name not in GRAPHS:
         raise ConfigError(f"graph: unknown graph {name!r}; use one of {', '.join(sorted(GRAPHS))}", param="graph")
     return GRAPHS[name]

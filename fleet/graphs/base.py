@@ -1,4 +1,4 @@
-"""The words a graph is declared in: stages, walks, edges, chunk policies. Pure data; knows no process and no tensor library."""
+"""Declaration of a graph: stages, walks, edges, chunk policies. Pure data; knows no process and no tensor library."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,8 @@ PolicyKind = Literal["each", "ramp", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """When an edge releases a chunk: `each` item at once, a `ramp` of item counts (the last repeats), or `all` at the end.
+    """Rule by which an edge releases chunks: `each` item by itself, a `ramp` of item counts (the last repeats), or `all` at the
+    end.
 
     Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where waiting for another one would
     leave a client that plays since the first chunk less than this; chunks grow as the producer gets ahead. 0: never early.
@@ -25,7 +26,7 @@ class ChunkPolicy:
     busy_first_chunk_factor: int = 1
 
     def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
-        """Items in chunk `chunk_index`, with so many answers under way; None means all that is left at the end."""
+        """Return the items of a chunk, with `num_answers` in progress; None: all that is left at the end."""
         if self.kind == "all":
             return None
         if self.kind == "each":
@@ -40,7 +41,7 @@ ALL = ChunkPolicy(kind="all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """From the `nth` item (counted from 0) that the producer makes in `producer_walk`, the consumer is in walk `to`."""
+    """From the `nth` item (counted from 0) of `producer_walk` on, the consumer is in walk `to`."""
 
     producer_walk: Walk
     nth: int
@@ -49,9 +50,10 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` are pulled by NIXL, the rest ride inline.
+    """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` ones are pulled by NIXL, the rest are sent
+    inline.
 
-    Units: `credits` counts unconsumed chunks; `item_ms` is the play time of an item, for edges that carry sound.
+    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that carry audio.
     """
 
     name: EdgeName
@@ -65,9 +67,9 @@ class Edge:
     transitions: tuple[Transition, ...] = ()
 
     def consumer_walk(self, producer_walk: Walk, ordinal: int) -> Walk | None:
-        """The consumer's walk from item `ordinal` of `producer_walk` on; None where no transition says.
+        """Return the consumer's walk from item `ordinal` of `producer_walk` on; None if no transition applies.
 
-        The one home of this rule: the producer asks it when it drives the walk, the conductor when it does.
+        Used by the producer or the conductor, depending on which of them drives the walk.
         """
         last: Transition | None = None
         for one in self.transitions:
@@ -80,9 +82,8 @@ class Edge:
 class Stage:
     """One part of the model. `builder` is "module:function", imported only inside a worker of this stage.
 
-    `default_sampling` holds `Sampling` fields a request may override. `sampled` stages take a request's seed and temperature.
-    `main` marks the stage whose temperature, stop and max_tokens are the request's own.
-    `settings` are the keys of a deployment's `stages.NAME.extra` that its builder reads.
+    `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that uses the request's own temperature,
+    stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its builder reads.
     """
 
     name: StageName
@@ -95,11 +96,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """One composite model. `frontend` is "module:function" giving the gateway its prompt processing (no torch there).
+    """One composite model. `frontend`: "module:class" of the gateway's prompt processing (without torch).
 
-    `tiny` is "module:function" writing a small random checkpoint; `baseline` a module that, as a script, measures the reference.
-    `shipped` is "package:folder", a trained checkpoint that comes with Fleet; None where there is none.
-    `media` maps each client edge to what it carries ("text", "audio").
+    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a script, measures the
+    reference. `shipped`: "package:folder" of a trained checkpoint in Fleet's package, or None. `media`: the content of each
+    client edge ("text", "audio").
     """
 
     name: str
@@ -135,7 +136,7 @@ class Graph:
         return tuple(edge for edge in self.edges if edge.target == stage)
 
     def edges_for(self, outputs: tuple[EdgeName, ...]) -> tuple[Edge, ...]:
-        """The edges a request that wants these client edges runs, in declaration order."""
+        """Return the edges of a request for these client edges, in declaration order."""
         needed: set[EdgeName] = set(outputs)
         grew = True
         while grew:
@@ -146,6 +147,6 @@ class Graph:
         return tuple(edge for edge in self.edges if edge.name in needed)
 
     def stages_for(self, outputs: tuple[EdgeName, ...]) -> tuple[StageName, ...]:
-        """The stages such a request runs, in declaration order."""
+        """Return the stages of a request for these client edges, in declaration order."""
         active = {edge.source for edge in self.edges_for(outputs)}
         return tuple(stage.name for stage in self.stages if stage.name in active)

@@ -1,4 +1,4 @@
-"""Qwen3-Omni: Thinker -> Talker -> Code2Wav, declared. Source: `transformers` modeling_qwen3_omni_moe.py, `generate()`."""
+"""Qwen3-Omni: Thinker -> Talker -> Code2Wav, as a graph. Source: `transformers` modeling_qwen3_omni_moe.py, `generate()`."""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import ChunkPolicy, Edge, Graph, Stage, Transition

@@ -1,4 +1,4 @@
-"""Any causal language model: one stage, one edge. The proof that the runtime knows no model."""
+"""Any causal language model: one stage, one edge."""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import Edge, Graph, Stage

@@ -1,4 +1,4 @@
-"""Reading a checkpoint folder: which file holds which weight, and only the weights a role asks for. Knows no model."""
+"""Reader of a checkpoint folder: finds the file of each weight and reads only those that are requested. Knows no model."""
 
 import json
 from collections.abc import Generator, Iterable, Sequence
@@ -15,7 +15,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class WeightReader:
-    """Weights by name, each read when asked for, moved to one device and dtype. `names` are those read so far.
+    """Weights by name, read on request and moved to one device and dtype. `names`: those read so far.
 
     Raises: ConfigError if the folder holds no safetensors.
     """
@@ -33,9 +33,9 @@ class WeightReader:
         return [name for name in self._file_of if name.startswith(prefix)]
 
     def first_prefix(self, prefixes: Sequence[str]) -> str:
-        """The first prefix that any weight has: folders written by different tools nest differently.
+        """Return the first prefix that any weight has: folders written by different tools nest differently.
 
-        Raises: ConfigError if none has.
+        Raises: ConfigError if there is none.
         """
         for prefix in prefixes:
             if any(name.startswith(prefix) for name in self._file_of):
@@ -43,7 +43,7 @@ class WeightReader:
         raise ConfigError(f"checkpoint {self._folder}: no weights under {' or '.join(prefixes)}", param="checkpoint")
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Raises: ConfigError if the folder has no such weight, or the file that should hold it is missing or damaged."""
+        """Read a weight. Raises: ConfigError if the folder lacks it, or its file is missing or damaged."""
         path = self._file_of.get(name)
         if path is None:
             raise ConfigError(f"checkpoint {self._folder}: no weight {name}", param="checkpoint")
@@ -56,13 +56,13 @@ class WeightReader:
         return self.get(name) if self.has(name) else None
 
     def check(self) -> None:
-        """Open every file, for readers of the folder that name none. Raises: ConfigError if one is missing or damaged."""
+        """Open every file of weights. Raises: ConfigError if one is missing or damaged."""
         for path in dict.fromkeys(self._file_of.values()):
             with naming(path):
                 self._file(path)
 
     def joined(self, names: Iterable[str]) -> Tensor:
-        """Several matrices as one, stacked along their outputs."""
+        """Read several matrices as one, stacked along their outputs."""
         return torch.cat([self.get(name) for name in names])
 
     def _file(self, path: Path) -> safe_open:
@@ -73,7 +73,7 @@ class WeightReader:
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Raises: ConfigError naming the file, for whatever reading it raises."""
+    """Convert errors of reading a file to ConfigError with its name."""
     try:
         yield
     except (ValueError, KeyError, OSError, SafetensorError) as error:

@@ -4,7 +4,6 @@ Weights are stored in half precision and computed with in single: half the downl
 never trained (the vision tower) stays as drawn from the seed. Knows how no part is trained.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -161,21 +160,3 @@ def _halve(model: Any) -> None:
     for name, value in model.state_dict().items():
         if not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{name} is not finite in half precision; train its part anew", param="parts")
-
-
-def main() -> None:
-    """Write Pocket's folder from the weights in a work folder."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("work", type=Path, help="the folder with NAME.safetensors of every part")
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--may-lack-parts", action="store_true", help="leave untrained what is not there")
-    given = parser.parse_args()
-    files = {name: given.work / f"{name}.safetensors" for name in PLACES}
-    parts = {name: file for name, file in files.items() if file.is_file()}
-    export(parts, given.out, may_lack_parts=given.may_lack_parts)
-    size = sum(file.stat().st_size for file in given.out.iterdir())
-    print(f"{given.out}: {size / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,14 +13,14 @@ import torch
 
 from fleet.core.errors import BadInput
 from fleet.pocket import shape
-from fleet.pocket.train.loop import Part, Schedule, train
+from fleet.pocket.train.loop import Schedule, TrainablePart, train
 
 DEFAULT_FOLDER: Final = Path(".fleet/pocket")
 SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RecipeOptions:
     """Where and with what. `device`: where the trainings compute, such as cuda.
 
     `share` scales every training's steps: less than 1 tries the recipe out, and speaks worse for it. `start`: an exported folder
@@ -72,7 +72,7 @@ class Work:
             self.parts.mkdir(parents=True, exist_ok=True)
             save_file(part_of(self.start, part), self.weights(name))
 
-    def train(self, part: Part, schedule: Schedule) -> None:
+    def train(self, part: TrainablePart, schedule: Schedule) -> None:
         from fleet.pocket.export import PLACES, part_of
 
         start = part_of(self.start, part.name) if self.start and part.name in PLACES else None
@@ -84,11 +84,11 @@ class Step:
     """`after` names the steps whose results it reads."""
 
     what: str
-    run: Callable[[Work], None]
+    run: Callable[[RecipeOptions], None]
     after: tuple[str, ...] = ()
 
 
-def _speech(work: Work) -> None:
+def _speech(work: RecipeOptions) -> None:
     from fleet.pocket.speech import shards
 
     shards.build(work.speech, "held_out", 2, workers=work.workers)
@@ -98,7 +98,7 @@ def _speech(work: Work) -> None:
         shards.encode_missing(work.speech, split, book)
 
 
-def _recordings(work: Work) -> None:
+def _recordings(work: RecipeOptions) -> None:
     from fleet.pocket.hearing import recordings
 
     recordings.build(work.recordings, "held_out", 1, work.workers)
@@ -106,13 +106,13 @@ def _recordings(work: Work) -> None:
     recordings.build(work.recordings, "train", RECORDING_SHARDS, work.workers)
 
 
-def _thinker(work: Work) -> None:
+def _thinker(work: RecipeOptions) -> None:
     from fleet.pocket.train import thinker
 
-    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.schedule()))
+    work.train(thinker.ThinkerPart(shape.SEED), work.scaled(thinker.SCHEDULE))
 
 
-def _codec(work: Work) -> None:
+def _codec(work: RecipeOptions) -> None:
     from fleet.pocket.speech.codes import Codebook
     from fleet.pocket.speech.shards import CODEBOOK
     from fleet.pocket.train import codec
@@ -121,20 +121,20 @@ def _codec(work: Work) -> None:
     work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), work.scaled(codec.SCHEDULE))
 
 
-def _talker(work: Work) -> None:
+def _talker(work: RecipeOptions) -> None:
     from fleet.pocket.train import talker
 
     schedule = work.scaled(talker.SCHEDULE)
     work.train(talker.TalkerPart(work.speech, steps=schedule.steps), schedule)
 
 
-def _hearing(work: Work) -> None:
+def _hearing(work: RecipeOptions) -> None:
     from fleet.pocket.train import hearing
 
     work.train(hearing.HearingPart(work.recordings, shape.SEED), work.scaled(hearing.SCHEDULE))
 
 
-def _joint(work: Work) -> None:
+def _joint(work: RecipeOptions) -> None:
     """Of the start's weights where one of the two was not trained here."""
     from fleet.pocket.train import joint
 
@@ -143,7 +143,7 @@ def _joint(work: Work) -> None:
     work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE))
 
 
-def _export(work: Work) -> None:
+def _export(work: RecipeOptions) -> None:
     """A part that was not trained here is the start's."""
     from fleet.pocket.export import export
 
@@ -165,7 +165,7 @@ STEPS: Final[Mapping[str, Step]] = {
 }
 
 
-def make(work: Work, names: Sequence[str] = ()) -> None:
+def make(work: RecipeOptions, names: Sequence[str] = ()) -> None:
     """Run the named steps, or all of them, in the recipe's order.
 
     Raises: BadInput for a step there is not; ConfigError where a step before it has left nothing.

@@ -47,7 +47,7 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speech:
+class SynthesizedSpeech:
     """Mono samples of 24 kHz in -1..1, and when each word of the text starts.
 
     Invariants: a start for every word, none before the one ahead of it.
@@ -61,7 +61,7 @@ class _EventId(ctypes.Union):
     _fields_ = [("number", ctypes.c_int), ("name", ctypes.c_char_p), ("string", ctypes.c_char * 8)]
 
 
-class _Event(ctypes.Structure):
+class _EspeakEvent(ctypes.Structure):
     _fields_ = [
         ("type", ctypes.c_int),
         ("unique_identifier", ctypes.c_uint),
@@ -86,16 +86,16 @@ class Teacher:
     def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
         self._engine = _engine(tuple(libraries))
 
-    def speak(self, text: str, voice: Voice | None = None) -> Speech:
+    def speak(self, text: str, voice: Voice | None = None) -> SynthesizedSpeech:
         """One utterance of a spoken text, not trimmed; without a voice, in the default one."""
         words = [_LETTER_A if is_letter else word for word, is_letter in zip(text.split(), letters_a(text), strict=True)]
         if not words:
-            return Speech(samples=np.zeros(0, np.float32), word_starts_s=())
+            return SynthesizedSpeech(samples=np.zeros(0, np.float32), word_starts_s=())
         samples, events = self._engine.synthesise(" ".join(words), voice or Voice())
         rate_hz = self._engine.rate_hz
         starts = word_starts(words, events, end=len(samples))
         resampled = soxr.resample(samples.astype(np.float32) / 32768, rate_hz, SAMPLE_RATE_HZ)
-        return Speech(
+        return SynthesizedSpeech(
             samples=np.clip(resampled, -1, 1).astype(np.float32),
             word_starts_s=tuple(start / rate_hz for start in starts),
         )
@@ -179,10 +179,10 @@ class _Engine:
     def _receive(self, block: int | None, num_samples: int, events: int) -> int:
         if block and num_samples > 0:
             self._blocks.append(np.frombuffer(ctypes.string_at(block, 2 * num_samples), np.int16))
-        event = _Event.from_address(events)
+        event = _EspeakEvent.from_address(events)
         while event.type != _END_OF_EVENTS:
             if event.type == _WORD:
                 self._events.append((event.text_position - 1, event.sample))
-            events += ctypes.sizeof(_Event)
-            event = _Event.from_address(events)
+            events += ctypes.sizeof(_EspeakEvent)
+            event = _EspeakEvent.from_address(events)
         return 0

@@ -4,6 +4,26 @@ Each model family has a `Frontend` in a file of its own (`qwen3_omni.py`, `text.
 used through the protocol in `base.py`.
 """
 
-from fleet.processing.base import AudioPart, ChatRequest, Detokenizer, Frontend, GivenAnswer, Message, TextPart, load_frontend
+from fleet.processing.base import (
+    AudioPart,
+    ChatRequest,
+    Detokenizer,
+    Frontend,
+    GivenAnswer,
+    Message,
+    Recording,
+    TextPart,
+    load_frontend,
+)
 
-__all__ = ["AudioPart", "ChatRequest", "Detokenizer", "Frontend", "GivenAnswer", "Message", "TextPart", "load_frontend"]
+__all__ = [
+    "AudioPart",
+    "ChatRequest",
+    "Detokenizer",
+    "Frontend",
+    "GivenAnswer",
+    "Message",
+    "Recording",
+    "TextPart",
+    "load_frontend",
+]

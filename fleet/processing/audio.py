@@ -16,7 +16,7 @@ import soundfile
 import soxr
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing.base import Samples
+from fleet.processing.base import AudioSource, Recording, Samples
 from fleet.processing.containers import (
     NotReadable,
     check_format,
@@ -55,9 +55,9 @@ _MAX_MEDIA_TYPE = 128
 
 
 def decode_parts(
-    parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float, plain_only: bool = False
+    parts: Sequence[tuple[str, AudioSource]], *, rate_hz: int, max_audio_s: float, plain_only: bool = False
 ) -> list[Samples]:
-    """Decode the audio files of one request, each given after the name of its field; see `decode_clip`.
+    """Decode the audio of one request, each given after the name of its field; see `decode_clip`.
 
     Units: `max_audio_s` seconds over all of them. Raises: BadInput, InputTooLarge naming the field.
     """
@@ -77,7 +77,7 @@ def decode_parts(
     return clips
 
 
-def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
+def decode_clip(data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
     """Decode an audio file to mono at `rate_hz`; the container says what it is, whatever the client called it. A text is
     the file's base64, or a `data:` URL of it.
 
@@ -85,12 +85,9 @@ def decode_clip(data: str | bytes, *, rate_hz: int, max_s: float, where: str, pl
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
-    raw = data if isinstance(data, bytes) else _from_base64(data, where)
-    if not raw:
-        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
     clip: _Clip | None = None
     try:
-        for source_hz, mono in _blocks(without_tags(raw), max_s, where, plain_only):
+        for source_hz, mono in _blocks(data, max_s, where, plain_only):
             clip = clip or _Clip(source_hz, rate_hz, where)
             clip.add(mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
@@ -162,8 +159,16 @@ def _base64_start(data: str) -> int:
     return mark.end() if mark is not None else comma + 1 if comma >= 0 else len(data)
 
 
-def _blocks(raw: bytes, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the mono samples of a file, a block at a time, as far as they are permitted."""
+def _blocks(data: AudioSource, max_s: float, where: str, plain_only: bool) -> Iterator[tuple[int, Samples]]:
+    """Yield the rate and the mono samples of a file or recording, a block at a time, as far as they are permitted."""
+    if isinstance(data, Recording):
+        check_length(len(data.samples), data.rate_hz, max_s, where)
+        yield data.rate_hz, data.samples.astype(np.float32) / np.float32(32_768)
+        return
+    raw = data if isinstance(data, bytes) else _from_base64(data, where)
+    if not raw:
+        raise BadInput(f"{where}: holds no audio; give a file in {READABLE}", param=where)
+    raw = without_tags(raw)
     if (plain := _plain_header(raw)) is not None:
         yield from _plain_blocks(raw, *plain, max_s, where)
     elif plain_only:

@@ -17,6 +17,18 @@ from fleet.core.request import RequestSpec, Sampling
 Samples = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Mono audio as a microphone delivers it: PCM16 samples at their own rate."""
+
+    samples: NDArray[np.int16]
+    rate_hz: int
+
+
+AudioSource = str | bytes | Recording
+"""Audio before it is decoded: a file, as base64 or bytes, or a recording."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
     """`where` names the field of the user's input, for error messages."""
@@ -27,12 +39,12 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """An audio file: its bytes, or base64 as it came; or its samples, mono at the frontend's `audio_rate_hz`, once it is decoded.
+    """Audio of a message: its source, or once it is decoded its samples, mono at the frontend's `audio_rate_hz`.
 
     `where` names the field of the user's input, for error messages.
     """
 
-    data: str | bytes | Samples
+    data: AudioSource | Samples
     where: str
 
 

@@ -1,4 +1,4 @@
-"""The contract of a stage's adapter, and what a stage builder returns. It knows no Redis and no transport."""
+"""The contract of a stage's adapter and builder. Knows no Redis and no transport."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineR
 class EdgeItem:
     """One item for an output edge, before the chunk policy groups items into chunks (arrays are joined along axis 0).
 
-    `walk` is the producer's walk when it was made. `final` closes the edge; a final item may have no arrays.
+    `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item may have no arrays.
     """
 
     edge: EdgeName
@@ -27,39 +27,39 @@ class EdgeItem:
 
 
 LoggedOutput = Mapping[tuple[EdgeName, Walk], Arrays]
-"""What a task has appended so far, by edge and by the walk in which it was made, joined along axis 0; without remote tensors."""
+"""Output of a task in the logs, by edge and walk, joined along axis 0; without remote tensors."""
 NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
     """One request's work in one stage."""
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """What to submit, and the inputs that come from the request itself. `made` becomes the engine's history."""
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request, and the inputs from the request itself. `logged` becomes the engine's history."""
         ...
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
-        """Turn one chunk, in index order, into engine inputs. `walk` is this stage's walk from this chunk on."""
+        """Convert one chunk, in index order, to engine inputs. `walk` is this stage's walk from this chunk on."""
         ...
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        """Turn one engine output into items. On `output.final` every output edge of the stage must get its final item."""
+        """Convert one engine output to items. On `output.final` every output edge of the stage must get its final item."""
         ...
 
     def is_stopped(self) -> bool:
-        """Whether the request has met its end by itself (a stop string): the worker then calls `engine.finish`."""
+        """Return True if the adapter has ended the request (at a stop string): the worker then calls `engine.finish`."""
         ...
 
 
 AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
-"""(request, its blob) -> the task's adapter. The blob holds the request's audio prompts, float32 mono."""
+"""Creates a task's adapter from a request and its blob, which holds the audio of the prompt, float32 mono."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What a builder may know. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
+    """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
 
-    `window_ramp` is the codec stage's window sizes in frames, a pure function of frame index where numerics are invariant.
+    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant.
     """
 
     stage: StageName
@@ -78,7 +78,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltStage:
-    """What a worker runs: one engine, a factory of adapters, and the names of the weights it loaded (for `fleet status`)."""
+    """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded."""
 
     engine: Engine
     adapter: AdapterFactory

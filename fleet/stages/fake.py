@@ -1,6 +1,6 @@
-"""Adapters for the fake engine on any graph: every edge carries numbers made from the numbers before. No weights.
+"""Adapters for the fake engine on any graph: every edge carries numbers computed from the numbers before. No weights.
 
-Hardly any history either: equal inputs give equal rows, so what was made before is simply made again, after what was given.
+The only history is an answer that the request contains: equal inputs give equal rows, so logged output is recomputed.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ SAMPLES_PER_ROW = 1920
 
 
 class _Output:
-    """One output edge: how rows of numbers become what its first tensor declares. All rows at once: this is in every hot path."""
+    """One output edge: converts rows of numbers to its first tensor's type, all rows together, as it is in every hot path."""
 
     def __init__(self, edge: Edge) -> None:
         self.name = edge.name
@@ -27,7 +27,7 @@ class _Output:
         self._dtype = np.dtype(dtype)
 
     def pieces(self, rows: np.ndarray) -> list[Arrays]:
-        """Shapes: rows int32 [n, width]; n pieces, of one row each."""
+        """Return one piece per row. Shapes: rows int32 [n, width]."""
         values = rows.astype(self._dtype, copy=False)
         if self._tensor == "pcm":
             samples = np.tile(values, (1, -(-SAMPLES_PER_ROW // rows.shape[1])))
@@ -37,19 +37,19 @@ class _Output:
 
 
 class FakeTask:
-    """Source stages read the prompt; the others what their input edges bring. Every output row becomes an item on each edge."""
+    """Source stages read the prompt, the others their input edges. Every output row becomes an item on each edge."""
 
     def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions) -> None:
         self._spec, self._stage = spec, options.stage
         self._outputs = [_Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
         self._is_source = not graph.edges_to(options.stage)
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
         if not self._is_source:
             return EngineRequest(request_id=self._spec.id, sampling=sampling), ()
-        given = {OUT: np.array(self._spec.given, np.int32)[:, None]}
-        request = EngineRequest(request_id=self._spec.id, sampling=sampling, history=given)
+        history = {OUT: np.array(self._spec.given, np.int32)[:, None]}
+        request = EngineRequest(request_id=self._spec.id, sampling=sampling, history=history)
         prompt = np.asarray(self._spec.prompt_ids, dtype=np.int32)
         return request, (EngineInput(walk=Walk("prefill"), arrays={"ids": prompt}, final=True),)
 
@@ -72,9 +72,9 @@ class FakeTask:
 
 
 def build(options: BuildOptions, graph: Graph) -> BuiltStage:
-    """One stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec).
+    """Build one stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec).
 
-    `extra.step_ms` is how long each request's steps are apart; 0 where it is not given.
+    `extra.step_ms` is the interval between the steps of each request, 0 by default.
     """
     inputs = graph.edges_to(options.stage)
     codec = any(edge.policy.kind == "ramp" for edge in inputs)
@@ -86,9 +86,9 @@ def build(options: BuildOptions, graph: Graph) -> BuiltStage:
 
 
 def _step_s(options: BuildOptions) -> float:
-    """Raises: ConfigError if `extra.step_ms` is no number of milliseconds."""
-    given = options.extra.get("step_ms", 0)
-    if isinstance(given, str | bool) or given < 0:
+    """Return `extra.step_ms` in seconds. Raises: ConfigError if it is not a number of milliseconds."""
+    step_ms = options.extra.get("step_ms", 0)
+    if isinstance(step_ms, str | bool) or step_ms < 0:
         field = f"stages.{options.stage}.extra.step_ms"
-        raise ConfigError(f"{field}: {given!r} is no number of milliseconds; leave it out, or give one such as 80", param=field)
-    return given / 1000
+        raise ConfigError(f"{field}: {step_ms!r} is no number of milliseconds; leave it out, or give one such as 80", param=field)
+    return step_ms / 1000

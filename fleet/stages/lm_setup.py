@@ -1,4 +1,4 @@
-"""What every builder of an autoregressive stage does alike: device, checkpoint, loop, end ids, tokenizer."""
+"""Common parts of the builders of autoregressive stages: device, checkpoint, batch loop, end ids."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class StageSetup:
 
 
 def prepare_stage(options: BuildOptions) -> StageSetup:
-    """Raises: ConfigError."""
+    """Check a stage's options and open its device. Raises: ConfigError."""
     where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
     return StageSetup(
         folder=options.checkpoint,
@@ -43,7 +43,7 @@ def prepare_stage(options: BuildOptions) -> StageSetup:
 
 
 def end_ids_of(folder: Path) -> frozenset[int]:
-    """Ids that end an answer. Raises: ConfigError if there are none."""
+    """Return the ids that end an answer. Raises: ConfigError if there are none."""
     found = read_end_ids(folder)
     if not found:
         raise ConfigError(f"checkpoint {folder}: names no eos_token_id", param="checkpoint")

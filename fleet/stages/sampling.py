@@ -1,4 +1,4 @@
-"""A stage's sampling as the request has it, else as the graph's defaults have it."""
+"""Sampling parameters of a stage: the request's, else the graph's defaults."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 
 GREEDY_BELOW = 1e-4
-"""A temperature this small picks the highest logit anyway, and dividing float32 logits by much less overflows."""
+"""A lower temperature picks the highest logit anyway, and dividing float32 logits by a much lower one overflows."""
 
 
 def sampling_of(spec: RequestSpec, graph: Graph, stage: StageName) -> Sampling:
-    given = spec.sampling.get(stage)
-    if given is None:
-        given = msgspec.convert(graph.stage(stage).default_sampling, Sampling)
-    return given if given.temperature >= GREEDY_BELOW else msgspec.structs.replace(given, temperature=0.0)
+    sampling = spec.sampling.get(stage)
+    if sampling is None:
+        sampling = msgspec.convert(graph.stage(stage).default_sampling, Sampling)
+    return sampling if sampling.temperature >= GREEDY_BELOW else msgspec.structs.replace(sampling, temperature=0.0)

@@ -1,4 +1,4 @@
-"""Meeting a stop string in an answer's tokens. Knows no edge."""
+"""Detection of stop strings in an answer's tokens. Knows no edge."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -11,7 +11,7 @@ from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 
 
 class StopDetector:
-    """Tells at which token an answer met a stop string. Costs nothing where there are none."""
+    """Finds the token that completes a stop string. Without stop strings it does not detokenize."""
 
     def __init__(self, stops: Sequence[str], tokenizer: Callable[[], Tokenizer]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer()) if stops else None
@@ -22,7 +22,7 @@ class StopDetector:
         return self._trimmer.stopped
 
     def add(self, token: int) -> bool:
-        """Whether this token completes a stop string."""
+        """Return True if this token completes a stop string."""
         if self._detokenizer is None:
             return False
         self._trimmer.add(self._detokenizer.add([token]))
@@ -30,7 +30,7 @@ class StopDetector:
 
 
 def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:
-    """Reads the folder's tokenizer when first asked, and once."""
+    """Return a loader that reads the folder's tokenizer once, when first called."""
 
     @cache
     def load() -> Tokenizer:

@@ -23,7 +23,7 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Raises: ConfigError."""
+    """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
     weights = setup.reader()
     weights.check()
@@ -43,21 +43,23 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class TextAdapter:
-    """One request. `positions`: how many the model was made for; an answer that comes to the last of them ends by its length."""
+    """One request. `positions`: the model's context length; an answer that reaches it ends by its length."""
 
-    def __init__(self, spec: RequestSpec, watch: StopDetector, positions: int | None) -> None:
+    def __init__(self, spec: RequestSpec, stop_detector: StopDetector, positions: int | None) -> None:
         self._spec, self._positions = spec, positions
         min_tokens = sampling_of(spec, TEXT, LM).min_tokens
-        self._tokens = AnswerTokens(client=ANSWER, spoken=None, watch=watch, given=spec.given, min_tokens=min_tokens)
+        self._tokens = AnswerTokens(
+            client=ANSWER, spoken=None, stop_detector=stop_detector, given=spec.given, min_tokens=min_tokens
+        )
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Raises: ContextLengthExceeded for a prompt that leaves the answer no position."""
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request and prompt. Raises: ContextLengthExceeded if the prompt leaves no position for the answer."""
         num_prompt = len(self._spec.prompt_ids)
         if self._positions is not None and num_prompt >= self._positions:
             raise ContextLengthExceeded.of("messages", self._positions - 1, f"the prompt has {num_prompt} tokens")
         sampling = limit_answer_length(sampling_of(self._spec, TEXT, LM), num_prompt, self._positions)
         params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
-        history = self._tokens.history(made)
+        history = self._tokens.history(logged)
         request = EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history)
         ids = np.array(self._spec.prompt_ids, dtype=np.int32)
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]

@@ -75,7 +75,7 @@ def finish(read: BlockRead) -> None:
     assert read.settled
 
 
-def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_writes_each_block_to_its_place_only(peer: PeerProcess, reader: BlockReader) -> None:
     data = pattern(3, LENGTH_BYTES)
     source = peer.lend(3, LENGTH_BYTES)
     places = [(7, 0), (3, 9), (4, 2), (0, 5)]
@@ -89,7 +89,7 @@ def test_each_block_comes_to_its_place_and_nothing_else_is_touched(peer: PeerPro
     assert bytes(reader.memory.view) == bytes(expected)
 
 
-def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_returns_current_memory(peer: PeerProcess, reader: BlockReader) -> None:
     """Memory is registered once; what lies in it changes."""
     for seed in (1, 2):
         peer.lend(seed, LENGTH_BYTES)
@@ -97,7 +97,7 @@ def test_a_read_shows_what_is_there_now(peer: PeerProcess, reader: BlockReader) 
         assert bytes(reader.memory.view) == pattern(seed, LENGTH_BYTES)
 
 
-def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_works_after_connect(peer: PeerProcess, reader: BlockReader) -> None:
     for _ in range(2):
         reader.transfer.connect(peer.worker, peer.metadata)
     peer.lend(4, LENGTH_BYTES)
@@ -107,7 +107,7 @@ def test_whoever_was_met_is_read_from_as_ever(peer: PeerProcess, reader: BlockRe
         reader.transfer.connect(WorkerId("nobody@nowhere:1"), peer.metadata)
 
 
-def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
     assert peer.lent is not None
     beyond = Span(peer.lent.address, reader.memory.address + 2 * LENGTH_BYTES, BLOCK_BYTES)
     theirs = Span(peer.lent.address + 64 * LENGTH_BYTES, reader.memory.address, BLOCK_BYTES)
@@ -117,7 +117,7 @@ def test_what_is_not_registered_is_refused(peer: PeerProcess, reader: BlockReade
     finish(reader.read(peer, reader.whole(peer)))
 
 
-def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reader: BlockReader) -> None:
+def test_cancelled_block_read_settles_when_it_completes(peer: PeerProcess, reader: BlockReader) -> None:
     read = reader.read(peer, reader.whole(peer))
     read.cancel()
     read.cancel()
@@ -131,7 +131,9 @@ def test_a_cancelled_read_is_settled_when_it_has_landed(peer: PeerProcess, reade
     wait_until(settled, "the read to land")
 
 
-def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
+def test_block_read_from_frozen_peer_fails_at_deadline_and_keeps_its_destination(
+    tcp_peer: PeerProcess, tcp_reader: BlockReader
+) -> None:
     tcp_peer.lend(5, LENGTH_BYTES)
     finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
@@ -151,7 +153,7 @@ def test_a_frozen_lender_costs_a_deadline_and_its_reader_keeps_the_place(tcp_pee
     assert not tcp_reader.transfer.stalled_peers()
 
 
-def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
+def test_block_read_from_forgotten_frozen_peer_writes_nothing(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
     tcp_peer.lend(6, LENGTH_BYTES)
     finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
@@ -168,7 +170,7 @@ def test_nothing_lands_after_a_frozen_lender_was_forgotten(tcp_peer: PeerProcess
     assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES
 
 
-def test_a_dead_lender_is_an_error_within_the_deadline(reader: BlockReader) -> None:
+def test_block_read_from_dead_peer_fails_within_deadline(reader: BlockReader) -> None:
     with peer_process("nixl", "mortal@peer:33", LENGTH_BYTES) as mortal:
         finish(reader.read(mortal, reader.whole(mortal)))
         mortal.kill()
@@ -177,7 +179,7 @@ def test_a_dead_lender_is_an_error_within_the_deadline(reader: BlockReader) -> N
         reader.transfer.forget_peer(mortal.worker)
 
 
-def test_without_nixl_nothing_is_shared() -> None:
+def test_inline_transfer_registers_no_memory() -> None:
     inline = InlineTransfer(WorkerId("w@here:34"), MIB, MIB)
     assert not inline.register(Memory(0, MIB))
     assert not inline.shares_memory

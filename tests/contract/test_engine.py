@@ -98,7 +98,7 @@ def joined(outputs: list[EngineOutput], request: RequestId) -> list[bytes]:
     return [np.concatenate([o.arrays[n].ravel() for o in mine if n in o.arrays]).tobytes() for n in names]
 
 
-def test_a_request_runs_to_its_final_output_and_is_forgotten(subject: Subject) -> None:
+def test_request_runs_to_final_output_and_is_removed(subject: Subject) -> None:
     request = submit(subject, "a")
     assert subject.engine.stats().running == 1
     outputs = run_out(subject.engine)
@@ -109,7 +109,7 @@ def test_a_request_runs_to_its_final_output_and_is_forgotten(subject: Subject) -
     assert (stats.running, stats.ready, stats.pages_used) == (0, 0, 0)
 
 
-def test_a_batch_gives_each_as_much_as_it_gets_alone(subject: Subject) -> None:
+def test_batched_requests_give_as_much_output_as_alone(subject: Subject) -> None:
     alone: list[list[int]] = []
     for number in range(4):
         request = submit(subject, f"alone-{number}", length=4 + number)
@@ -120,13 +120,13 @@ def test_a_batch_gives_each_as_much_as_it_gets_alone(subject: Subject) -> None:
     assert subject.engine.stats().running == 0
 
 
-def test_nothing_is_ready_before_input(subject: Subject) -> None:
+def test_engine_is_not_ready_without_input(subject: Subject) -> None:
     subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
     assert not subject.engine.is_ready()
     assert list(subject.engine.step()) == []
 
 
-def test_what_is_ready_is_due_and_what_waits_for_input_is_not(subject: Subject) -> None:
+def test_due_time_is_zero_when_ready_and_infinite_when_waiting_for_input(subject: Subject) -> None:
     assert subject.engine.due_in_s() == math.inf
     request = submit(subject, "a")
     assert subject.engine.is_ready()
@@ -138,7 +138,7 @@ def test_what_is_ready_is_due_and_what_waits_for_input_is_not(subject: Subject) 
     assert subject.engine.due_in_s() == math.inf
 
 
-def test_a_paced_request_keeps_its_own_time() -> None:
+def test_paced_request_keeps_its_own_interval() -> None:
     subject = Subject(engine=FakeEngine(max_batch=4, source=True, step_s=3600.0), piece=ids)
     submit(subject, "a")
     assert subject.engine.due_in_s() == 0
@@ -150,7 +150,7 @@ def test_a_paced_request_keeps_its_own_time() -> None:
     assert [output.request_id for output in subject.engine.step()] == [other]
 
 
-def test_a_paused_request_is_skipped_and_the_others_go_on(subject: Subject) -> None:
+def test_paused_request_is_skipped_and_others_continue(subject: Subject) -> None:
     waits, runs = submit(subject, "waits"), submit(subject, "runs")
     subject.engine.pause(waits, paused=True)
     assert {output.request_id for output in run_out(subject.engine)} == {runs}
@@ -182,7 +182,7 @@ def run_lm(folder: Path) -> list[EngineOutput]:
 
 
 @pytest.mark.parametrize("wanted", [Sampling(min_tokens=4), Sampling(ignore_eos=True), Sampling(min_tokens=4, temperature=0.9)])
-def test_an_answer_has_as_many_tokens_as_are_asked_for(ending: Subject, wanted: Sampling) -> None:
+def test_answer_respects_min_tokens_and_ignore_eos(ending: Subject, wanted: Sampling) -> None:
     sampling = replace(wanted, max_tokens=NUM_TOKENS)
     submit(ending, "a", sampling=sampling)
     whole = made(run_out(ending.engine))
@@ -193,7 +193,7 @@ def test_an_answer_has_as_many_tokens_as_are_asked_for(ending: Subject, wanted: 
     assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
 
 
-def test_an_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subject) -> None:
+def test_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subject) -> None:
     for steps in range(4):
         request = submit(subject, f"a-{steps}", length=20)
         for _ in range(steps):
@@ -205,7 +205,7 @@ def test_an_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subjec
         assert not subject.engine.is_ready()
 
 
-def test_finish_ends_a_request_without_another_word(subject: Subject) -> None:
+def test_finish_ends_request_without_further_output(subject: Subject) -> None:
     request = submit(subject, "a", length=20)
     subject.engine.step()
     subject.engine.finish(request)
@@ -220,7 +220,7 @@ def made(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("num_known", [1, 3, NUM_TOKENS])
-def test_history_is_returned_again_and_goes_on(subject: Subject, num_known: int) -> None:
+def test_history_is_returned_again_and_continued(subject: Subject, num_known: int) -> None:
     submit(subject, "a")
     whole = made(run_out(subject.engine))
     submit(subject, "a", history={name: array[:num_known] for name, array in whole.items()})
@@ -231,7 +231,7 @@ def test_history_is_returned_again_and_goes_on(subject: Subject, num_known: int)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
-def test_what_is_exported_can_be_adopted_by_an_engine_that_goes_on(subject: Subject, num_steps: int) -> None:
+def test_exported_rows_can_be_imported_and_continued(subject: Subject, num_steps: int) -> None:
     submit(subject, "a", length=20)
     whole = made(run_out(subject.engine))
     first = submit(subject, "first", length=20)
@@ -250,7 +250,7 @@ def test_what_is_exported_can_be_adopted_by_an_engine_that_goes_on(subject: Subj
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
-def test_what_is_lent_can_be_read_and_adopted(subject: Subject, num_steps: int) -> None:
+def test_lent_pages_can_be_read_and_imported(subject: Subject, num_steps: int) -> None:
     """As by another process: byte for byte from one place to the other."""
     engine = subject.engine
     submit(subject, "a", length=20)
@@ -276,7 +276,7 @@ def test_what_is_lent_can_be_read_and_adopted(subject: Subject, num_steps: int) 
     assert engine.stats().pages_used == 0
 
 
-def test_pages_that_nobody_adopts_are_taken_back(subject: Subject) -> None:
+def test_reserved_pages_without_import_can_be_freed(subject: Subject) -> None:
     received = subject.engine.reserve_pages(20)
     if received is not None:
         assert subject.engine.stats().pages_used == len(received.at.pages) > 0
@@ -286,7 +286,7 @@ def test_pages_that_nobody_adopts_are_taken_back(subject: Subject) -> None:
     assert subject.engine.lend_pages(RequestId("nobody")) is None
 
 
-def test_a_pool_that_is_short_of_pages_lends_none_and_receives_into_none(folders: dict[str, Path]) -> None:
+def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]) -> None:
     options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, kv_pages=4, page_size_tokens=16)
     short = Subject(engine=text.build(options).engine, piece=ids)
     request = submit(short, "a", length=40)
@@ -298,7 +298,7 @@ def test_a_pool_that_is_short_of_pages_lends_none_and_receives_into_none(folders
     assert short.engine.stats().pages_used == 0
 
 
-def test_what_a_session_spares_changes_nothing_but_the_work(subject: Subject) -> None:
+def test_session_reuses_rows_without_changing_output(subject: Subject) -> None:
     """Turn by turn; each is followed by the same one without a session, for comparison."""
     engine, kept, lengths = subject.engine, 0, (8, 12, 12, 5)
     for turn, length in enumerate(lengths):
@@ -320,7 +320,7 @@ def test_what_a_session_spares_changes_nothing_but_the_work(subject: Subject) ->
     assert (engine.num_cached_rows("talk"), engine.stats().pages_used) == (0, 0)
 
 
-def test_the_engine_says_what_a_piece_need_not_be_computed_of(subject: Subject) -> None:
+def test_feed_returns_number_of_reused_rows(subject: Subject) -> None:
     submit(subject, "first", session="talk")
     run_out(subject.engine)
     sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
@@ -334,7 +334,7 @@ def test_the_engine_says_what_a_piece_need_not_be_computed_of(subject: Subject) 
     assert subject.engine.stats().pages_used == 0
 
 
-def test_an_aborted_turn_leaves_nothing(subject: Subject) -> None:
+def test_aborted_turn_leaves_nothing_cached(subject: Subject) -> None:
     submit(subject, "first", session="talk")
     run_out(subject.engine)
     second = submit(subject, "second", length=20, session="talk")
@@ -343,7 +343,7 @@ def test_an_aborted_turn_leaves_nothing(subject: Subject) -> None:
     assert (subject.engine.num_cached_rows("talk"), subject.engine.stats().pages_used) == (0, 0)
 
 
-def test_what_is_unknown_is_ignored(subject: Subject) -> None:
+def test_calls_for_unknown_requests_are_ignored(subject: Subject) -> None:
     nobody = RequestId("nobody")
     subject.engine.feed(nobody, EngineInput(walk=WALK, arrays=subject.piece(2), final=True))
     subject.engine.pause(nobody, paused=True)
@@ -352,14 +352,14 @@ def test_what_is_unknown_is_ignored(subject: Subject) -> None:
     assert not subject.engine.is_ready()
 
 
-def test_a_request_is_submitted_once(subject: Subject) -> None:
+def test_second_submit_of_a_request_is_refused(subject: Subject) -> None:
     submit(subject, "a")
     with pytest.raises(BadInput):
         submit(subject, "a")
     assert run_out(subject.engine)[-1].final
 
 
-def test_an_id_can_be_used_again_after_its_end(subject: Subject) -> None:
+def test_request_id_can_be_reused_after_its_end(subject: Subject) -> None:
     request = submit(subject, "a")
     first = joined(run_out(subject.engine), request)
     submit(subject, "a")

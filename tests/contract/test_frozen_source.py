@@ -165,7 +165,7 @@ def overlap(one: range, other: range) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
 
 
-def test_a_late_tensor_lands_where_nobody_looks(
+def test_late_tensor_is_written_to_quarantined_slot_only(
     source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
     read, into = freeze_in_mid_read(source, reader)
@@ -189,7 +189,7 @@ def test_a_late_tensor_lands_where_nobody_looks(
     assert finish(reader.transfer.pull(read.ref, source.metadata, DEADLINE_S)) == WANTED
 
 
-def test_late_blocks_land_in_the_place_that_is_kept_for_them(
+def test_late_blocks_are_written_to_their_reserved_destination_only(
     source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
     """Pages have no checksum: who reads into them keeps them until the read is settled."""
@@ -204,7 +204,7 @@ def test_late_blocks_land_in_the_place_that_is_kept_for_them(
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
-def test_what_was_torn_down_is_written_no_more(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
+def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
     """The destination of a forgotten peer's read is used again at once."""
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)

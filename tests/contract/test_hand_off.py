@@ -136,7 +136,7 @@ def undisturbed(end: End) -> list[int]:
     return end.run()
 
 
-def test_who_adopts_goes_on_where_the_source_ended(ends: tuple[End, End], kind: str) -> None:
+def test_importing_engine_continues_where_the_source_ended(ends: tuple[End, End], kind: str) -> None:
     source, target = ends
     whole = undisturbed(source)
     offer, begun = offered(source)
@@ -154,7 +154,7 @@ def test_who_adopts_goes_on_where_the_source_ended(ends: tuple[End, End], kind: 
     assert target.run() == whole
 
 
-def test_what_came_and_was_not_confirmed_is_given_back(ends: tuple[End, End]) -> None:
+def test_unconfirmed_import_frees_its_pages(ends: tuple[End, End]) -> None:
     source, target = ends
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
@@ -163,7 +163,7 @@ def test_what_came_and_was_not_confirmed_is_given_back(ends: tuple[End, End]) ->
     source.offers.free(REQUEST)
 
 
-def test_a_pull_that_nobody_wants_any_more_gives_its_place_back_when_that_is_safe(ends: tuple[End, End]) -> None:
+def test_cancelled_import_frees_its_pages_once_no_read_can_write_to_them(ends: tuple[End, End]) -> None:
     source, target = ends
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
@@ -178,7 +178,7 @@ def test_a_pull_that_nobody_wants_any_more_gives_its_place_back_when_that_is_saf
     source.offers.free(REQUEST)
 
 
-def test_an_offer_stands_until_it_is_withdrawn_and_one_replaces_another(ends: tuple[End, End]) -> None:
+def test_offer_stands_until_withdrawn_or_replaced(ends: tuple[End, End]) -> None:
     source, _ = ends
     for _ in range(2):
         offered(source)
@@ -194,7 +194,7 @@ def test_an_offer_stands_until_it_is_withdrawn_and_one_replaces_another(ends: tu
 
 
 @pytest.mark.parametrize("kind", ["pages", "copies"], indirect=True)
-def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
+def test_import_from_missing_source_fails(ends: tuple[End, End]) -> None:
     source, target = ends
     offer, _ = offered(source)
 
@@ -209,7 +209,7 @@ def test_a_source_that_is_gone_is_a_failure(ends: tuple[End, End]) -> None:
 
 
 @pytest.mark.parametrize(("kv_pages", "page_size_tokens"), [(64, 8), (1, 16)])
-def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Path, kv_pages: int, page_size_tokens: int) -> None:
+def test_import_into_different_or_too_small_pool_fails(checkpoint: Path, kv_pages: int, page_size_tokens: int) -> None:
     source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages", kv_pages, page_size_tokens)
     offer, _ = offered(source)
     adoption = adoption_of(offer, source, target)
@@ -222,7 +222,7 @@ def test_a_pool_that_is_not_alike_or_too_small_takes_nothing_over(checkpoint: Pa
 
 
 @pytest.mark.parametrize(("dtype", "page_size_tokens"), [("bfloat16", 16), ("float16", 32), ("float32", 8)])
-def test_blocks_of_another_dtype_or_page_size_are_computed_anew(
+def test_blocks_of_another_dtype_or_page_size_are_recomputed(
     checkpoint: Path, kind: str, dtype: str, page_size_tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, target = new_end(checkpoint, kind), new_end(checkpoint, kind, page_size_tokens=page_size_tokens, dtype=dtype)
@@ -242,7 +242,7 @@ def test_blocks_of_another_dtype_or_page_size_are_computed_anew(
         end.transfer.close()
 
 
-def test_pages_that_cannot_be_spared_are_copied(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_copied_when_pool_is_short_of_pages(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
     source, target = new_end(checkpoint, "pages"), new_end(checkpoint, "pages")
     whole = undisturbed(source)
@@ -265,7 +265,7 @@ def raising(_place: object, *_args: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
-def test_a_copy_that_finds_no_memory_is_not_offered(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_without_memory_is_not_offered(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = ends
     source.open()
     while not source.step():
@@ -276,7 +276,7 @@ def test_a_copy_that_finds_no_memory_is_not_offered(ends: tuple[End, End], monke
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
-def test_a_copy_that_finds_no_memory_on_arrival_is_computed(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_recomputed_when_import_finds_no_memory(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = ends
     whole = undisturbed(target)
     offer, begun = offered(source)
@@ -290,7 +290,7 @@ def test_a_copy_that_finds_no_memory_on_arrival_is_computed(ends: tuple[End, End
     source.offers.free(REQUEST)
 
 
-def test_who_adopts_and_then_finds_no_memory_fails_that_request(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_fails_when_memory_runs_out_after_import(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages are the request's by then, and go with it, once."""
     source, target = ends
     offer, begun = offered(source)
@@ -305,7 +305,7 @@ def test_who_adopts_and_then_finds_no_memory_fails_that_request(ends: tuple[End,
     source.offers.free(REQUEST)
 
 
-def test_whoever_adopts_has_met_the_sources_before(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_worker_connects_to_each_source_once_in_advance(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one that joins later, and nobody twice: the first read of all would else take its time from an answer."""
     met: list[tuple[str, WorkerId]] = []
     meet = NixlTransfer.connect

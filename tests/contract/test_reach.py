@@ -72,7 +72,7 @@ def test_shared_memory_of_worker_is_its_users_alone_and_small(local_peer: PeerPr
 
 
 @pytest.mark.parametrize(("over", "user"), STRANGERS)
-def test_stranger_with_the_metadata_of_a_worker_reads_nothing(local_peer: PeerProcess, over: str, user: int) -> None:
+def test_process_outside_the_fleet_cannot_read_with_a_workers_metadata(local_peer: PeerProcess, over: str, user: int) -> None:
     ref = local_peer.publish("r", 2, 64).ref
     assert ref is not None
     command = [sys.executable, "-m", "tests.contract.unauthorized_reader"]

@@ -109,7 +109,7 @@ def tcp_peer() -> Iterator[PeerProcess]:
 
 
 @pytest.mark.parametrize("length_bytes", SIZES)
-def test_bytes_arrive_as_they_were_published(peer: PeerProcess, reader: Transfer, length_bytes: int) -> None:
+def test_pulled_bytes_equal_published_bytes(peer: PeerProcess, reader: Transfer, length_bytes: int) -> None:
     tensor = peer.publish("r", length_bytes, length_bytes)
     assert (tensor.data is None) != (tensor.ref is None)
     assert tensor.length_bytes == length_bytes
@@ -117,7 +117,7 @@ def test_bytes_arrive_as_they_were_published(peer: PeerProcess, reader: Transfer
     assert peer.release("r") == 0
 
 
-def test_many_reads_at_once_do_not_mix(peer: PeerProcess, reader: Transfer) -> None:
+def test_concurrent_reads_do_not_mix(peer: PeerProcess, reader: Transfer) -> None:
     tensors = [peer.publish("r", seed, 100_000 + seed) for seed in range(16)]
     pulls = [(reader.pull(tensor.ref, peer.metadata, DEADLINE_S) if tensor.ref else None) for tensor in tensors]
     for seed, (tensor, pull) in enumerate(zip(tensors, pulls, strict=True)):
@@ -125,7 +125,7 @@ def test_many_reads_at_once_do_not_mix(peer: PeerProcess, reader: Transfer) -> N
     assert peer.release("r") == 0
 
 
-def test_a_request_cannot_exceed_its_cap_and_leaves_room_for_others(peer: PeerProcess) -> None:
+def test_request_cannot_exceed_its_cap_and_leaves_room_for_others(peer: PeerProcess) -> None:
     for seed in range(2):
         peer.publish("greedy", seed, 5 * MIB)
     with pytest.raises(TransferError, match="cap"):
@@ -135,7 +135,7 @@ def test_a_request_cannot_exceed_its_cap_and_leaves_room_for_others(peer: PeerPr
     assert peer.release("modest") == 0
 
 
-def test_a_full_arena_refuses_until_something_is_released(peer: PeerProcess) -> None:
+def test_full_arena_refuses_until_a_request_is_released(peer: PeerProcess) -> None:
     for seed in range(4):
         peer.publish(f"r{seed}", seed, 5 * MIB)
     with pytest.raises(TransferError, match="no room"):
@@ -147,7 +147,7 @@ def test_a_full_arena_refuses_until_something_is_released(peer: PeerProcess) -> 
     assert used_slots == 0
 
 
-def test_release_is_idempotent_and_strangers_may_be_forgotten(reader: Transfer) -> None:
+def test_release_is_idempotent_and_unknown_peers_can_be_forgotten(reader: Transfer) -> None:
     tensor = reader.publish(MINE, "float32", (2, 3), memoryview(bytearray(24)).cast("I", (2, 3)))
     assert tensor.length_bytes == 24
     assert reader.used_slots() == 1
@@ -161,14 +161,14 @@ def test_metadata_is_never_a_pickle(peer: PeerProcess) -> None:
     assert peer.metadata == b"" or peer.metadata.startswith(b"nixlSerDes|")
 
 
-def test_a_released_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_of_released_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     tensor = nixl_peer.publish("r", 1, 4096)
     nixl_peer.release("r")
     with pytest.raises(TransferError, match="freed or reused"):
         bytes_of(tensor, nixl_reader, nixl_peer)
 
 
-def test_a_reused_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_of_reused_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     first = nixl_peer.publish("r", 1, 4096)
     nixl_peer.release("r")
     second = nixl_peer.publish("r", 2, 4096)
@@ -179,7 +179,7 @@ def test_a_reused_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTrans
     nixl_peer.release("r")
 
 
-def test_changed_bytes_are_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_of_changed_bytes_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     tensor = nixl_peer.publish("r", 1, 4096)
     wrong = msgspec.structs.replace(ref_of(tensor), checksum=ref_of(tensor).checksum ^ 1)
     with pytest.raises(TransferError, match="checksum"):
@@ -190,9 +190,7 @@ def test_changed_bytes_are_refused(nixl_peer: PeerProcess, nixl_reader: NixlTran
     nixl_peer.release("r")
 
 
-def test_a_failed_read_fails_again_and_a_finished_one_gives_its_bytes_again(
-    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
-) -> None:
+def test_poll_after_end_repeats_failure_or_bytes(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     tensor = nixl_peer.publish("r", 1, 100)
     pull = nixl_reader.pull(ref_of(tensor), nixl_peer.metadata, DEADLINE_S)
     assert finish(pull) == finish(pull)
@@ -203,9 +201,7 @@ def test_a_failed_read_fails_again_and_a_finished_one_gives_its_bytes_again(
             finish(refused)
 
 
-def test_a_read_that_is_cancelled_or_never_polled_gives_its_destination_back(
-    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
-) -> None:
+def test_cancelled_or_unpolled_read_frees_its_destination(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     ref = ref_of(nixl_peer.publish("r", 1, 5 * MIB))
     cancelled = nixl_reader.pull(ref, nixl_peer.metadata, DEADLINE_S)
     cancelled.cancel()
@@ -217,7 +213,7 @@ def test_a_read_that_is_cancelled_or_never_polled_gives_its_destination_back(
     nixl_peer.release("r")
 
 
-def test_a_read_needs_room_for_its_destination(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_without_room_for_its_destination_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     tensor = nixl_peer.publish("r", 1, 5 * MIB)
     for number in range(4):
         nixl_reader.publish(RequestId(f"mine-{number}"), "uint8", (5 * MIB,), bytes(5 * MIB))
@@ -229,7 +225,7 @@ def test_a_read_needs_room_for_its_destination(nixl_peer: PeerProcess, nixl_read
     nixl_peer.release("r")
 
 
-def test_what_is_not_the_peers_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_pull_with_wrong_metadata_or_address_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
     ref = ref_of(nixl_peer.publish("r", 1, 100))
     for metadata in (nixl_reader.metadata(), b"", b"junk", nixl_peer.metadata[:100]):
         with pytest.raises(TransferError):
@@ -241,15 +237,13 @@ def test_what_is_not_the_peers_is_refused(nixl_peer: PeerProcess, nixl_reader: N
     nixl_peer.release("r")
 
 
-def test_a_worker_can_pull_from_itself(nixl_reader: NixlTransfer) -> None:
+def test_worker_can_pull_from_itself(nixl_reader: NixlTransfer) -> None:
     tensor = nixl_reader.publish(MINE, "uint8", (5000,), pattern(1, 5000))
     assert finish(nixl_reader.pull(ref_of(tensor), nixl_reader.metadata(), DEADLINE_S)) == pattern(1, 5000)
     nixl_reader.release(MINE)
 
 
-def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
-    tcp_peer: PeerProcess, tcp_reader: NixlTransfer
-) -> None:
+def test_read_of_concurrently_reused_slot_is_right_or_refused(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
     length_bytes = 8 * MIB
     refused = 0
     for seed in range(12):
@@ -267,7 +261,7 @@ def test_bytes_are_right_or_refused_while_the_slot_is_reused_under_the_read(
     print(f"{refused} of 12 reads met the reuse half-way and were refused")
 
 
-def test_a_frozen_peer_costs_a_deadline_and_never_a_wrong_byte(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
+def test_read_from_frozen_peer_fails_at_deadline_without_wrong_bytes(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
     length_bytes = 8 * MIB
     ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
     assert finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
@@ -292,7 +286,7 @@ def test_a_frozen_peer_costs_a_deadline_and_never_a_wrong_byte(tcp_peer: PeerPro
     tcp_peer.release("r")
 
 
-def test_nothing_lands_after_a_frozen_peer_was_forgotten(tcp_reader: NixlTransfer) -> None:
+def test_tensor_read_from_forgotten_frozen_peer_writes_nothing(tcp_reader: NixlTransfer) -> None:
     with peer_process("nixl", "fenced@peer:13", ARENA_BYTES, env=TCP_ALONE, interface="lo") as peer:
         check_that_nothing_lands_late(peer, tcp_reader)
 
@@ -328,7 +322,7 @@ def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfe
         tcp_reader.release(RequestId(f"mine-{number}"))
 
 
-def test_a_dead_peer_is_an_error_within_the_deadline(nixl_reader: NixlTransfer) -> None:
+def test_read_from_dead_peer_fails_within_deadline(nixl_reader: NixlTransfer) -> None:
     stranger = NixlTransfer(WorkerId("stranger@here:6"), ARENA_BYTES, ARENA_BYTES)
     with peer_process("nixl", "mortal@peer:7", ARENA_BYTES) as mortal:
         ref = ref_of(mortal.publish("r", 1, MIB))
@@ -344,7 +338,7 @@ def test_a_dead_peer_is_an_error_within_the_deadline(nixl_reader: NixlTransfer) 
     stranger.close()
 
 
-def test_auto_is_nixl_where_it_starts_and_says_so_where_it_does_not(
+def test_auto_uses_nixl_if_it_starts_and_else_logs_the_fallback(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_nixl = open_transfer("auto", WorkerId("w@here:8"), MIB, MIB)
@@ -361,7 +355,7 @@ def test_auto_is_nixl_where_it_starts_and_says_so_where_it_does_not(
         open_transfer("nixl", WorkerId("w@here:10"), MIB, MIB)
 
 
-def test_an_unknown_kind_is_refused_and_redis_needs_no_nixl() -> None:
+def test_unknown_kind_is_refused_and_redis_needs_no_nixl() -> None:
     with pytest.raises(ConfigError, match="auto, nixl or redis"):
         open_transfer("carrier pigeon", WorkerId("w@here:11"), MIB, MIB)
     inline = open_transfer("redis", WorkerId("w@here:12"), MIB, MIB)
@@ -370,7 +364,7 @@ def test_an_unknown_kind_is_refused_and_redis_needs_no_nixl() -> None:
         inline.pull(ref, b"", DEADLINE_S)
 
 
-def test_reads_can_be_measured() -> None:
+def test_measured_reads_have_size_and_speed() -> None:
     speeds = measure_reads([1, 65536], num_repeats=3)
     assert [speed.num_bytes for speed in speeds] == [1, 65536]
     assert all(speed.p50_us > 0 and speed.gb_per_s > 0 for speed in speeds)

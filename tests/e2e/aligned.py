@@ -1,7 +1,4 @@
-"""When each word of Pocket's speech ends, by the teacher's speech of the same text: who judges a transcript needs the truth.
-
-Knows no server.
-"""
+"""Word ends in Pocket's speech, by alignment with the teacher's speech of the same text. Knows no server."""
 
 import numpy as np
 
@@ -15,13 +12,13 @@ from tests.web.voice.probe import Pcm
 
 
 def word_ends(text: str, voice: str, pcm: Pcm) -> list[int]:
-    """For each word of `text` the sample behind its last. Both utterances are compared without the silence around them."""
+    """Return for each word of `text` the index after its last sample. Surrounding silence is left out of the alignment."""
     (teacher,) = speak_all([(text, VOICES[voice])])
     samples = pcm.astype(np.float32) / np.float32(32768)
-    ours, theirs = extent(samples), extent(teacher.samples)
-    said = analyse(samples[ours]).features[:, :NUM_MELS]
-    taught = analyse(teacher.samples[theirs]).features[:, :NUM_MELS]
+    spoken, reference = extent(samples), extent(teacher.samples)
+    said = analyse(samples[spoken]).features[:, :NUM_MELS]
+    taught = analyse(teacher.samples[reference]).features[:, :NUM_MELS]
     pairs = align(said - said.mean(0), taught - taught.mean(0))
-    ends_s = np.array([*teacher.word_starts_s[1:], theirs.stop / SAMPLE_RATE_HZ]) - theirs.start / SAMPLE_RATE_HZ
+    ends_s = np.array([*teacher.word_starts_s[1:], reference.stop / SAMPLE_RATE_HZ]) - reference.start / SAMPLE_RATE_HZ
     places = np.minimum(np.searchsorted(pairs[:, 1], ends_s / HOP_S), len(pairs) - 1)
-    return [ours.start + int(round(pairs[place, 0] * HOP_S * SAMPLE_RATE_HZ)) for place in places]
+    return [spoken.start + int(round(pairs[place, 0] * HOP_S * SAMPLE_RATE_HZ)) for place in places]

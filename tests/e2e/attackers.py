@@ -1,8 +1,8 @@
 """Attackers of a gateway, as one process: `python -m tests.e2e.attackers PORT SECONDS MODEL`.
 
-It prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway lets it, and replaces each connection that the
-gateway closes. Then it prints what it sent, as JSON, and holds what is open, silently, until its input ends. It connects to
-loopback only; half of its connections come from 127.0.0.1, the others from ten addresses beside it.
+It prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway allows, and replaces each connection that the
+gateway closes. Then it prints counts of what it sent, as JSON, and keeps its connections open and idle until its input ends. It
+connects to loopback only; half of its connections come from 127.0.0.1, the others from ten other loopback addresses.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 NICENESS = 10
-"""Attackers have machines of their own: here they leave the processor to the fleet."""
+"""Attackers would have machines of their own, so here they yield the processor to the fleet."""
 NUM_IDLE, NUM_HALF_OPEN, NUM_UNREAD = 1000, 400, 8
 NUM_FLOODS, NUM_VALIDATIONS, NUM_DECODERS, NUM_EVENTS = 4, 2, 2, 1
 MAX_HEADER_BYTES = 64 * 1024 * 1024
@@ -39,7 +39,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Attack:
-    """The connections of every kind, and how often each kind began one."""
+    """Connections of every kind, and a count of each kind."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -48,9 +48,9 @@ class Attack:
         self.counts: Counter[str] = Counter()
 
     async def dial(self, kind: str, *, small: bool = False) -> socket.socket:
-        """A connected socket, from the next address. Raises: OSError.
+        """Return a connected socket, from the next address. Raises: OSError.
 
-        `small`: the kernel buffers little for it. With loopback's large segments it would buffer 3 MB of what the gateway sends.
+        `small`: little kernel buffer. With loopback's large segments it would hold 3 MB of the gateway's output.
         """
         sock = socket.socket()
         sock.setblocking(False)
@@ -70,14 +70,14 @@ class Attack:
         return await asyncio.open_connection(sock=await self.dial(kind))
 
     async def repeat(self, attack: Callable[[], Awaitable[None]]) -> None:
-        """Attack again whenever the gateway has ended one, until `stop`."""
+        """Repeat an attack whenever the gateway has ended it, until `stop`."""
         while not self._stopped.is_set():
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, WebSocketException):
                 await attack()
             await self.pause(RETRY_S)
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until `stop`."""
+        """Wait for `seconds`, or until `stop`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
@@ -85,7 +85,7 @@ class Attack:
         self._stopped.set()
 
     async def hold(self, kind: str, sent: bytes) -> None:
-        """Send so much, then nothing, until the gateway closes the connection."""
+        """Send some bytes, then nothing, until the gateway closes the connection."""
         reader, writer = await self.open(kind)
         try:
             writer.write(sent)
@@ -107,7 +107,7 @@ class Attack:
             writer.transport.abort()
 
     async def post(self, kind: str, path: str, body: bytes, content_type: str = "application/json") -> None:
-        """Send one whole request and read its answer."""
+        """Send one complete request and read its answer."""
         reader, writer = await self.open(kind)
         try:
             writer.write(head(path, len(body), content_type) + body)
@@ -118,7 +118,7 @@ class Attack:
             writer.transport.abort()
 
     async def leave_unread(self, body: bytes) -> None:
-        """Ask for a long stream and read nothing of it until the gateway resets the connection."""
+        """Request a long stream and read nothing of it until the gateway resets the connection."""
         with await self.dial("unread", small=True) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, head(CHAT, len(body)) + body)
             closed = select.poll()
@@ -129,7 +129,7 @@ class Attack:
                 await asyncio.Event().wait()  # holds the connection until this process ends
 
     async def bomb_events(self) -> None:
-        """A voice session whose events are as large as they are wrong."""
+        """Send events that are as large as allowed, and invalid, over a voice session."""
         self.counts["event_bomb"] += 1
         metadata = {str(number): 0 for number in range(BOMB_BYTES // 10)}
         event = json.dumps({"type": "response.create", "response": {"metadata": metadata}})
@@ -147,7 +147,7 @@ def head(path: str, length: int, content_type: str = "application/json") -> byte
 
 
 def clip(num_channels: int, rate_hz: int, seconds: int, container: str, subtype: str) -> bytes:
-    """A silent file, small for what it decodes to."""
+    """Return a silent audio file that is small compared with its decoded size."""
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", rate_hz, num_channels, format=container, subtype=subtype) as written:
         for _ in range(seconds):
@@ -156,7 +156,7 @@ def clip(num_channels: int, rate_hz: int, seconds: int, container: str, subtype:
 
 
 def spoken(model: str, file: bytes) -> bytes:
-    """A chat whose prompt is a file."""
+    """Encode a chat whose prompt is an audio file."""
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": "wav"}}
     return json.dumps({"model": model, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}).encode()
 
@@ -197,8 +197,8 @@ async def run(port: int, seconds: float, model: str) -> None:
 
 
 def step_back() -> None:
-    """Leave the processors to the fleet, since attackers have machines of their own. Linux may schedule each session as a whole
-    (autogroup), and then regards niceness only within a session.
+    """Yield the processors to the fleet. Linux may schedule each session as a whole (autogroup), where niceness counts only
+    within a session.
     """
     os.nice(NICENESS)
     if AUTOGROUP.exists():

@@ -1,7 +1,7 @@
-"""How fast a speaker silences an answer, in Chromium before a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
+"""Measure barge-in latency in Chromium on a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
 
-From the first voiced sample that entered the microphone's worklet to the last one of the answer that left the loudspeaker, by the
-browser's own clocks. Numbers from a busy machine mean little.
+From the first voiced sample in the microphone's worklet to the last sample of the answer that was played, by the browser's
+clocks. Numbers from a busy machine mean little.
 """
 
 import statistics
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.e2e.talking import interrupt, microphone, ready, talking_fleet
+from tests.e2e.talking import VoiceFleet, interrupt, microphone, ready, talking_fleet
 from tests.web.voice import probe
 from tests.web.voice.browsers import Browsers
 
@@ -19,14 +19,18 @@ TIMES = 10
 def main(times: int) -> None:
     took_ms: list[float] = []
     with tempfile.TemporaryDirectory() as name, talking_fleet(Path(name)) as fleet, Browsers.started(Path(name)) as browsers:
-        for number in range(times + 1):
-            with microphone(browsers, fleet) as page:
-                ready(page)
-                interrupt(page)
-                if number:
-                    took_ms.append(probe.barge_in_ms(page))
-                    print(f"{took_ms[-1]:.0f} ms", flush=True)
+        _measure(browsers, fleet)  # warm-up
+        for _ in range(times):
+            took_ms.append(_measure(browsers, fleet))
+            print(f"{took_ms[-1]:.0f} ms", flush=True)
     print(f"{times} interruptions: median {statistics.median(took_ms):.0f} ms, most {max(took_ms):.0f} ms")
+
+
+def _measure(browsers: Browsers, fleet: VoiceFleet) -> float:
+    with microphone(browsers, fleet) as page:
+        ready(page)
+        interrupt(page)
+        return probe.barge_in_ms(page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A second gateway of a running fleet, and one address that leads to whichever gateway is alive."""
+"""A second gateway of a running fleet, and a TCP proxy whose target can be changed."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from tests.support import Running, start_cli, wait_until
 
 @contextmanager
 def another_gateway(folder: Path) -> Iterator[tuple[Running, int]]:
-    """Of the fleet that `fleet up` started in `folder`; its port."""
+    """Start another gateway of the fleet that `fleet up` started in `folder`; yield it and its port."""
     port = free_port()
     env = {"FLEET_CONFIG": str(folder / ".fleet" / "resolved.yaml")}
     with start_cli("web", "--set", f"web.port={port}", cwd=folder, env=env) as running:
@@ -23,9 +23,9 @@ def another_gateway(folder: Path) -> Iterator[tuple[Running, int]]:
 
 
 class Switch:
-    """Forwards bytes between its own port and that of one gateway; connections that follow may be led to another.
+    """A proxy that forwards connections to one gateway; later connections may go to another.
 
-    `tls`: its own port speaks TLS, for a server that is built without it.
+    `tls`: its own port uses TLS, for a server that is built without it.
     """
 
     def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:
@@ -63,7 +63,7 @@ class Switch:
         self._target = self._home
 
     def cut(self) -> None:
-        """Every connection breaks, as a network does it: nobody says goodbye."""
+        """Abort every connection, as a network failure does."""
         self._loop.call_soon_threadsafe(self._abort)
 
     def _abort(self) -> None:

@@ -1,6 +1,5 @@
-"""A real fleet, a Voice page before it, and a visitor with a microphone: what the tests of both together share."""
+"""Shared by tests of the Voice page on a real fleet: the fleet, a page with a microphone, and interruptions."""
 
-from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ import numpy as np
 import soxr
 from playwright.sync_api import Page, expect
 
+from fleet.api_client.chat import ChatCall, ChatMessage, OutputAudio
+from fleet.api_client.client import ApiClient
 from fleet.config.schema import WebConfig
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.gateways import Switch
 from tests.support import start_cli
-from tests.web.realtime import spoken
+from tests.web.realtime import speech_samples
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 from tests.web.voice.probe import Pcm
@@ -25,15 +26,15 @@ from tests.web.voice.probe import Pcm
 OPTIONS = ("--set", "web.port=0")
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 LONG = "count to twenty"
-"""Answered with eleven seconds of speech."""
+"""A question whose answer is eleven seconds of speech."""
 LEAD_IN_S = 1.0
 LIVE_PAGE_CUT = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "htmx:sse:error", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
-"""What the browser says where a stream that it follows is cut, as some of these tests do."""
+"""Errors of the browser for an event stream that is cut, as some tests do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """`switch` leads to the gateway of `fleet up`, unless a test has it lead elsewhere."""
+class VoiceFleet:
+    """A running fleet. `switch` forwards to the gateway of `fleet up`, unless a test sets another one."""
 
     folder: Path
     url: str
@@ -44,38 +45,42 @@ class Fleet:
         answer.raise_for_status()
         return answer.json()
 
-    def sound(self, request: str) -> Pcm:
-        """All of an answer's, once more from the log, without the leading silence that is not sent."""
-        told = httpx.get(f"{self.url}/v1/fleet/requests/{request}/audio", timeout=30)
-        assert told.status_code == 200, told.text
-        silence = LeadingSilenceTrimmer(spoken.RATE_HZ, WebConfig().max_leading_silence_ms)
-        return np.frombuffer(silence.feed(told.content[44:]) + silence.finish(), "<i2")
+    @property
+    def api(self) -> ApiClient:
+        return ApiClient(self.url)
 
-    def story(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def audio(self, request: str) -> Pcm:
+        """Return an answer's audio from the log, without the leading silence that is not sent."""
+        silence = LeadingSilenceTrimmer(speech_samples.RATE_HZ, WebConfig().max_leading_silence_ms)
+        return np.frombuffer(silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2")
+
+    def trace(self, answer: dict[str, Any]) -> dict[str, Any]:
         return self.get(f"/v1/fleet/requests/{answer['requestId']}")
 
-    def said(self, question: str, voice: str) -> tuple[str, Pcm]:
-        """The whole answer to a typed question, and its sound."""
-        messages = [{"role": "user", "content": question}]
-        spoken = {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "pcm16"}}
-        body = {"model": "pocket", "messages": messages, **spoken}
-        answer = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60).json()
-        audio = answer["choices"][0]["message"]["audio"]
-        return audio["transcript"].strip(), np.frombuffer(b64decode(audio["data"]), "<i2")
+    def ask(self, question: str, voice: str) -> tuple[str, Pcm]:
+        """Return the transcript and the audio of the answer to a typed question."""
+        call = ChatCall(
+            model="pocket",
+            messages=(ChatMessage(role="user", content=question),),
+            modalities=("text", "audio"),
+            audio=OutputAudio(voice=voice, format="pcm16"),
+        )
+        answer = self.api.chat(call)
+        return answer.transcript.strip(), np.frombuffer(answer.audio or b"", "<i2")
 
     def worker(self, role: str) -> dict[str, Any]:
         return next(worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role)
 
-    def running(self) -> int:
-        return sum(worker["running"] for worker in self.get("/v1/fleet/workers")["data"])
+    def num_running(self) -> int:
+        return self.api.resources_in_use().tasks
 
 
 @contextmanager
-def talking_fleet(folder: Path) -> Iterator[Fleet]:
+def talking_fleet(folder: Path) -> Iterator[VoiceFleet]:
     with start_cli("up", *OPTIONS, cwd=folder) as running:
         url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
         with Switch.to(int(url.rpartition(":")[2])) as switch:
-            yield Fleet(folder=folder, url=url, switch=switch)
+            yield VoiceFleet(folder=folder, url=url, switch=switch)
 
 
 def silence(seconds: float) -> Pcm:
@@ -84,19 +89,19 @@ def silence(seconds: float) -> Pcm:
 
 @cache
 def speech(text: str) -> Pcm:
-    """At the microphone's rate."""
-    said = np.frombuffer(spoken.speech(text), "<i2").astype(np.float32)
-    return np.clip(soxr.resample(said, spoken.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
+    """Return a spoken text at the microphone's rate."""
+    pcm = np.frombuffer(speech_samples.speech(text), "<i2").astype(np.float32)
+    return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
 
 
-def microphone(browsers: Browsers, fleet: Fleet) -> AbstractContextManager[Page]:
-    """A visitor who says the question `LEAD_IN_S` after opening the microphone, once."""
-    sound = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    return visiting(browsers.hearing("question", sound), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
+def microphone(browsers: Browsers, fleet: VoiceFleet) -> AbstractContextManager[Page]:
+    """Open a page whose microphone holds the question once, after `LEAD_IN_S`."""
+    pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
+    return visiting(browsers.hearing("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True)
 
 
 def answers(page: Page) -> list[dict[str, Any]]:
-    """The page's, oldest first."""
+    """Return the page's answers, oldest first."""
     answers = "fleetVoice.conversation.responses.byId.values()"
     wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
     return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
@@ -108,7 +113,7 @@ def ready(page: Page) -> None:
 
 
 def interrupt(page: Page) -> None:
-    """Ask for a long answer, and speak into it."""
+    """Request a long answer, and interrupt it by speech."""
     ask(page, LONG)
     wait_js(page, "fleetVoice.player.playing")
     page.locator("#talk-button").click()

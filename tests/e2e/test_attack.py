@@ -1,8 +1,6 @@
-"""A gateway under attack from all sides keeps its memory, its lease and its streams, and is free of the attack afterwards."""
+"""A gateway under attack keeps its memory, its lease and its streams, and frees everything afterwards."""
 
 import asyncio
-import base64
-import json
 import math
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -17,6 +15,9 @@ import psutil
 import pytest
 import redis
 
+from fleet.api_client.chat import read_stream
+from fleet.api_client.client import ApiClient
+from fleet.api_client.errors import StreamError
 from fleet.control import keys
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import REPO, RedisProcess, Running, await_until, cli_env, start_cli, wait_until
@@ -44,7 +45,7 @@ Stream = tuple[str, bytes]
 
 @dataclass(slots=True, kw_only=True)
 class Attacked:
-    """A fleet, and what is seen of it. `health_ms`: each probe's time, infinite where it was not answered."""
+    """The attacked fleet and the observations. `health_ms`: duration of each probe, infinite if it was not answered."""
 
     url: str
     model: str
@@ -68,7 +69,7 @@ class Attacked:
         return sum(bool(one.raddr) and one.laddr.port == self.port for one in held)
 
     def members(self) -> set[bytes]:
-        """Every worker and gateway under the id that its lease is for: one that lapses is joined again under another."""
+        """Return the ids of all workers and gateways; one whose lease lapses rejoins under another id."""
         return set(cast("list[bytes]", self.control.zrange(keys.WORKERS, 0, -1)))
 
     def live(self) -> int:
@@ -86,7 +87,7 @@ def attacked(tmp_path: Path, own_redis: RedisProcess, timeouts: Sequence[str]) -
     options = [word for setting in (*SETTINGS, *timeouts) for word in ("--set", setting)]
     with start_cli("up", *options, cwd=tmp_path, env={"REDIS_URL": own_redis.url}) as fleet:
         url = fleet.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=START_S)[1]
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        model = ApiClient(url).model()
         with redis.Redis.from_url(own_redis.url) as control:
             yield Attacked(url=url, model=model, process=gateway_of(fleet), control=control)
 
@@ -98,34 +99,26 @@ def gateway_of(fleet: Running) -> psutil.Process:
 
 
 async def listen(attacked: Attacked, seed: int) -> Stream:
-    """The text and the audio of one streamed answer. Raises: httpx.HTTPError, AssertionError if it is not whole."""
+    """Return the text and audio of a streamed answer. Raises: HTTPError, AssertionError, StreamError if it is incomplete."""
     body = {
         "model": attacked.model, "stream": True, "seed": seed, "modalities": ["text", "audio"],
         "audio": {"voice": "chelsie", "format": "pcm16"}, "messages": [{"role": "user", "content": f"question {seed}"}],
     }  # fmt: skip
-    text, audio, last = "", b"", ""
     async with (
         httpx.AsyncClient(timeout=PATIENCE_S) as client,
         client.stream("POST", f"{attacked.url}/v1/chat/completions", json=body) as answer,
     ):
         assert answer.status_code == 200, (answer.status_code, await answer.aread())
-        async for line in answer.aiter_lines():
-            last = line or last
-            if not line.startswith("data: {"):
-                continue
-            for choice in json.loads(line.removeprefix("data: ")).get("choices", []):
-                text += choice["delta"].get("content") or ""
-                audio += base64.b64decode((choice["delta"].get("audio") or {}).get("data", ""))
-    assert last == "data: [DONE]", last
-    return text, audio
+        stream = read_stream([(0.0, piece) async for piece in answer.aiter_bytes()])
+    return "".join(text for _, text in stream.text), b"".join(pcm for _, pcm in stream.audio)
 
 
 async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: asyncio.Event) -> None:
-    """One answer after another, each to be as `expected`."""
+    """Request one answer after another, and compare each with `expected`."""
     while not over.is_set():
         try:
             got = await listen(attacked, seed)
-        except (httpx.HTTPError, AssertionError) as error:
+        except (httpx.HTTPError, AssertionError, StreamError) as error:
             attacked.faults.append(f"stream {seed}: {error!r}")
             continue
         attacked.streams.append(got)
@@ -134,7 +127,7 @@ async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: async
 
 
 async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
-    """Ask for /health at a steady rate, each time on a new connection, while earlier ones wait for their answers."""
+    """Request /health at a steady rate, each time on a new connection, without waiting for earlier answers."""
     loop, probes = asyncio.get_running_loop(), list[asyncio.Task[float]]()
     while not over.is_set():
         probes.append(asyncio.create_task(health_ms(attacked)))
@@ -143,7 +136,7 @@ async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
 
 
 async def health_ms(attacked: Attacked) -> float:
-    """The time until /health is answered; infinite where it is not."""
+    """Return the time until /health is answered; infinite if it is not."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -162,7 +155,7 @@ async def watch_memory(attacked: Attacked, attackers: Process, over: asyncio.Eve
     while not over.is_set():
         attacked.max_rss = max(attacked.max_rss, attacked.rss())
         if attacked.max_rss > ABORT_RSS and attackers.returncode is None:
-            attacked.faults.append("the attack was called off: the gateway takes too much memory")
+            attacked.faults.append("the attack was stopped: the gateway uses too much memory")
             attackers.kill()
             return
         await pause_until(loop, loop.time() + PROBE_S)
@@ -176,7 +169,7 @@ async def pause_until(loop: asyncio.AbstractEventLoop, at_s: float) -> None:
 
 @asynccontextmanager
 async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Process]:
-    """The attackers, begun; at the end they are gone."""
+    """Run the attackers until the end of the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.e2e.attackers", str(attacked.port), str(seconds), attacked.model,
         cwd=REPO, env=cli_env(), stdin=PIPE, stdout=PIPE,
@@ -192,7 +185,7 @@ async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Pro
 
 
 async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attacked: Attacked, attack_s: float | None) -> None:
-    """`--attack-s 60` makes it longer, and checks how soon /health is answered."""
+    """`--attack-s 60` extends the attack, and checks the latency of /health."""
     expected = await asyncio.gather(*(listen(attacked, seed) for seed in range(NUM_STREAMS)))
     assert all(audio for _, audio in expected) and len(set(expected)) == NUM_STREAMS
     before, members, over = attacked.rss(), attacked.members(), asyncio.Event()
@@ -212,7 +205,7 @@ async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attac
         assert len(attacked.streams) >= NUM_STREAMS
         assert attacked.max_rss <= MAX_RSS
         assert attack_s is None or percentile(attacked.health_ms, 0.99) <= MAX_HEALTH_MS
-        # attackers still hold what is open: the gateway is to free it by itself
+        # attackers keep their connections open: the gateway must close them by itself
         await await_until(lambda: asyncio.to_thread(lambda: attacked.connections() == 0), "connections to be closed", FREED_S)
     wait_until(lambda: attacked.live() == 0, "requests to end", FREED_S)
     wait_until(lambda: attacked.rss() <= before + MAX_LEFT_RSS, "memory to be freed", FREED_S)
@@ -224,7 +217,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def report(attacked: Attacked, before: int, sent: str) -> None:
-    """Print what was measured; pytest shows it where the test fails, or with `-rP`."""
+    """Print the measurements; pytest shows them if the test fails, or with `-rP`."""
     health = f"median {percentile(attacked.health_ms, 0.5):.0f} ms, p99 {percentile(attacked.health_ms, 0.99):.0f} ms"
     unanswered = sum(math.isinf(one) for one in attacked.health_ms)
     print(f"\nmemory {before >> 20} MiB, then at most {attacked.max_rss >> 20} MiB, then {attacked.rss() >> 20} MiB")

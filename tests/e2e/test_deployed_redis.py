@@ -1,4 +1,4 @@
-"""Redis as `deploy/` runs it: its certificate, its users, and a fleet with a job worker behind both."""
+"""Redis as `deploy/` runs it: its certificate, its users, and a fleet with a job worker that uses both."""
 
 import re
 import signal
@@ -29,7 +29,7 @@ def secret(name: str) -> dict[str, str]:
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """The port, without TLS, of a server with the users of the example and `tester`, who may do all."""
+    """Start a server with the users of the example and an unrestricted `tester`; yield its port, which has no TLS."""
     users, port = tmp_path / "users.acl", free_port()
     users.write_text(secret("fleet-redis-users")["users.acl"] + "user tester on nopass ~* &* +@all\n")
     command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--aclfile", str(users), "--dir", str(tmp_path)]
@@ -44,20 +44,20 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(port: int, tmp_path: Path) -> Iterator[str]:
-    """REDIS_URL of the example, led to that server, with certificates made by the commands of deploy/README.md."""
-    made = tmp_path / "tls"
-    made.mkdir()
+    """Yield the REDIS_URL of the example, at that server, with certificates made by the commands of deploy/README.md."""
+    tls = tmp_path / "tls"
+    tls.mkdir()
     commands = "\n".join(re.findall(r"^(openssl (?:req|x509) .*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE))
     commands = commands.replace("DNS:redis,", "DNS:localhost,")
-    subprocess.run(["bash", "-ec", commands], cwd=made, check=True, capture_output=True)
+    subprocess.run(["bash", "-ec", commands], cwd=tls, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made / "tls.crt", made / "tls.key")
+    context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
     with Switch.to(port, context) as switch:
         deployed = secret("fleet-redis")["REDIS_URL"].replace("@redis:6379", f"@localhost:{switch.port}")
-        yield deployed.replace("/etc/redis-tls", str(made))
+        yield deployed.replace("/etc/redis-tls", str(tls))
 
 
-async def test_fleet_and_job_worker_need_only_what_the_deployed_redis_user_may(url: str, port: int, tmp_path: Path) -> None:
+async def test_fleet_and_job_worker_run_with_the_deployed_redis_user(url: str, port: int, tmp_path: Path) -> None:
     with redis.Redis.from_url(url) as connection, thread_fleet(url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
@@ -73,7 +73,7 @@ async def test_fleet_and_job_worker_need_only_what_the_deployed_redis_user_may(u
         assert tester.acl_log() == []
 
 
-def test_deployed_redis_user_may_neither_administer_nor_use_other_keys(url: str, port: int) -> None:
+def test_deployed_redis_user_is_denied_administration_and_other_keys(url: str, port: int) -> None:
     with redis.Redis.from_url(url) as client:
         for command in (
             ("CONFIG", "GET", "*"), ("CONFIG", "SET", "dir", "/tmp"), ("MODULE", "LIST"), ("ACL", "LIST"), ("SAVE",),
@@ -88,7 +88,7 @@ def test_deployed_redis_user_may_neither_administer_nor_use_other_keys(url: str,
 
 
 def test_deployed_redis_url_accepts_no_other_certificate(url: str) -> None:
-    """The authority and the name are both checked: a server in between is refused."""
+    """Authority and name are both checked, which excludes a server in between."""
     name = url.replace("@localhost:", "@127.0.0.1:")
     authority = re.sub(r"\?.*", "", url)
     for wrong in (name, authority):

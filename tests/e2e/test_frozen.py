@@ -1,4 +1,4 @@
-"""A worker frozen past its lease and then let go: others have its work, what it still writes is refused, and it joins anew."""
+"""A worker that is frozen past its lease and resumed: others own its tasks, its writes are refused, and it rejoins."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fleet.control.embedded import embedded_url
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.harness import answer, assert_same, fake_spec_of, heard, in_step
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step
 from tests.support import Running, start_cli, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
@@ -32,14 +32,14 @@ NUM_TOKENS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class FrozenFleet:
     running: Running
     config: FleetConfig
     url: str
     control: redis.Redis
 
     def owner(self, request: RequestId) -> tuple[WorkerId, Epoch]:
-        """Who runs the stage's task; "" between two."""
+        """Return the owner and epoch of the stage's task; the owner is "" between two owners."""
         fields = cast("list[bytes | None]", self.control.hmget(keys.task(request, STAGE), ["owner", "epoch"]))
         owner, epoch = (text(field) for field in fields)
         return WorkerId(owner), Epoch(int(epoch))
@@ -53,19 +53,19 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path) -> Iterator[FrozenFleet]:
     with start_cli("up", *(word for setting in SETTINGS for word in ("--set", setting)), cwd=tmp_path) as running:
         running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
         config = load_config(tmp_path / ".fleet" / "resolved.yaml")
         url = embedded_url(config.redis_data_dir)
-        fleet = Fleet(running=running, config=config, url=url, control=connect(url))
+        fleet = FrozenFleet(running=running, config=config, url=url, control=connect(url))
         wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in fleet.workers()) == 2, "both replicas", START_S)
         yield fleet
         fleet.control.close()
 
 
-def late_write(fleet: Fleet, request: RequestId, epoch: Epoch) -> str:
-    """What Redis answers to an append by whoever held the task at `epoch`."""
+def late_write(fleet: FrozenFleet, request: RequestId, epoch: Epoch) -> str:
+    """Append as the owner at `epoch`, and return the reply of the script."""
     index = len(fleet.log_of(request, OUT.name))
     chunk = Chunk(request=request, edge=OUT.name, index=index, epoch=epoch)
     late = scripts.Append(
@@ -74,8 +74,8 @@ def late_write(fleet: Fleet, request: RequestId, epoch: Epoch) -> str:
     return text(cast("list[bytes]", run(fleet.control, scripts.append([late])))[0])
 
 
-def freeze(fleet: Fleet, request: RequestId) -> tuple[WorkerId, Epoch]:
-    """SIGSTOP the task's owner until another has claimed the task, then SIGCONT; returns who it was, and its epoch."""
+def freeze(fleet: FrozenFleet, request: RequestId) -> tuple[WorkerId, Epoch]:
+    """SIGSTOP the task's owner until another has claimed the task, then SIGCONT; return the first owner and its epoch."""
     stale, epoch = fleet.owner(request)
     process = psutil.Process(place_of(stale)[1])
     process.suspend()
@@ -88,7 +88,7 @@ def freeze(fleet: Fleet, request: RequestId) -> tuple[WorkerId, Epoch]:
     return stale, epoch
 
 
-async def test_a_frozen_worker_that_goes_on_changes_nothing_and_joins_anew(fleet: Fleet) -> None:
+async def test_resumed_frozen_worker_changes_nothing_and_rejoins(fleet: FrozenFleet) -> None:
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     try:
@@ -100,16 +100,16 @@ async def test_a_frozen_worker_that_goes_on_changes_nothing_and_joins_anew(fleet
             if (edge, index) == (GRAPH.edges[0].name, 8):
                 frozen.append(freeze(fleet, spec.id))
 
-        assert_same(await heard(client, spec, None, disturb), expected)
+        assert_same(await answer_disturbed(client, spec, None, disturb), expected)
     finally:
         await client.stop()
     ((stale, epoch),) = frozen
     epochs = [chunk.epoch for chunk in fleet.log_of(spec.id, OUT.name)]
-    assert epochs == sorted(epochs) and epoch in epochs and epochs[-1] > epoch, "none of the old owner's after the new one's"
+    assert epochs == sorted(epochs) and epoch in epochs and epochs[-1] > epoch, "the old owner wrote no chunk after the new one"
     fleet.running.wait_for("it was fenced; the worker joins again", timeout_s=PATIENCE_S)
 
-    def anew() -> list[str]:
+    def rejoined() -> list[str]:
         same_process = [worker for worker in fleet.workers() if place_of(WorkerId(worker)) == place_of(stale)]
         return [worker for worker in same_process if worker != stale]
 
-    assert len(wait_until(anew, "the worker to join anew", PATIENCE_S)) == 1
+    assert len(wait_until(rejoined, "the worker to rejoin", PATIENCE_S)) == 1

@@ -30,12 +30,12 @@ def connection(redis_url: str) -> Iterator[Redis]:
 
 @contextmanager
 def silent_gateway() -> Iterator[tuple[socket.socket, str]]:
-    """A server that never answers, and the option that makes it the deployment's gateway: a job that measures it hangs."""
+    """Start a server that never answers; yield it and the option that makes it the gateway, whose job then hangs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server, f"web.port={server.getsockname()[1]}"
 
 
-def test_a_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     env = {"REDIS_URL": redis_url}
     job = run_cli("jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env).stdout.strip()
     assert run_cli("jobs", "list", cwd=tmp_path, env=env).stdout == f"{job}  bench    queued\n"
@@ -56,7 +56,7 @@ def test_a_job_submitted_by_command_is_run_and_its_failure_listed(connection: Re
         (("streams=1,x", "measure=scale"), "arguments.streams: expected int, got str"),
     ],
 )
-def test_wrong_arguments_are_refused_by_the_command(
+def test_job_command_refuses_wrong_arguments(
     connection: Redis, redis_url: str, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     refused = run_cli("jobs", "submit", "bench", *words, cwd=tmp_path, env={"REDIS_URL": redis_url})
@@ -69,7 +69,7 @@ def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, red
     data_dir = tmp_path / "data"
     with start_cli("jobs", "--set", f"data_dir={data_dir}", cwd=tmp_path, env={"REDIS_URL": redis_url}):
         wait_until(lambda: view(connection, job.id).state in ("finished", "failed"), "the job to end", timeout_s=60)
-        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "what is temporary to be removed")
+        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "temporary files to be removed")
     done = view(connection, job.id)
     assert done.state == "finished", done.traceback
     assert done.files == ("report.json", "report.png") and "hop" in str(json.loads(done.result)["output"])
@@ -78,8 +78,8 @@ def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, red
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != data_dir / "jobs" / job.id] == []
 
 
-def test_records_that_no_submit_wrote_are_refused_and_not_run(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    """A record of an older version, and records written by hand: code, calls that follow it, an id that is a path, no JSON."""
+def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+    """Records of an older version and hand-written ones: code, callbacks, an id that is a path, no JSON."""
     queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
     limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     records = [
@@ -101,7 +101,7 @@ def test_records_that_no_submit_wrote_are_refused_and_not_run(connection: Redis,
 
 
 PLANTED, PICKLED = "planted.run", b"cplanted\nrun\n."
-"""A function whose import leaves a file behind, and a pickle that imports it."""
+"""A function whose import writes a file, and a pickle that imports it."""
 BENCH, HOP = FUNCTIONS["bench"], {"measure": "hop"}
 FORMS: dict[str, dict[str, object]] = {
     "a function": {"data": [PLANTED, None, [], {}]},
@@ -126,7 +126,7 @@ FORMS: dict[str, dict[str, object]] = {
 """Fields of a record that replace those written by `submit`."""
 
 
-def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text("open('written', 'w')\ndef run(*arguments, **named): ...\n")
     queue, limits = open_queue(connection), {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     refused: dict[str, str] = {}
@@ -160,7 +160,7 @@ def test_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url
     assert not (tmp_path / "written").exists(), "nothing was imported or called"
 
 
-def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp_path: Path) -> None:
     with silent_gateway() as (server, port):
         hanging = submit(connection, "bench", {})
         with start_cli("jobs", "--set", port, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
@@ -172,13 +172,13 @@ def test_a_stopped_worker_ends_its_job_which_counts_as_failed(connection: Redis,
     wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
 
 
-def test_an_unknown_kind_is_refused_with_the_kinds_there_are(connection: Redis) -> None:
+def test_unknown_job_kind_is_refused_with_the_known_kinds(connection: Redis) -> None:
     with pytest.raises(BadInput, match="unknown kind of job 'nothing'; use one of bench"):
         submit(connection, "nothing", {})
 
 
-def test_a_running_job_is_stopped_with_all_it_started(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    """By the gateway's port, over a real worker: the benchmark hangs on a server that never answers, until it is stopped."""
+def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+    """The benchmark hangs on a server that never answers, until it is stopped."""
     with silent_gateway() as (server, port):
         hanging = submit(connection, "bench", {})
         waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})

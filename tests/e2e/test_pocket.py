@@ -1,6 +1,6 @@
-"""Pocket as users meet it: `fleet up` with no checkpoint named, a question in a WAV file, an answer whose sound has its words.
+"""Pocket through the API of `fleet up`, without a named checkpoint: spoken questions, speech, transcription, and the demo.
 
-Whether the answers are right is `fleet pocket eval`'s to say.
+The correctness of answers is measured by `fleet pocket eval`.
 """
 
 import base64
@@ -20,13 +20,13 @@ from fleet.pocket.judge.demo import PICTURE, SCENES
 from fleet.pocket.judge.recognise import Recogniser
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.shape import VOICES
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
 
 OPTIONS = ("--set", "web.port=0")
 QUESTIONS = ("what day comes after monday", "what is your name", "what is the opposite of hot", "what is the capital of france")
 UNDERSTOOD = 0.5
-"""Of the words; the teacher's own speech has about 0.85, speech played backwards nearly none."""
+"""Share of recognised words; the teacher's own speech has about 0.85, speech played backwards nearly none."""
 
 Samples = NDArray[np.float32]
 
@@ -37,8 +37,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
 
 
-def ask_aloud(url: str, question: Speech, voice: str) -> tuple[str, Samples]:
-    """The transcript of the answer, and its sound."""
+def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, Samples]:
+    """Return the transcript of the answer, and its audio."""
     file = io.BytesIO()
     soundfile.write(file, question.samples, SAMPLE_RATE_HZ, format="WAV")
     audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
@@ -57,27 +57,29 @@ def ask_aloud(url: str, question: Speech, voice: str) -> tuple[str, Samples]:
     return spoken(message.audio.transcript), np.asarray(samples, np.float32)
 
 
-def understood(texts: Sequence[str], heard: Sequence[str]) -> float:
-    """The share of all words of the texts that were heard, in their place."""
-    aligned = jiwer.process_words(list(texts), list(heard))
+def understood(texts: Sequence[str], recognised: Sequence[str]) -> float:
+    """Return the share of all words of the texts that were recognised in their place."""
+    aligned = jiwer.process_words(list(texts), list(recognised))
     return aligned.hits / (aligned.hits + aligned.substitutions + aligned.deletions)
 
 
-def test_a_question_in_a_file_is_answered_in_speech_that_a_recogniser_understands(url: str) -> None:
-    """The recogniser knows words and how they follow each other, but not what is said; backwards, it does not find it."""
+def test_spoken_question_is_answered_in_intelligible_speech(url: str) -> None:
+    """The recogniser has a language model, but not the texts; played backwards, the speech is not recognised."""
     voices = [sorted(VOICES)[index % len(VOICES)] for index in range(len(QUESTIONS))]
     questions = speak_all([(text, Voice()) for text in QUESTIONS])
-    answers = [ask_aloud(url, question, voice) for question, voice in zip(questions, voices, strict=True)]
+    answers = [ask_spoken(url, question, voice) for question, voice in zip(questions, voices, strict=True)]
     texts = [text for text, _ in answers]
-    ear = Recogniser("bigram")
-    heard = [ear.words(samples, SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
-    assert understood(texts, heard) > UNDERSTOOD, list(zip(texts, heard, strict=True))
-    backwards = [ear.words(samples[::-1], SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
+    recogniser = Recogniser("bigram")
+    recognised = [recogniser.words(samples, SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
+    assert understood(texts, recognised) > UNDERSTOOD, list(zip(texts, recognised, strict=True))
+    backwards = [
+        recogniser.words(samples[::-1], SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)
+    ]
     assert understood(texts, backwards) < UNDERSTOOD, list(zip(texts, backwards, strict=True))
 
 
-def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
-    """No answer of its own would hold a word of these."""
+def test_text_is_spoken_and_transcribed_again(url: str) -> None:
+    """The texts share no words with Pocket's own answers."""
     texts = ("We go to the garden with Peter.", "The blue brush is under the house.", "Anna sees the horse today!")
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         model = client.models.list().data[0].id
@@ -85,22 +87,22 @@ def test_a_text_is_spoken_as_it_stands_and_written_down_again(url: str) -> None:
             client.audio.speech.create(model=model, voice="nova", input=text, response_format="mp3", extra_body={"seed": 1})
             for text in texts
         ]
-        heard = [client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech]
-    assert understood([spoken(text) for text in texts], heard) > UNDERSTOOD, heard
+        recognised = [client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech]
+    assert understood([spoken(text) for text in texts], recognised) > UNDERSTOOD, recognised
 
 
-def test_the_demonstration_leaves_sounds_and_their_picture(url: str, tmp_path: Path) -> None:
+def test_pocket_demo_writes_audio_files_and_a_picture(url: str, tmp_path: Path) -> None:
     done = run_cli("pocket", "demo", "sounds", "--url", url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(SCENES) + 1
     for scene in SCENES:
         samples, rate_hz = soundfile.read(tmp_path / "sounds" / f"{scene.name}.wav")
         assert rate_hz == SAMPLE_RATE_HZ and scene.question in done.stdout
-        assert float(np.sqrt(np.mean(samples**2))) > 0.01, f"{scene.name} has no sound"
+        assert float(np.sqrt(np.mean(samples**2))) > 0.01, f"{scene.name} is silent"
     assert (tmp_path / "sounds" / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_demonstration_without_a_fleet_is_one_line(tmp_path: Path) -> None:
+def test_pocket_demo_without_a_fleet_is_one_line(tmp_path: Path) -> None:
     done = run_cli("pocket", "demo", "sounds", "--url", "http://127.0.0.1:9", cwd=tmp_path)
     assert done.returncode == 1
     assert "nothing answers at http://127.0.0.1:9" in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Isolation of a fleet on its machine: others reach neither Redis nor files, and processes have only the secrets they use."""
+"""Isolation of a fleet on its machine: other users reach neither Redis nor files; processes have only secrets they use."""
 
 import os
 import pwd
@@ -27,7 +27,7 @@ SECRETS = {
     "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
     "DATABASE_URL": "postgres://user:word-of-a-database@db/x",
 }  # fmt: skip
-KEPT = {"HF_HOME": "/tmp/no-hub", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://proxy:3128"}
+PASSED_ON = {"HF_HOME": "/tmp/no-hub", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://proxy:3128"}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fleet(folder: Path) -> Iterator[Running]:
-    """`fleet up` as it is by default, in a data folder that an older version left open to others."""
+    """Run `fleet up` with defaults, in a data folder that an older version left open to other users."""
     redis_folder = folder / ".fleet" / "redis"
     redis_folder.mkdir(parents=True)
     (redis_folder / "server.lock").write_text("")
@@ -48,21 +48,21 @@ def fleet(folder: Path) -> Iterator[Running]:
     (folder / ".fleet" / "resolved.yaml").write_text("")
     for path in (folder / ".fleet", redis_folder):
         path.chmod(0o755)
-    with start_cli("up", *OPTIONS, cwd=folder, env=SECRETS | KEPT) as running:
+    with start_cli("up", *OPTIONS, cwd=folder, env=SECRETS | PASSED_ON) as running:
         running.wait_for(r"fleet: ready at http://\S+\n", timeout_s=90)
         yield running
 
 
 @contextmanager
 def another_user() -> Iterator[None]:
-    """Run the block with the rights of `nobody` if this process is root; otherwise unchanged, and the modes are checked."""
+    """Run the block as user `nobody` if this process is root; otherwise unchanged, and only the modes are checked."""
     if os.geteuid() != 0:
         yield
         return
-    nobody, groups = pwd.getpwnam("nobody"), os.getgroups()
+    user, groups = pwd.getpwnam("nobody"), os.getgroups()
     os.setgroups([])
-    os.setegid(nobody.pw_gid)
-    os.seteuid(nobody.pw_uid)
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def another_user() -> Iterator[None]:
 
 
 def commands_of(fleet: Running) -> dict[str, psutil.Process]:
-    """The fleet's commands, without those that only keep them running: `redis`, `conductor`, `web`, `worker ROLE`, `jobs`."""
+    """Return the fleet's processes without keepers, by command: `redis`, `conductor`, `web`, `worker ROLE`, `jobs`."""
     found: dict[str, psutil.Process] = {}
     for process in psutil.Process(fleet.process.pid).children(recursive=True):
         line = process.cmdline()
@@ -83,14 +83,14 @@ def commands_of(fleet: Running) -> dict[str, psutil.Process]:
     return found
 
 
-def test_listeners_of_a_fleet_are_its_gateway_on_loopback_alone(fleet: Running) -> None:
+def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: Running) -> None:
     url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     found = [one for process in family for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
     assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [url]
 
 
-def test_data_folder_and_all_in_it_are_closed_to_others(fleet: Running, folder: Path) -> None:
+def test_data_folder_is_closed_to_other_users(fleet: Running, folder: Path) -> None:
     assert fleet.process.poll() is None
     found = [folder / ".fleet", *(folder / ".fleet").rglob("*")]
     assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {path.name for path in found}
@@ -98,8 +98,8 @@ def test_data_folder_and_all_in_it_are_closed_to_others(fleet: Running, folder: 
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
-def test_another_user_is_refused_by_the_socket_itself(fleet: Running, folder: Path) -> None:
-    """Even where both folders above it were opened."""
+def test_redis_socket_refuses_another_user(fleet: Running, folder: Path) -> None:
+    """Also if both folders above it are open."""
     data, path = folder / ".fleet", folder / ".fleet" / "redis" / "redis.sock"
     assert fleet.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
     with another_user(), socket.socket(socket.AF_UNIX) as client:
@@ -112,7 +112,7 @@ def test_another_user_is_refused_by_the_socket_itself(fleet: Running, folder: Pa
     for opened in (data, path.parent):
         opened.chmod(0o700)
     assert refused != 0 or os.geteuid() != 0, "by its own mode"
-    assert redis_answers(embedded_url(path.parent)), "its owner is let in"
+    assert redis_answers(embedded_url(path.parent)), "its owner is admitted"
 
 
 def test_processes_have_only_the_secrets_they_use(fleet: Running) -> None:
@@ -123,40 +123,40 @@ def test_processes_have_only_the_secrets_they_use(fleet: Running) -> None:
     uses_the_key = {"web", "jobs"}
     assert held == {name: {"FLEET_API_KEY"} if name in uses_the_key else set() for name in commands}
     del environments["redis"]  # the server writes its title over them
-    assert all(env.items() >= KEPT.items() and env["PATH"] for env in environments.values())
+    assert all(env.items() >= PASSED_ON.items() and env["PATH"] for env in environments.values())
 
 
 @pytest.mark.parametrize(("command", "keepers"), [("conductor", 0), (f"worker {ROLE}", 0), (f"worker {ROLE}", 1)])
 def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
     redis_url: str, tmp_path: Path, command: str, keepers: int
 ) -> None:
-    env = {"REDIS_URL": redis_url, **SECRETS, **KEPT}
-    words = [*command.split(), *(["--keep"] if keepers else []), *OPTIONS]
-    with start_cli(*words, cwd=tmp_path, env=env) as running:
+    env = {"REDIS_URL": redis_url, **SECRETS, **PASSED_ON}
+    arguments = [*command.split(), *(["--keep"] if keepers else []), *OPTIONS]
+    with start_cli(*arguments, cwd=tmp_path, env=env) as running:
         running.wait_for("is ready|is up", timeout_s=60)
         started = psutil.Process(running.process.pid)
         processes = [started, *started.children()]
         assert len(processes) == 1 + keepers
         for process in processes:
             assert set(process.environ()) & set(SECRETS) == ({"HF_TOKEN"} if "worker" in command else set())
-            assert process.environ().items() >= (KEPT | {"REDIS_URL": redis_url}).items()
+            assert process.environ().items() >= (PASSED_ON | {"REDIS_URL": redis_url}).items()
         assert running.stop() == 0
 
 
-def test_command_in_another_folder_says_where_it_looked_for_the_server(fleet: Running, tmp_path: Path) -> None:
+def test_command_in_another_folder_names_the_searched_folder(fleet: Running, tmp_path: Path) -> None:
     assert fleet.process.poll() is None
     done = run_cli("status", "--once", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    said = done.stderr.splitlines()[-1]
-    assert f"looked for in {tmp_path}/.fleet/redis" in said
-    assert all(way in said for way in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
+    error = done.stderr.splitlines()[-1]
+    assert f"looked for in {tmp_path}/.fleet/redis" in error
+    assert all(remedy in error for remedy in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
 
 
-def test_server_with_a_port_asks_for_the_password_in_its_private_file(tmp_path: Path) -> None:
+def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: Path) -> None:
     port, data = free_port(), tmp_path / ".fleet" / "redis"
     options = ["--set", f"redis.port={port}"]
 
-    def ask() -> str | None:
+    def serve() -> str | None:
         with start_cli("redis", *options, cwd=tmp_path) as server:
             with redis.Redis(port=port) as stranger:
                 wait_until(lambda: is_refused(stranger), "a client without the password to be refused")
@@ -169,7 +169,7 @@ def test_server_with_a_port_asks_for_the_password_in_its_private_file(tmp_path: 
         assert stat.S_IMODE((data / "password").stat().st_mode) == 0o600
         return password
 
-    assert ask() == ask(), "it is made once"
+    assert serve() == serve(), "it is generated once"
 
 
 def is_refused(client: redis.Redis) -> bool:
@@ -180,10 +180,10 @@ def is_refused(client: redis.Redis) -> bool:
         return True
     except redis.ConnectionError:
         return False
-    raise AssertionError("the server let a client in that gave no password")
+    raise AssertionError("the server admitted a client without a password")
 
 
-def test_server_is_found_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     """The path holds every character that an address must quote; the port is tested as well."""
     deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
     deep.mkdir(parents=True)

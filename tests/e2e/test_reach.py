@@ -1,4 +1,4 @@
-"""Real workers: from where their memory can be reached, and settings of it that end a command before it loads anything."""
+"""Network reach of a worker's memory, and transfer settings that end a command before it loads anything."""
 
 import ipaddress
 from pathlib import Path
@@ -19,12 +19,12 @@ def sets(*settings: str) -> list[str]:
 
 
 @pytest.mark.parametrize("interface", ["null", "127.0.0.0/8"])
-def test_worker_listens_nowhere_beyond_loopback_and_shows_no_secret(redis_url: str, tmp_path: Path, interface: str) -> None:
+def test_worker_listens_only_on_loopback_and_shows_no_secret(redis_url: str, tmp_path: Path, interface: str) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(SECRET)
-    given = sets(f"transfer.interface={interface}", f"security.fleet_secret={secret}")
-    with start_cli("worker", "thinker", *given, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
+    settings = sets(f"transfer.interface={interface}", f"security.fleet_secret={secret}")
+    with start_cli("worker", "thinker", *settings, cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
         worker.wait_for("is ready", timeout_s=START_S)
         process = psutil.Process(worker.process.pid)
         open_to = {one.laddr.ip for one in process.net_connections(kind="inet") if one.laddr and not one.raddr}

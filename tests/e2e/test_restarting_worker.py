@@ -1,4 +1,4 @@
-"""The only workers of two roles, one of them half of a split stage, are killed: requests made while they restart are answered."""
+"""Kill of the only workers of two roles, one of them half of a split stage: requests during the restart are answered."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -48,8 +48,8 @@ async def conversation(client: AsyncOpenAI) -> AsyncIterator[Any]:
         yield connection
 
 
-async def say(connection: Any) -> str:
-    """Return the reason for which the voice turn ended."""
+async def take_turn(connection: Any) -> str:
+    """Take a voice turn, and return the reason for its end."""
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
     await connection.conversation.item.create(item=item)
     await connection.response.create(response={"max_output_tokens": 5})
@@ -84,7 +84,7 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Run
             if worker["role"] in ROLES:
                 psutil.Process(worker["pid"]).kill()
         await await_until(missing, "the deaths to be seen", PATIENCE_S)
-        turns = [asyncio.create_task(turn) for turn in (say(connection), *(ask(client) for _ in range(NUM_REQUESTS)))]
+        turns = [asyncio.create_task(turn) for turn in (take_turn(connection), *(ask(client) for _ in range(NUM_REQUESTS)))]
         await await_until(submitted, "every request to be admitted", PATIENCE_S)
         resolved.write_text(good)
         voice, *chats = await asyncio.gather(*turns)
@@ -92,5 +92,5 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Run
     with redis.Redis.from_url(embedded_url(tmp_path / ".fleet" / "redis"), decode_responses=True) as control:
         for role in ROLES:
             fields = cast("dict[str, str]", control.hgetall(keys.availability(RoleName(role))))
-            assert set(fields) == {"workers", "took_us"}, "the start is over, and how long it took is known"
+            assert set(fields) == {"workers", "took_us"}, "the start is over, and its duration is recorded"
     assert fleet.stop(timeout_s=30) == 0

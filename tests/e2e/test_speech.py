@@ -1,4 +1,4 @@
-"""The whole fleet as people use it: `fleet up`, real processes, real NIXL, the unmodified `openai` client."""
+"""Speech through `fleet up`: real processes, real NIXL, the unmodified `openai` client."""
 
 import base64
 import io
@@ -18,6 +18,7 @@ import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 
+from fleet.api_client.client import ApiClient
 from fleet.control import keys
 from fleet.control.embedded import embedded_url
 from tests.oracle.cases import speech_like
@@ -29,13 +30,13 @@ SETTINGS = (
 )  # fmt: skip
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
 SIX_SECONDS = {"fleet": {"thinker": {"temperature": 0, "max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
-"""Greedy throughout: of a hundred texts that are drawn, one leads the Talker to its end token before that."""
+"""Greedy, since one of a hundred sampled texts leads the Talker to its end token earlier."""
 NUM_REQUESTS = 300
 MAX_ROUNDING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class SpeechFleet:
     url: str
     redis_url: str
     model: str
@@ -43,17 +44,16 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Generator[SpeechFleet]:
     folder: Path = tmp_path_factory.mktemp("fleet")
     with start_cli("up", *OPTIONS, cwd=folder) as running:
         url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=120)[1]
         redis_url = embedded_url(folder / ".fleet" / "redis")
-        model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        yield Fleet(url=url, redis_url=redis_url, model=model, running=running)
+        yield SpeechFleet(url=url, redis_url=redis_url, model=ApiClient(url).model(), running=running)
 
 
 @pytest.fixture
-def client(fleet: Fleet) -> Generator[OpenAI]:
+def client(fleet: SpeechFleet) -> Generator[OpenAI]:
     with OpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -65,7 +65,7 @@ def spoken_question() -> dict[str, object]:
     return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
 
 
-def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: OpenAI) -> None:
+def test_spoken_question_is_answered_in_text_and_speech(fleet: SpeechFleet, client: OpenAI) -> None:
     """The unmodified client, not streamed."""
     answer = client.chat.completions.create(
         model=fleet.model,
@@ -84,8 +84,8 @@ def test_a_spoken_question_is_answered_in_text_and_speech(fleet: Fleet, client: 
     assert answer.usage.completion_tokens > 0
 
 
-def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
-    """A six-second answer: the first audio byte comes in the first quarter of the time; the words come with it."""
+def test_chat_audio_streams_while_it_is_generated(fleet: SpeechFleet, client: OpenAI) -> None:
+    """The first audio of a six-second answer arrives in the first quarter of its time, along with text."""
     shares: list[float] = []
     for _ in range(5):
         began, first, num_samples, words = time.perf_counter(), None, 0, ""
@@ -108,31 +108,31 @@ def test_it_is_streaming(fleet: Fleet, client: OpenAI) -> None:
         assert first is not None and words
         assert num_samples == 75 * 1920 - 555
         shares.append(first / (time.perf_counter() - began))
-    assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio came after these shares of the whole time: {shares}"
+    assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio after these shares of the whole time: {shares}"
 
 
-def test_a_given_text_is_spoken_while_it_is_made(fleet: Fleet, client: OpenAI) -> None:
-    """Six seconds of it: the first byte comes in the first quarter of the time, as sound and as events."""
+def test_speech_streams_while_it_is_generated(fleet: SpeechFleet, client: OpenAI) -> None:
+    """The first byte of six seconds arrives in the first quarter of their time, as audio and as events."""
     shares: list[float] = []
     for number in range(6):
-        began, first, sound = time.perf_counter(), None, b""
+        began, first, audio = time.perf_counter(), None, b""
         with client.audio.speech.with_streaming_response.create(
             model=fleet.model, voice="chelsie", input="Say this.", response_format="pcm",
             stream_format="sse" if number % 2 else "audio", extra_body=SIX_SECONDS,
         ) as answer:  # fmt: skip
             if number % 2:
                 events = [(time.perf_counter(), json.loads(line[6:])) for line in answer.iter_lines() if line]
-                first, sound = events[0][0] - began, b"".join(base64.b64decode(e.get("audio", "")) for _, e in events)
+                first, audio = events[0][0] - began, b"".join(base64.b64decode(e.get("audio", "")) for _, e in events)
             else:
                 for data in answer.iter_bytes():
                     first = first or time.perf_counter() - began
-                    sound += data
-        assert first is not None and len(sound) == 2 * (75 * 1920 - 555)
+                    audio += data
+        assert first is not None and len(audio) == 2 * (75 * 1920 - 555)
         shares.append(first / (time.perf_counter() - began))
-    assert sorted(shares)[len(shares) // 2] < 0.25, f"the first byte came after these shares of the whole time: {shares}"
+    assert sorted(shares)[len(shares) // 2] < 0.25, f"first byte after these shares of the whole time: {shares}"
 
 
-def test_a_listener_who_leaves_a_long_text_leaves_nothing(fleet: Fleet) -> None:
+def test_disconnect_from_a_long_speech_frees_everything(fleet: SpeechFleet) -> None:
     body = {"model": fleet.model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
     for _ in range(4):
         with httpx.stream("POST", f"{fleet.url}/v1/audio/speech", json=body, timeout=60) as answer:
@@ -142,18 +142,18 @@ def test_a_listener_who_leaves_a_long_text_leaves_nothing(fleet: Fleet) -> None:
         wait_until(lambda: nothing_held(control), "pools and arenas to be empty", timeout_s=60)
 
 
-def test_what_is_said_is_written_down(fleet: Fleet, client: OpenAI) -> None:
-    """The tiny checkpoint hears nothing in particular: what counts is that words come, whole and in pieces."""
+def test_transcription_is_returned_whole_and_streamed(fleet: SpeechFleet, client: OpenAI) -> None:
+    """The tiny checkpoint transcribes noise; only the delivery is checked, whole and streamed."""
     file = io.BytesIO()
     soundfile.write(file, speech_like(1.5, 3), 16000, format="FLAC")
-    asked = {"model": fleet.model, "file": ("a.flac", file.getvalue())}
-    whole = client.audio.transcriptions.create(**asked)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    *deltas, done = client.audio.transcriptions.create(**asked, stream=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    call = {"model": fleet.model, "file": ("a.flac", file.getvalue())}
+    whole = client.audio.transcriptions.create(**call)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    *deltas, done = client.audio.transcriptions.create(**call, stream=True)  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert whole.text == done.text == "".join(delta.delta for delta in deltas) and len(deltas) > 2
 
 
-def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) -> None:
-    """In `numerics: fast` the sound may differ in its rounding: which frames are decoded together is a matter of time."""
+def test_greedy_and_seeded_answers_are_reproducible(fleet: SpeechFleet) -> None:
+    """With `numerics: fast` the audio may differ in rounding, since batches depend on timing."""
 
     def ask(**settings: object) -> tuple[str, NDArray[np.int16]]:
         body = {
@@ -177,8 +177,8 @@ def test_greedy_answers_repeat_and_a_seed_repeats_a_sampled_one(fleet: Fleet) ->
     assert not same(ask(temperature=0.9, seed=5), ask(temperature=0.9, seed=6))
 
 
-def test_three_hundred_requests_a_third_of_them_left_leave_nothing(fleet: Fleet) -> None:
-    """Clients leave at random moments; pools and arenas are empty afterwards, and every key left has an end."""
+def test_three_hundred_requests_a_third_of_them_disconnected_free_everything(fleet: SpeechFleet) -> None:
+    """Clients disconnect at random moments; pools and arenas are empty afterwards, and every remaining key expires."""
     rng = random.Random(11)
     plans = [(number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3) for number in range(NUM_REQUESTS)]
     with ThreadPoolExecutor(max_workers=12) as pool:
@@ -193,10 +193,10 @@ def test_three_hundred_requests_a_third_of_them_left_leave_nothing(fleet: Fleet)
             row = keys.row_of(key)
             assert row is not None, f"{key} has no row in the key table"
             assert row.life != "live", f"{key} outlives its request"
-            assert row.life != "retention" or client.ttl(key) > 0, f"{key} would stay for ever"
+            assert row.life != "retention" or client.ttl(key) > 0, f"{key} never expires"
 
 
-def one_of_many(fleet: Fleet, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
+def one_of_many(fleet: SpeechFleet, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
     message = spoken_question() if spoken else {"role": "user", "content": f"Question {number}"}
     body = {
         "model": fleet.model,

@@ -1,4 +1,4 @@
-"""A standby with real processes: the one worker of a stage is killed, and the answer goes on before anything is loaded again."""
+"""A standby with real processes: the only worker of a stage is killed, and the answer resumes without a load."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import EdgeName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.harness import answer, assert_same, fake_spec_of, heard, in_step
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step
 from tests.support import Running, run_cli, start_cli, wait_until
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
@@ -39,15 +39,15 @@ def fleet(tmp_path: Path) -> Iterator[Running]:
 
 
 def shown(folder: Path) -> tuple[set[str], set[str]]:
-    """(who takes tasks, who stands by) of the stage, as `fleet status` tells."""
+    """Return (active, standby) workers of the stage, as `fleet status` reports them."""
     env = {"FLEET_CONFIG": str(folder / ".fleet" / "resolved.yaml")}
     seen = json.loads(run_cli("status", "--json", cwd=folder, env=env).stdout)
-    mine = [worker for worker in seen["workers"] if worker["role"] == STAGE]
-    by_standby = ({worker["id"] for worker in mine if worker["standby"] is standby} for standby in (False, True))
+    of_stage = [worker for worker in seen["workers"] if worker["role"] == STAGE]
+    by_standby = ({worker["id"] for worker in of_stage if worker["standby"] is standby} for standby in (False, True))
     return cast("tuple[set[str], set[str]]", tuple(by_standby))
 
 
-async def test_a_standby_takes_a_killed_workers_place_and_the_restarted_one_stands_by(fleet: Running, tmp_path: Path) -> None:
+async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(fleet: Running, tmp_path: Path) -> None:
     (first,), (second,) = shown(tmp_path)
     config = load_config(tmp_path / ".fleet" / "resolved.yaml")
     url = embedded_url(config.redis_data_dir)
@@ -68,17 +68,17 @@ async def test_a_standby_takes_a_killed_workers_place_and_the_restarted_one_stan
                 wait_until(lambda: owner() not in ("", owners[0]), "another owner", PATIENCE_S)
                 owners.append(owner())
 
-        assert_same(await heard(client, spec, None, kill), expected)
+        assert_same(await answer_disturbed(client, spec, None, kill), expected)
     finally:
         await client.stop()
         control.close()
-    assert owners == [first, second], "it was loaded already, and took nothing before"
+    assert owners == [first, second], "the standby was loaded, and had no task before"
     fleet.wait_for(rf"worker {STAGE}@\S+ stands by\n(?:.*\n)*.*worker {STAGE}@\S+ stands by\n", timeout_s=START_S)
     serving, (waiting,) = shown(tmp_path)
     assert serving == {second} and waiting not in (first, second)
     assert fleet.stop(timeout_s=30) == 0
 
 
-def test_help_tells_of_it() -> None:
+def test_up_help_mentions_standby() -> None:
     done = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "140"})
     assert done.exit_code == 0 and "standby" in done.output

@@ -1,4 +1,4 @@
-"""`fleet up` as a supervisor: what dies is told, fenced and started again; when it dies itself, nothing of it is left."""
+"""`fleet up` as a supervisor: a dead process is logged, fenced and restarted; after its own death no process is left."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from tests.support import Running, start_cli, wait_until
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "lease.worker_ttl_s=3600")
-"""A lease that no test sees the end of: what goes on before then goes on because a death was seen."""
+"""A lease that outlasts the tests: work resumes only because a death was seen."""
 START_S = 90.0
 
 
@@ -43,7 +43,7 @@ def control(fleet: Running, tmp_path: Path) -> Iterator[redis.Redis]:
 
 
 def worker_of(control: redis.Redis, role: str, *, other_than: str = "") -> str:
-    """The id of the one worker of a role, once there is one that is not `other_than`."""
+    """Return the id of the only worker of a role, once there is one other than `other_than`."""
 
     def found() -> list[str]:
         ids = cast("list[str]", control.zrange(keys.WORKERS, 0, -1))
@@ -58,16 +58,14 @@ def process_of(worker: str) -> psutil.Process:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Not even as something that its new parent has yet to collect."""
+    """Return False also for a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def test_a_dead_worker_is_fenced_told_and_started_again_with_growing_pauses(
-    fleet: Running, control: redis.Redis, tmp_path: Path
-) -> None:
+def test_dead_worker_is_fenced_and_restarted_with_growing_pauses(fleet: Running, control: redis.Redis, tmp_path: Path) -> None:
     first = worker_of(control, ROLE)
     process_of(first).kill()
     wait_until(lambda: control.zscore(keys.WORKERS, first) is None, "the dead worker to be fenced", timeout_s=20)
@@ -77,26 +75,26 @@ def test_a_dead_worker_is_fenced_told_and_started_again_with_growing_pauses(
     good = resolved.read_text()
     resolved.write_text("graph: [")
     process_of(second).kill()
-    wait_until(lambda: len(failures(fleet)) >= 3, "three failed starts to be told", timeout_s=START_S)
+    wait_until(lambda: len(failures(fleet)) >= 3, "three failed starts to be logged", timeout_s=START_S)
     resolved.write_text(good)
     third = worker_of(control, ROLE, other_than=second)
     assert is_alive(process_of(third)) and control.zscore(keys.WORKERS, second) is None
 
-    told = failures(fleet)
-    pauses = [float(pause) for pause, _ in told]
+    failed = failures(fleet)
+    pauses = [float(pause) for pause, _ in failed]
     assert pauses == sorted(set(pauses)), "each pause is longer than the one before"
-    assert all("not valid YAML" in last for _, last in told), fleet.output()
-    assert len(re.findall(rf"\| {ROLE}\.1 started", fleet.output())) <= len(told) + 3, "every start but the first follows a death"
+    assert all("not valid YAML" in last for _, last in failed), fleet.output()
+    assert len(re.findall(rf"\| {ROLE}\.1 started", fleet.output())) <= len(failed) + 3, "each restart follows a death"
     assert fleet.stop(timeout_s=30) == 0
 
 
 def failures(fleet: Running) -> list[tuple[str, str]]:
-    """(pause in seconds, first of the last lines) of each telling that the worker ended with status 1."""
-    told = rf"worker {ROLE} ended with status 1; restarting it in ([0-9.]+) s; its last lines:\n.*?\|   (.*)\n"
-    return re.findall(told, fleet.output())
+    """Return (pause in seconds, first of the last lines) for each report of a worker that ended with status 1."""
+    pattern = rf"worker {ROLE} ended with status 1; restarting it in ([0-9.]+) s; its last lines:\n.*?\|   (.*)\n"
+    return re.findall(pattern, fleet.output())
 
 
-def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_path: Path) -> None:
+def test_kept_worker_without_fleet_up_is_fenced(redis_url: str, tmp_path: Path) -> None:
     options = [word for setting in SETTINGS[:3] + SETTINGS[-1:] for word in ("--set", setting)]
     with (
         redis.Redis.from_url(redis_url, decode_responses=True) as control,
@@ -116,7 +114,7 @@ def test_a_kept_worker_without_fleet_up_is_fenced_as_well(redis_url: str, tmp_pa
 
 
 def give_request_to(redis_url: str, worker: str) -> RequestId:
-    """Submit a request whose client takes nothing, and grant its first stage; returns once the worker holds it."""
+    """Submit a request whose client reads nothing, grant its first stage, and wait until the worker owns it."""
     graph, gateway = GRAPHS[DEFAULT_GRAPH], WorkerId("gateway@test:1:a")
     sampling = {stage.name: Sampling(max_tokens=1000, seed=1) for stage in graph.stages}
     spec = RequestSpec(id=new_request_id(), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media), sampling=sampling)
@@ -126,20 +124,20 @@ def give_request_to(redis_url: str, worker: str) -> RequestId:
     run(client, scripts.register(gateway, "", 60_000_000, {"kind": "test"}))
     run(client, scripts.submit(spec, None, bound=8, stages=stages, edges=edges, gateway=gateway))
     run(client, scripts.grant(leader, spec.id, stages[0], RoleName(ROLE), Epoch(0)))
-    wait_until(lambda: text(client.hget(keys.task(spec.id, stages[0]), "owner")) == worker, "the worker to hold the request")
+    wait_until(lambda: text(client.hget(keys.task(spec.id, stages[0]), "owner")) == worker, "the worker to own the request")
     client.close()
     return spec.id
 
 
 def log_lines(redis_url: str) -> list[LogLine]:
-    """The fleet's log, the oldest line first."""
+    """Return the fleet's log, oldest line first."""
     client = connect(redis_url)
     entries = cast("list[tuple[bytes, object]]", client.xrange(keys.LOGS))
     client.close()
     return [line_of(text(entry), pairs(raw)) for entry, raw in entries]
 
 
-def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: str) -> None:
+def test_death_of_an_unregistered_process_is_logged(redis_url: str) -> None:
     """A conductor that led, one that did not, and a worker that died while it was loading."""
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
@@ -158,9 +156,7 @@ def test_death_of_a_process_that_holds_no_registration_is_logged_too(redis_url: 
 
 
 @pytest.mark.parametrize(("lapsed", "words"), [(True, "fenced when its lease lapsed"), (False, "which had left")])
-def test_death_that_is_seen_after_its_worker_was_fenced_is_one_line_that_names_the_worker(
-    redis_url: str, lapsed: bool, words: str
-) -> None:
+def test_death_seen_after_the_fencing_is_one_line_that_names_the_worker(redis_url: str, lapsed: bool, words: str) -> None:
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     client, worker = connect(redis_url), WorkerId(f"{ROLE}@{socket.gethostname()}:{dead.pid}:a")
@@ -175,14 +171,14 @@ def test_death_that_is_seen_after_its_worker_was_fenced_is_one_line_that_names_t
     assert death.message == f"worker {worker}, {words}, died (SIGKILL)"
 
 
-def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None:
+def test_only_registrations_of_the_dead_process_are_fenced(redis_url: str) -> None:
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     here, alive = socket.gethostname(), os.getpid()
-    mine = WorkerId(f"{ROLE}@{here}:{dead.pid}:a")
+    own = WorkerId(f"{ROLE}@{here}:{dead.pid}:a")
     others = [(f"{ROLE}@elsewhere:{dead.pid}:b", "elsewhere", dead.pid), (f"{ROLE}@{here}:{alive}:c", here, alive)]
     client = connect(redis_url)
-    for worker, host, pid in [(mine, here, dead.pid), *others]:
+    for worker, host, pid in [(own, here, dead.pid), *others]:
         run(client, scripts.register(WorkerId(worker), ROLE, 60_000_000, {"kind": "worker", "host": host, "pid": str(pid)}))
     assert [fence_process(redis_url, pid, "worker", "SIGKILL") for pid in (dead.pid, alive, dead.pid)] == [True, False, False]
     left = {text(worker) for worker in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))}
@@ -190,7 +186,7 @@ def test_only_what_the_dead_process_registered_is_fenced(redis_url: str) -> None
     client.close()
 
 
-def test_a_killed_fleet_up_leaves_nothing_behind_even_of_a_frozen_worker(fleet: Running, control: redis.Redis) -> None:
+def test_killed_fleet_up_leaves_no_process_even_with_a_frozen_worker(fleet: Running, control: redis.Redis) -> None:
     first = worker_of(control, ROLE)
     keeper = process_of(first).parent()
     assert keeper is not None and keeper.ppid() == fleet.process.pid

@@ -1,4 +1,4 @@
-"""What people look at, of real processes: their log lines, a story, a worker told to stop, one that is killed."""
+"""Telemetry of real processes: log lines, a trace, a worker that is stopped, one that is killed."""
 
 import os
 import signal
@@ -29,22 +29,22 @@ def http(fleet: Running) -> Iterator[httpx.Client]:
 
 
 def workers(http: httpx.Client, of: str = "data") -> dict[str, str]:
-    """State by id, of the stage's workers."""
+    """Return the state of the stage's workers, by id."""
     return {view["id"]: view["state"] for view in http.get("/v1/fleet/workers").json()[of] if view["role"] == STAGE}
 
 
-def test_people_see_and_steer_a_fleet_of_processes(http: httpx.Client) -> None:
+def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Client) -> None:
     model = http.get("/v1/models").json()["data"][0]["id"]
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": model, "messages": messages, "max_tokens": 8, "fleet": {STAGE: {"max_tokens": 12}}}
     answer = http.post("/v1/chat/completions", json={**body, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}})
     request = answer.headers["x-request-id"]
     wait_until(lambda: http.get(f"/v1/fleet/requests/{request}").json()["ended_us"], "the request to end", timeout_s=60)
-    story = http.get(f"/v1/fleet/requests/{request}").json()
-    assert story["state"] == "finished" and story["kind"] == "speech" and story["model"] == model
-    told = {(mark["what"], mark["stage"]) for mark in story["marks"]}
-    assert {(what, stage) for what in ("granted", "claimed", "output", "finished") for stage in ROLES} <= told
-    assert story["audio_samples"] > 0 and http.get(f"/v1/fleet/requests/{request}/audio").content.startswith(b"RIFF")
+    trace = http.get(f"/v1/fleet/requests/{request}").json()
+    assert trace["state"] == "finished" and trace["kind"] == "speech" and trace["model"] == model
+    events = {(mark["what"], mark["stage"]) for mark in trace["marks"]}
+    assert {(what, stage) for what in ("granted", "claimed", "output", "finished") for stage in ROLES} <= events
+    assert trace["audio_samples"] > 0 and http.get(f"/v1/fleet/requests/{request}/audio").content.startswith(b"RIFF")
     again = http.post(f"/v1/fleet/requests/{request}/retry").json()["id"]
     wait_until(lambda: http.get(f"/v1/fleet/requests/{again}").json()["state"] == "finished", "the same again", timeout_s=60)
     listed = http.get("/v1/fleet/requests", params={"limit": 2}).json()
@@ -56,13 +56,13 @@ def test_people_see_and_steer_a_fleet_of_processes(http: httpx.Client) -> None:
     assert workers(http) == {second: "ready"}
     os.kill(int(second.split(":")[1]), signal.SIGKILL)
     wait_until(lambda: workers(http, "gone").get(second) == "died", "its death to be seen", timeout_s=30)
-    wait_until(lambda: len(workers(http)) == 1, "another in its place", timeout_s=60)
+    wait_until(lambda: len(workers(http)) == 1, "a replacement", timeout_s=60)
 
     def processes() -> set[str]:
         return {line["process"] for line in http.get("/v1/fleet/logs", params={"limit": 1000}).json()["data"]}
 
     wait_until(lambda: {"worker", "conductor", "jobs"} <= processes(), "lines of every kind of process")
-    said = http.get("/v1/fleet/logs", params={"worker": first}).json()["data"]
-    assert any("is ordered to stop" in line["message"] for line in said) and {line["stage"] for line in said} == {STAGE}
+    lines = http.get("/v1/fleet/logs", params={"worker": first}).json()["data"]
+    assert any("is ordered to stop" in line["message"] for line in lines) and {line["stage"] for line in lines} == {STAGE}
     (death,) = http.get("/v1/fleet/logs", params={"level": "warning", "worker": second}).json()["data"]
     assert f"worker {second} died (SIGKILL)" in death["message"] and death["stage"] == STAGE

@@ -1,4 +1,4 @@
-"""`fleet up`: the whole fleet from one command, through the death of a worker, to the last process of it gone."""
+"""`fleet up`: a whole fleet from one command, the death of a worker, and the end of every process."""
 
 import json
 import urllib.request
@@ -16,7 +16,7 @@ from tests.support import Running, redis_answers, run_cli, start_cli, wait_until
 ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 SETTINGS = ("checkpoint=tiny", "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
 OPTIONS = [word for setting in SETTINGS for word in ("--set", setting)]
-"""No model and no NIXL: neither is what these tests are about, and both are slow to load."""
+"""No model and no NIXL, since both are slow to load and not tested here."""
 START_S = 90.0
 
 
@@ -27,7 +27,7 @@ def fleet(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
-def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fleet: Running, tmp_path: Path) -> None:
+def test_fleet_up_serves_restarts_a_killed_worker_and_leaves_no_process(fleet: Running, tmp_path: Path) -> None:
     config = yaml.safe_load((tmp_path / ".fleet" / "resolved.yaml").read_text())
     url = fleet.wait_for(r"fleet: ready at (http://\S+)\n")[1]
     assert url == f"http://127.0.0.1:{config['web']['port']}"
@@ -36,15 +36,15 @@ def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fle
     assert Path(config["checkpoint"]).is_relative_to(tmp_path / ".fleet")
 
     env = {"FLEET_CONFIG": str(tmp_path / ".fleet" / "resolved.yaml")}
-    seen = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
-    pids = {worker["role"]: worker["pid"] for worker in seen["workers"]}
-    assert set(ROLES) <= set(pids) and not seen["missing_roles"]
+    status = json.loads(run_cli("status", "--json", cwd=tmp_path, env=env).stdout)
+    pids = {worker["role"]: worker["pid"] for worker in status["workers"]}
+    assert set(ROLES) <= set(pids) and not status["missing_roles"]
 
     family = psutil.Process(fleet.process.pid).children(recursive=True)
-    victim = next(process for process in family if process.pid == pids[ROLES[0]])
-    victim.kill()
+    killed = next(process for process in family if process.pid == pids[ROLES[0]])
+    killed.kill()
     fleet.wait_for(f"worker {ROLES[0]} was killed by SIGKILL; restarting it")
-    wait_until(lambda: _pid_of(ROLES[0], tmp_path, env) not in (None, victim.pid), "another worker to join", timeout_s=30)
+    wait_until(lambda: _pid_of(ROLES[0], tmp_path, env) not in (None, killed.pid), "another worker to join", timeout_s=30)
 
     family = psutil.Process(fleet.process.pid).children(recursive=True)
     assert fleet.stop(timeout_s=30) == 0
@@ -53,13 +53,13 @@ def test_a_fleet_comes_up_outlives_a_killed_worker_and_leaves_nothing_behind(fle
 
 
 def _pid_of(role: str, folder: Path, env: dict[str, str]) -> int | None:
-    """The newest worker of the role: a killed one is listed until its lease ends."""
-    seen = json.loads(run_cli("status", "--json", cwd=folder, env=env).stdout)
-    mine = [worker for worker in seen["workers"] if worker["role"] == role]
-    return max(mine, key=lambda worker: worker["started_us"])["pid"] if mine else None
+    """Return the pid of the role's newest worker: a killed one is listed until its lease ends."""
+    status = json.loads(run_cli("status", "--json", cwd=folder, env=env).stdout)
+    of_role = [worker for worker in status["workers"] if worker["role"] == role]
+    return max(of_role, key=lambda worker: worker["started_us"])["pid"] if of_role else None
 
 
-def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) -> None:
+def test_process_that_cannot_start_is_named_and_stops_the_fleet(tmp_path: Path) -> None:
     broken = ("--set", f"checkpoint={_weightless(tmp_path / 'checkpoint')}", "--set", "engine=torch")
     done = run_cli("up", *OPTIONS, *broken, cwd=tmp_path)
     assert done.returncode == 1
@@ -68,7 +68,7 @@ def test_a_process_that_cannot_start_is_named_and_ends_the_rest(tmp_path: Path) 
     assert "everything else was stopped" in last
 
 
-def test_a_folder_that_is_served_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+def test_served_data_folder_is_refused_before_any_change(tmp_path: Path) -> None:
     data = tmp_path / "served"
     with start_cli("redis", "--set", f"redis.data_dir={data}", cwd=tmp_path) as holder:
         wait_until(lambda: redis_answers(embedded_url(data)), "the first server to hold the folder")
@@ -80,7 +80,7 @@ def test_a_folder_that_is_served_is_refused_before_anything_is_touched(tmp_path:
 
 
 def _weightless(folder: Path) -> Path:
-    """A folder that passes for a checkpoint until something is read from it."""
+    """Make a folder that is accepted as a checkpoint until its weights are read."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")

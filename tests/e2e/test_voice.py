@@ -1,4 +1,4 @@
-"""A conversation aloud with Pocket over `WS /v1/realtime`: a spoken question is answered, interrupted, remembered as heard."""
+"""A spoken conversation with Pocket over `WS /v1/realtime`: an answer, a barge-in, and the history after it."""
 
 import asyncio
 import base64
@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from fleet.api_client.client import ApiClient
 from tests.support import start_cli, wait_until
-from tests.web.realtime.spoken import RATE_HZ, blocks, silence, speech
+from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence, speech
 
 OPTIONS = ("--set", "web.port=0")
 BLOCK_MS = 20
@@ -25,15 +25,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=110)[1]
 
 
-class Talk:
-    """One session; what the user says goes out at the pace of speech."""
+class RealtimeTalk:
+    """One session whose user audio is sent in real time."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.events: list[dict[str, Any]] = []
 
     async def speak(self, pcm: bytes) -> None:
-        """Each block when its time has come, as a microphone gives it."""
+        """Send each block at its time, as a microphone does."""
         began, loop = time.monotonic(), asyncio.get_running_loop()
         for number, block in enumerate(blocks(pcm, BLOCK_MS), 1):
             await self._connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
@@ -49,41 +49,39 @@ class Talk:
             if event["type"] == kind:
                 return event
 
-    def sound(self, response: str) -> bytes:
+    def audio(self, response: str) -> bytes:
         deltas = [e["delta"] for e in self.events if e["type"] == "response.output_audio.delta" and e["response_id"] == response]
         return b"".join(base64.b64decode(delta) for delta in deltas)
 
 
 @asynccontextmanager
-async def talk(url: str) -> AsyncIterator[Talk]:
+async def open_session(url: str) -> AsyncIterator[RealtimeTalk]:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         async with client.realtime.connect(model="pocket", extra_query={"fleet": "1"}) as connection:
-            yield Talk(connection)
+            yield RealtimeTalk(connection)
 
 
-def running(url: str) -> int:
-    workers = httpx.get(f"{url}/v1/fleet/workers").json()["data"]
-    return sum(worker["running"] for worker in workers)
+def num_running(url: str) -> int:
+    return ApiClient(url).resources_in_use().tasks
 
 
-async def test_a_spoken_question_is_answered_aloud_and_without_seams(url: str) -> None:
-    async with talk(url) as one:
+async def test_spoken_question_is_answered_in_audio_without_seams(url: str) -> None:
+    async with open_session(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
         done = (await one.until("response.done"))["response"]
         timing = next(event for event in one.events if event["type"] == "fleet.timing")
     assert done["output"][0]["content"][0]["transcript"] == ANSWER
-    streamed = one.sound(done["id"])
+    streamed = one.audio(done["id"])
     assert len(streamed) > RATE_HZ
     assert [part["name"] for part in timing["parts"]][:2] == ["endpointing", "queue"] and timing["voice_to_voice_ms"] > 0
-    # The same request's sound once more, whole, from the log.
-    told = httpx.get(f"{url}/v1/fleet/requests/{timing['request_id']}/audio", timeout=30)
-    assert told.status_code == 200 and told.content[-len(streamed) :] == streamed
+    # The log of the same request holds the same audio.
+    assert ApiClient(url).answer_audio(timing["request_id"])[-len(streamed) :] == streamed
 
 
-async def test_an_interruption_stops_every_stage_and_the_next_turn_knows_what_was_heard(url: str) -> None:
-    async with talk(url) as one:
+async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url: str) -> None:
+    async with open_session(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
-        await one.until("response.done")  # whose prefix is kept; that of a first turn which is cut is not
+        await one.until("response.done")  # its prefix is cached; that of a cancelled first turn is not
         await one.speak(silence(1_200) + speech("what day comes after monday") + silence(700))
         await one.until("response.output_audio.delta")
         await one.speak(speech(QUESTION) + silence(900))
@@ -91,9 +89,9 @@ async def test_an_interruption_stops_every_stage_and_the_next_turn_knows_what_wa
         done = (await one.until("response.done"))["response"]
         cut_item = cut["output"][0]["id"]
         await one._connection.conversation.item.retrieve(item_id=cut_item)  # pyright: ignore[reportPrivateUsage]
-        kept = (await one.until("conversation.item.retrieved"))["item"]
+        item = (await one.until("conversation.item.retrieved"))["item"]
     assert cut["status"] == "cancelled" and cut["status_details"]["reason"] == "turn_detected"
     assert done["status"] == "completed" and done["output"][0]["content"][0]["transcript"] == ANSWER
-    assert cut["output"][0]["content"][0]["transcript"].startswith(kept["content"][0]["transcript"])
-    assert done["usage"]["input_token_details"]["cached_tokens"] > 0, "the first turn is not computed again"
-    wait_until(lambda: running(url) == 0, "every stage to be idle")
+    assert cut["output"][0]["content"][0]["transcript"].startswith(item["content"][0]["transcript"])
+    assert done["usage"]["input_token_details"]["cached_tokens"] > 0, "the first turn is not recomputed"
+    wait_until(lambda: num_running(url) == 0, "every stage to be idle")

@@ -1,4 +1,4 @@
-"""The Voice page in Chromium before a real fleet: a question asked aloud, an interruption, a connection lost, a worker killed."""
+"""The Voice page in Chromium on a real fleet: a spoken question, a barge-in, a lost connection, a killed worker."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.e2e.talking import (
     LEAD_IN_S,
     LONG,
     QUESTION,
-    Fleet,
+    VoiceFleet,
     answers,
     interrupt,
     microphone,
@@ -31,14 +31,14 @@ from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, wait_js
 
 RATE_HZ = 24_000
 COUNT = "count from one to thirty"
-"""Answered with five seconds of speech."""
+"""A question whose answer is five seconds of speech."""
 VOICE = "ethan"
 STAGE = "talker"
 SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence", "network", "buffer")
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VoiceFleet]:
     with talking_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
         yield fleet
 
@@ -49,20 +49,20 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
         yield browsers
 
 
-def heard_out(page: Page) -> None:
-    """The last answer was heard to its end."""
+def wait_until_played(page: Page) -> None:
+    """Wait until the last answer has been played to its end."""
     wait_js(page, "fleetVoice.conversation.current?.done && !fleetVoice.player.playing && !fleetVoice.conversation.current.live")
 
 
-def assert_heard_whole(page: Page, fleet: Fleet, answer: dict[str, Any]) -> None:
-    """Sample for sample what the stages made, through whatever happened on the way; and every word of it."""
-    whole = fleet.sound(answer["requestId"])
-    assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "it is silence"
+def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, Any]) -> None:
+    """Check that every sample of the stages was played, despite any fault, and every word shown."""
+    whole = fleet.audio(answer["requestId"])
+    assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
     probe.assert_played(probe.carried(page, "player"), whole, probe.runs_of(probe.heard(page), answer["serial"]))
-    assert answer["text"].strip() == fleet.story(answer)["answer"].strip()
+    assert answer["text"].strip() == fleet.trace(answer)["answer"].strip()
 
 
-def test_a_spoken_question_is_answered_aloud(browsers: Browsers, fleet: Fleet) -> None:
+def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#talk-button").click()
@@ -71,19 +71,19 @@ def test_a_spoken_question_is_answered_aloud(browsers: Browsers, fleet: Fleet) -
         expect(page.locator(".turn.user .words")).to_have_text(QUESTION)
         latency = page.locator(".turn.assistant .latency")
         expect(latency).to_be_visible()
-        heard_out(page)
+        wait_until_played(page)
         expect(page.locator("#state")).to_have_text("Listening")
         label = latency.get_attribute("aria-label") or ""
         shown = tuple(part.rpartition(" ms")[0].rpartition(" ")[0] for part in label.partition(": ")[2].split(", "))
         assert label.startswith("Voice to voice") and shown == SPLIT, label
         (answer,) = answers(page)
-        assert_heard_whole(page, fleet, answer)
+        assert_played_completely(page, fleet, answer)
         page.locator(".turn.assistant .open-request").click()
         expect(page.locator("h1")).to_have_text(answer["requestId"])
         expect(page.locator("#words")).to_contain_text(ANSWER)
 
 
-def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(browsers: Browsers, fleet: Fleet) -> None:
+def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
@@ -92,7 +92,7 @@ def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(br
         js(page, NOTE_STATES)
         interrupt(page)
         expect(page.locator(".turn.assistant .words").nth(1)).to_have_text(ANSWER)
-        heard_out(page)
+        wait_until_played(page)
         cut, answer = answers(page)
         states = cast("list[str]", js(page, "states"))
         assert states.index("Interrupted") < states.index("Hearing you") < len(states) - 1, states
@@ -100,15 +100,15 @@ def test_speaking_over_an_answer_silences_it_and_history_keeps_what_was_heard(br
         assert begun_ms < quiet_ms
         assert cut["cut"] and cut["played"] < cut["received"]
         order = [one.kind for one in probe.heard(page) if one.serial == cut["serial"]]
-        assert order[-1] == "flushed", "nothing of it is heard any more"
-    wait_until(lambda: fleet.running() == 0, "every stage to be idle")
-    assert fleet.story(cut)["state"] in ("aborted", "finished")
-    # what the model was told of the answer that was cut, beside what was really heard of it
-    told = json.loads(fleet.story(answer)["body"])["messages"]
+        assert order[-1] == "flushed", "nothing of it is played any more"
+    wait_until(lambda: fleet.num_running() == 0, "every stage to be idle")
+    assert fleet.trace(cut)["state"] in ("aborted", "finished")
+    # the cut answer in the model's history, compared with what was played of it
+    history = json.loads(fleet.trace(answer)["body"])["messages"]
     kept = [("assistant", cut["historyText"])] if cut["historyText"] else []
-    assert [(one["role"], one["content"]) for one in told[:-1]] == [("user", LONG), *kept]
+    assert [(one["role"], one["content"]) for one in history[:-1]] == [("user", LONG), *kept]
     assert cut["text"].startswith(cut["historyText"])
-    text, whole = fleet.said(LONG, VOICE)
+    text, whole = fleet.ask(LONG, VOICE)
     assert text.startswith(cut["text"].strip())
     heard = sum(1 for end in word_ends(text, VOICE, whole) if end <= cut["played"])
     assert heard - 2 <= len(cut["historyText"].split()) <= heard, (cut, heard)
@@ -124,7 +124,7 @@ NOTE_STATES = """
 """
 
 
-def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, fleet: Fleet) -> None:
+def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         page.locator("#choices summary").click()
@@ -137,30 +137,30 @@ def test_held_to_talk_it_is_answered_once_the_key_is_up(browsers: Browsers, flee
         expect(page.locator("#state")).to_have_text("Hearing you")
         spoken_ms = 1000 * (LEAD_IN_S + len(speech(QUESTION)) / MIC_RATE_HZ)
         wait_js(page, f"fleetVoice.conversation.speech.sent.ms > {spoken_ms + 200}")
-        assert not answers(page), "nobody but the speaker ends the turn"
+        assert not answers(page), "only the release ends the turn"
         page.keyboard.up("Space")
         expect(page.locator(".turn.assistant .words")).to_have_text(ANSWER)
         expect(page.locator(".turn.user .words")).to_have_text(QUESTION)
-        heard_out(page)
+        wait_until_played(page)
         (answer,) = answers(page)
-        assert_heard_whole(page, fleet, answer)
+        assert_played_completely(page, fleet, answer)
 
 
-def test_an_answer_goes_on_where_it_was_when_the_connection_is_cut(browsers: Browsers, fleet: Fleet) -> None:
+def test_answer_resumes_after_a_cut_connection(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as page:
         ready(page)
         ask(page, COUNT)
         wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
         (before,) = answers(page)
         fleet.switch.cut()
-        heard_out(page)
+        wait_until_played(page)
         (answer,) = answers(page)
-        assert before["received"] < answer["received"], "it was cut in the middle"
-        assert_heard_whole(page, fleet, answer)
+        assert before["received"] < answer["received"], "the connection was cut in the middle"
+        assert_played_completely(page, fleet, answer)
         expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_an_answer_goes_on_at_another_gateway_when_its_own_is_killed(browsers: Browsers, fleet: Fleet) -> None:
+def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, fleet: VoiceFleet) -> None:
     with another_gateway(fleet.folder) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
         ready(page)
         ask(page, COUNT)
@@ -168,45 +168,45 @@ def test_an_answer_goes_on_at_another_gateway_when_its_own_is_killed(browsers: B
         (before,) = answers(page)
         fleet.switch.lead_home()
         gateway.stop(signal.SIGKILL)
-        heard_out(page)
+        wait_until_played(page)
         (answer,) = answers(page)
-        assert before["received"] < answer["received"], "it was killed in the middle"
-        assert_heard_whole(page, fleet, answer)
+        assert before["received"] < answer["received"], "the gateway was killed in the middle"
+        assert_played_completely(page, fleet, answer)
         expect(page.locator(".turn.assistant .words")).to_have_text(answer["text"].strip())
         # the conversation is the same one
         ask(page, "what is your name")
         expect(page.locator(".turn.assistant .words").nth(1)).to_contain_text("pocket")
-        heard_out(page)
-        assert fleet.story(answers(page)[1])["prompt"].startswith(f"{COUNT} {answer['text'].strip()}")
+        wait_until_played(page)
+        assert fleet.trace(answers(page)[1])["prompt"].startswith(f"{COUNT} {answer['text'].strip()}")
 
 
-def test_the_console_shows_a_worker_die_and_come_back(browsers: Browsers, fleet: Fleet) -> None:
-    with microphone(browsers, fleet) as talk:
-        ready(talk)
-        overview, workers, request = (talk.context.new_page() for _ in range(3))
+def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: VoiceFleet) -> None:
+    with microphone(browsers, fleet) as voice:
+        ready(voice)
+        overview, workers, request = (voice.context.new_page() for _ in range(3))
         overview.goto(f"{fleet.switch.url}/overview")
         workers.goto(f"{fleet.switch.url}/workers")
         node, gone = overview.locator(f"#node-{STAGE}"), workers.locator("#gone")
         expect(node).to_contain_text("1/1 up")
-        victim = fleet.worker(STAGE)
+        killed = fleet.worker(STAGE)
         for page in (overview, workers):
             expect(page.locator("#link")).to_have_text("live")
-        ask(talk, LONG)
-        wait_js(talk, "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId")
-        os.kill(victim["pid"], signal.SIGKILL)
-        (answer,) = answers(talk)
+        ask(voice, LONG)
+        wait_js(voice, "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId")
+        os.kill(killed["pid"], signal.SIGKILL)
+        (answer,) = answers(voice)
         request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")
         for page in (overview, workers, request):
             js(page, "window.opened = 1")
-        expect(gone).to_contain_text(str(victim["pid"]))
+        expect(gone).to_contain_text(str(killed["pid"]))
         expect(gone.locator(".state-died").first).to_be_visible()
         expect(node).to_contain_text("no worker")
         expect(node).to_contain_text("1/1 up")
-        heard_out(talk)
+        wait_until_played(voice)
         expect(request.locator("#summary")).to_contain_text("finished")
         successor = fleet.worker(STAGE)
         expect(workers.locator("#workers")).to_contain_text(str(successor["pid"]))
-        for worker in (victim, successor):
+        for worker in (killed, successor):
             expect(request.locator("#history")).to_contain_text(worker["id"])
-        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], "no page was loaded again"
-        assert_heard_whole(talk, fleet, answers(talk)[0])
+        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], "no page was reloaded"
+        assert_played_completely(voice, fleet, answers(voice)[0])

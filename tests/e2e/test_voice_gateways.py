@@ -1,4 +1,4 @@
-"""A voice session whose gateway is killed in the middle of an answer goes on at another, to the sample, and forgets nothing."""
+"""A voice session whose gateway is killed during an answer resumes at another: no sample and no history is lost."""
 
 import asyncio
 import base64
@@ -19,12 +19,12 @@ from websockets.exceptions import ConnectionClosed
 
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.support import Running, await_until, start_cli, wait_until
-from tests.web.realtime.spoken import RATE_HZ, speech
+from tests.web.realtime.speech_samples import RATE_HZ, speech
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 START_S = 90.0
 FRAMES, STEP_MS = 75, 40
-"""Six seconds of sound, made in three."""
+"""Six seconds of audio, generated in three."""
 SETTINGS = (
     "engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0", "web.max_leading_silence_ms=null",
     *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in GRAPH.stages if stage.default_sampling),
@@ -34,21 +34,21 @@ SAID = "what is the opposite of hot"
 
 
 @dataclass(slots=True)
-class Gateway:
+class RunningGateway:
     running: Running
     url: str
 
 
 @pytest.fixture
-def gateways(tmp_path: Path) -> Iterator[tuple[Gateway, Gateway]]:
-    """Two, beside the one of `fleet up`; nobody starts them again."""
+def gateways(tmp_path: Path) -> Iterator[tuple[RunningGateway, RunningGateway]]:
+    """Start two gateways beside that of `fleet up`, without a keeper."""
     env = {"FLEET_CONFIG": str(tmp_path / ".fleet" / "resolved.yaml")}
     with ExitStack() as stack:
         fleet = stack.enter_context(start_cli("up", *(w for s in SETTINGS for w in ("--set", s)), cwd=tmp_path))
         fleet.wait_for(r"fleet: ready at http://\S+\n", timeout_s=START_S)
         started = [stack.enter_context(start_cli("web", "--set", "web.port=0", cwd=tmp_path, env=env)) for _ in range(2)]
         ports = [running.wait_for(r"API http://localhost:(\d+)/v1", timeout_s=START_S)[1] for running in started]
-        first, second = (Gateway(web, f"http://127.0.0.1:{port}") for web, port in zip(started, ports, strict=True))
+        first, second = (RunningGateway(web, f"http://127.0.0.1:{port}") for web, port in zip(started, ports, strict=True))
         for gateway in (first, second):
             wait_until(lambda url=gateway.url: answers(url), f"{gateway.url} to serve", timeout_s=START_S)
         yield first, second
@@ -62,12 +62,12 @@ def answers(url: str) -> bool:
 
 
 @dataclass(slots=True)
-class Client:
-    """A program that keeps what it was sent, and can be cut off."""
+class RecordingClient:
+    """A session that records its events and audio."""
 
     socket: ClientConnection
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    sound: bytearray = field(default_factory=bytearray)
+    audio: bytearray = field(default_factory=bytearray)
 
     async def send(self, kind: str, **fields: object) -> None:
         await self.socket.send(json.dumps({"type": kind, **fields}))
@@ -77,7 +77,7 @@ class Client:
         assert event["type"] != "error", event
         self.events.append(event)
         if event["type"] == "response.output_audio.delta":
-            self.sound += base64.b64decode(event["delta"])
+            self.audio += base64.b64decode(event["delta"])
         return event
 
     async def until(self, kind: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Client:
         return event
 
     async def to_the_end(self) -> None:
-        """Whatever still comes of a connection that breaks."""
+        """Receive what still arrives on a broken connection."""
         while True:
             try:
                 await self.next()
@@ -98,15 +98,15 @@ class Client:
         return (await self.until("conversation.item.retrieved"))["item"]
 
 
-def address(gateway: Gateway, **query: object) -> str:
-    asked = "&".join(f"{name}={value}" for name, value in {"fleet": 1, **query}.items())
-    return f"{gateway.url.replace('http', 'ws')}/v1/realtime?{asked}"
+def address(gateway: RunningGateway, **query: object) -> str:
+    query_string = "&".join(f"{name}={value}" for name, value in {"fleet": 1, **query}.items())
+    return f"{gateway.url.replace('http', 'ws')}/v1/realtime?{query_string}"
 
 
-async def test_a_session_goes_on_at_another_gateway_after_kill_9(gateways: tuple[Gateway, Gateway]) -> None:
+async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: tuple[RunningGateway, RunningGateway]) -> None:
     first, second = gateways
     async with connect(address(first), max_size=None) as socket, httpx.AsyncClient(base_url=second.url, timeout=30) as http:
-        client = Client(socket)
+        client = RecordingClient(socket)
         session = (await client.until("session.created"))["session"]["id"]
         await client.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
         await client.send("input_audio_buffer.append", audio=base64.b64encode(speech(SAID)).decode())
@@ -115,45 +115,45 @@ async def test_a_session_goes_on_at_another_gateway_after_kill_9(gateways: tuple
         await client.send("response.create")
         response = (await client.until("response.created"))["response"]["id"]
         request = (await client.until("fleet.request"))["request_id"]
-        while len(client.sound) < 2 * RATE_HZ:
+        while len(client.audio) < 2 * RATE_HZ:
             await client.next()
 
-        async def written_down() -> bool:
+        async def recorded() -> bool:
             views = (await http.get("/v1/fleet/sessions")).json()["data"]
             return any(view["id"] == session and view["request_id"] == request for view in views)
 
-        await await_until(written_down, "the answer under way to be written down")
+        await await_until(recorded, "the running answer to be recorded")
         assert first.running.stop(signal.SIGKILL) == -signal.SIGKILL
         await client.to_the_end()
-        had = len(client.sound) // 2
-        assert had < FRAMES * 1920 * 3 // 4, "the answer was under way"
+        had = len(client.audio) // 2
+        assert had < FRAMES * 1920 * 3 // 4, "the answer was running"
 
         query = {"session": session, "response": response, "samples": had}
         async with connect(address(second, **query), max_size=None) as other:
-            again = Client(other)
+            again = RecordingClient(other)
             resumed = await again.until("fleet.resumed")
             done = (await again.until("response.done"))["response"]
             whole = wave.open(io.BytesIO((await http.get(f"/v1/fleet/requests/{request}/audio")).content)).readframes(10**9)
             assert resumed["session_id"] == session and resumed["response_id"] == done["id"] == response
-            assert len(again.sound) > 0 and bytes(client.sound + again.sound) == whole
-            await a_turn_after_it(again, http, done, spoken)
+            assert len(again.audio) > 0 and bytes(client.audio + again.audio) == whole
+            await take_another_turn(again, http, done, spoken)
 
 
-async def a_turn_after_it(client: Client, http: httpx.AsyncClient, done: dict[str, Any], spoken: str) -> None:
-    """It is answered from the whole history: what was said aloud, what was answered, and the new question."""
+async def take_another_turn(client: RecordingClient, http: httpx.AsyncClient, done: dict[str, Any], spoken: str) -> None:
+    """The answer has the whole history: the spoken question, its answer, and the new question."""
     (answer,) = done["output"]
     words = answer["content"][0]["transcript"]
     assert (await client.item(answer["id"]))["content"][0]["transcript"] == words
     heard = base64.b64decode((await client.item(spoken))["content"][0]["audio"])
     assert abs(len(heard) - len(speech(SAID))) < 2 * RATE_HZ // 10
-    asked = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and of cold?"}]}
-    await client.send("conversation.item.create", item=asked)
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and of cold?"}]}
+    await client.send("conversation.item.create", item=item)
     await client.send("response.create")
     request = (await client.until("fleet.request"))["request_id"]
     after = (await client.until("response.done"))["response"]
-    assert len(client.sound) > 0 and after["output"]
+    assert len(client.audio) > 0 and after["output"]
     used = after["usage"]["input_token_details"]
     assert used["audio_tokens"] == done["usage"]["input_token_details"]["audio_tokens"] > 0
     assert used["text_tokens"] > done["usage"]["input_token_details"]["text_tokens"] + len("and of cold?".split())
-    story = (await http.get(f"/v1/fleet/requests/{request}")).text
-    assert "and of cold?" in story
+    trace = (await http.get(f"/v1/fleet/requests/{request}")).text
+    assert "and of cold?" in trace

@@ -32,7 +32,7 @@ async def test_concurrent_aborts_of_split_stages_leave_no_tasks_or_keys(
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
             asked = [(fake_spec(fleet, num_tokens=ENDLESS, seed=n), None) for n in range(num_aborts or NUM_ABORTS)]
-            assert await storm.rage(client, asked, at_once=AT_ONCE, most_turns=MOST_TURNS) == len(asked)
+            assert await storm.run(client, asked, concurrency=AT_ONCE, most_turns=MOST_TURNS) == len(asked)
             assert {"claim", "append", "hand_off", "confirm"} <= storm.met.keys()
             assert_same(await answer(client, fake_spec(fleet)), expected)
         assert_nothing_left(fleet)

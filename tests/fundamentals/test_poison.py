@@ -16,7 +16,7 @@ from fleet.engine.base import EngineOutput
 from fleet.engine.fake import FakeEngine
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
-from tests.harness import Heard, ThreadFleet, answer, assert_same, collected, fake_spec, gateway, thread_fleet
+from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, collected, fake_spec, gateway, thread_fleet
 from tests.storm import assert_nothing_left
 from tests.support import wait_until
 
@@ -59,7 +59,7 @@ def add_fragile(fleet: ThreadFleet, error: Exception) -> Fragile:
     return engine
 
 
-async def ask(client: FleetClient, spec: RequestSpec) -> Heard | FleetError:
+async def ask(client: FleetClient, spec: RequestSpec) -> EdgeArrays | FleetError:
     try:
         return await answer(client, spec)
     except FleetError as error:
@@ -106,7 +106,7 @@ async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> Non
             task = await asyncio.to_thread(lambda: fleet.owner(spec.id, fleet.loops[0].stage).tasks[spec.id])
             await asyncio.to_thread(lambda: wait_until(lambda: task.paused, "it to wait for its client"))
 
-            async def read_late() -> Heard:
+            async def read_late() -> EdgeArrays:
                 await asyncio.to_thread(lambda: wait_until(lambda: engine.failed_with, "a step to fail beside it"))
                 assert fleet.loops[0].tasks[spec.id] is task
                 return await collected(waits, spec)

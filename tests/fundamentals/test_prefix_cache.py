@@ -293,7 +293,7 @@ async def test_dead_caching_worker_is_skipped_immediately(fleet: ThreadFleet) ->
     async with gateway(fleet) as client:
         keeper, _ = await served(client, turn(fleet, 0))
         stop(fleet, keeper)
-        fleet.bury(loop_of(fleet, keeper))
+        fleet.fence(loop_of(fleet, keeper))
         other, spared = await served(client, turn(fleet, 1))
     assert (other != keeper, spared) == (True, 0)
 
@@ -318,7 +318,7 @@ async def test_turn_reserved_for_a_lost_worker_is_granted_again(fleet: ThreadFle
         await await_until(
             lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "reserved_for"), "the turn to be put to the keeper"
         )
-        await asyncio.to_thread(fleet.bury, loop_of(fleet, keeper))
+        await asyncio.to_thread(fleet.fence, loop_of(fleet, keeper))
         assert (await asked)[0] != keeper
 
 
@@ -365,7 +365,7 @@ async def test_cached_prefix_expires(fleet: ThreadFleet) -> None:
 @pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=2",)], indirect=True)
 async def test_number_of_cached_conversations_is_bounded(fleet: ThreadFleet) -> None:
     stop(fleet, fleet.loops[1].worker)
-    fleet.bury(fleet.loops[1])
+    fleet.fence(fleet.loops[1])
     async with gateway(fleet) as client:
         for session in ("a", "b", "a", "c"):
             await answer(client, turn(fleet, 0, session=session))

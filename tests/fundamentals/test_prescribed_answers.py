@@ -6,7 +6,7 @@ import pytest
 
 from fleet.core.ids import EdgeName
 from fleet.graphs import Graph, get_graph
-from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import wait_until
 
 NUM_TOKENS = 20
@@ -41,5 +41,5 @@ async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str
                         fleet.add_worker(stage.name)
                         fleet.kill(dying)
 
-            assert_same(await heard(client, again, None, kill), expected)
+            assert_same(await answer_disturbed(client, again, None, kill), expected)
         wait_until(lambda: not any(loop.tasks for loop in fleet.loops if loop.worker not in fleet.killed), "every task to end")

@@ -9,7 +9,7 @@ from fleet.core.receipts import Receipts, decode_receipts
 from fleet.core.telemetry import WorkerTransfer, WorkerView
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests import harness
-from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import REPO, await_until
 
 
@@ -61,7 +61,7 @@ async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
                 for loop in dying:
                     fleet.kill(loop)
 
-            assert_same(await heard(client, spec, None, strike), expected)
+            assert_same(await answer_disturbed(client, spec, None, strike), expected)
 
 
 def test_pull_counts_add_up_and_survive_encoding() -> None:

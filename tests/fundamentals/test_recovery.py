@@ -13,7 +13,18 @@ from fleet.core.errors import FleetError, GatewayStopping, NotFound
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, gateway, heard, held, in_step, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    collected,
+    fake_spec,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
 from tests.support import await_until, wait_until
 
 NUM_TOKENS = 40
@@ -41,7 +52,7 @@ async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, gra
                     if edge == graph.edges[0].name and index in (at, at + 4):
                         replace(fleet, spec, stage)
 
-                assert_same(await heard(client, spec, None, kill), expected)
+                assert_same(await answer_disturbed(client, spec, None, kill), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
@@ -56,7 +67,7 @@ async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url
                     for stage in OMNI.stages:
                         replace(fleet, spec, stage.name)
 
-            assert_same(await heard(client, spec, None, kill), expected)
+            assert_same(await answer_disturbed(client, spec, None, kill), expected)
 
 
 async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
@@ -70,10 +81,10 @@ async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> 
                 if (edge, index) == ("text", 5):
                     stale = fleet.owner(spec.id, StageName("talker"))
                     fleet.add_worker(StageName("talker"))
-                    fleet.bury(stale)
+                    fleet.fence(stale)
                     wait_until(lambda: stale.worker in fleet.killed, "the stale worker to find out")
 
-            assert_same(await heard(client, spec, None, bury), expected)
+            assert_same(await answer_disturbed(client, spec, None, bury), expected)
 
 
 async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:

@@ -25,7 +25,7 @@ from fleet.worker.main import build_options
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
 from tests.harness import (
     ANSWER_TIMEOUT_S,
-    Heard,
+    EdgeArrays,
     assert_same,
     build,
     collected,
@@ -109,7 +109,7 @@ def sizes_of(url: str, request: RequestId) -> list[int]:
     return [decode_chunk(pairs(raw)["h"]).num_rows // 1920 for _, raw in entries]  # pyright: ignore
 
 
-async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, Callable[[], object]]) -> Heard:
+async def struck(client: FleetClient, spec: RequestSpec, strikes: Mapping[int, Callable[[], object]]) -> EdgeArrays:
     """The answer; once so many chunks of its sound were heard as the log then had, and one more, that strike is dealt."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):

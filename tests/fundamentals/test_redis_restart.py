@@ -19,7 +19,7 @@ from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker import grants
 from fleet.worker.task import Task
-from tests.harness import assert_same, collected, fake_spec_of, gateway, heard, in_step, processes, ready, thread_fleet
+from tests.harness import answer_disturbed, assert_same, collected, fake_spec_of, gateway, in_step, processes, ready, thread_fleet
 from tests.support import RedisProcess, await_until
 
 OMNI = get_graph("qwen3_omni")
@@ -95,7 +95,9 @@ async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
             def nothing(_edge: EdgeName, _index: int) -> None: ...
 
             strikes = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-            got = await asyncio.gather(*(heard(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes))
+            got = await asyncio.gather(
+                *(answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike) for strike in strikes)
+            )
             for one in got:
                 assert_same(one, expected)
         finally:
@@ -114,7 +116,7 @@ async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Pa
             expected = await collected(await client.requests.submit(spec := fake_spec_of(config, num_tokens=40), None), spec)
 
             strike = restart(server, tmp_path, 20, cut_bytes)
-            assert_same(await heard(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
+            assert_same(await answer_disturbed(client, fake_spec_of(config, num_tokens=40), None, strike), expected)
             again = fake_spec_of(config, num_tokens=40)
             assert_same(await collected(await client.requests.submit(again, None), again), expected)
         finally:
@@ -138,7 +140,7 @@ async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
             expected = await collected(
                 await client.requests.submit(again := fake_spec_of(fleet.config, num_tokens=40), None), again
             )
-            got = asyncio.create_task(heard(client, spec, None, kill))
+            got = asyncio.create_task(answer_disturbed(client, spec, None, kill))
             await await_until(taken, "all that was said to be heard")
             with connect(redis_url) as other:
                 other.hset(keys.task(spec.id, CLIENT), "consumed:text", 10)
@@ -165,7 +167,7 @@ async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: 
                     first.start()
 
             with pytest.raises(RedisUnreachable, match="Redis lost the request in mid-answer"):
-                await heard(client, begun, None, empty)
+                await answer_disturbed(client, begun, None, empty)
             await ready(client)
             after = fake_spec_of(config, num_tokens=5)
             assert set(await collected(await client.requests.submit(after, None), after)) == set(after.outputs)

@@ -9,7 +9,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import connect, run, text
 from fleet.core.ids import EdgeName, StageName, WorkerId
 from fleet.graphs import get_graph
-from tests.harness import answer, assert_same, fake_spec, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
 from tests.support import wait_until
 
 ROLE, LEASE_US = "lm", 60_000_000
@@ -148,5 +148,5 @@ async def test_answer_continues_at_the_promoted_worker(redis_url: str) -> None:
                     fleet.kill(serving)
                     wait_until(lambda: spec.id in standby.tasks, "the one that stood by to go on")
 
-            assert_same(await heard(client, spec, None, kill), expected)
+            assert_same(await answer_disturbed(client, spec, None, kill), expected)
         assert fleet.add_worker(ROLE).availability.standing_by

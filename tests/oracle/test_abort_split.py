@@ -23,7 +23,7 @@ NUM_ABORTS, AT_ONCE, MOST_TURNS = 20, 10, 12
 @pytest.mark.parametrize(
     ("split", "way"), [("thinker_pd", "lent"), ("talker_pd", "lent"), ("both_pd", "lent"), ("both_pd", "copied")]
 )
-async def test_a_storm_of_aborts_leaves_nothing(
+async def test_many_aborts_leave_nothing_in_use(
     redis_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, num_aborts: int | None, split: str, way: str
 ) -> None:
     """`--aborts 1000` makes it longer."""
@@ -35,7 +35,7 @@ async def test_a_storm_of_aborts_leaves_nothing(
         async with gateway(fleet) as client:
             expected = await answer(client, *spec_of(ASKED[0], frontend))
             asked = [spec_of(ASKED[n % len(ASKED)], frontend) for n in range(num_aborts or NUM_ABORTS)]
-            aborted = await storm.rage(client, asked, at_once=AT_ONCE, most_turns=MOST_TURNS)
+            aborted = await storm.run(client, asked, concurrency=AT_ONCE, most_turns=MOST_TURNS)
             assert aborted > len(asked) // 2
             assert_same(await answer(client, *spec_of(ASKED[0], frontend)), expected)
         assert_nothing_left(fleet)

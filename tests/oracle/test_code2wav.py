@@ -143,7 +143,7 @@ def error_over_signal(wave: Wave, expected: Wave) -> float:
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
 @pytest.mark.parametrize("num_frames", LENGTHS)
-def test_a_streamed_answer_equals_the_whole_decode(
+def test_streamed_audio_equals_one_whole_decode(
     num_frames: int, chunking: str, fast: BuiltStage, codes: Codes, whole: dict[int, Wave]
 ) -> None:
     heard = serve_one(fast, chunked(codes[:num_frames], CHUNKINGS[chunking]))
@@ -154,7 +154,7 @@ def test_a_streamed_answer_equals_the_whole_decode(
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_the_end_may_come_later_than_the_last_frame(
+def test_end_may_arrive_after_the_last_frame(
     numerics: str, request: pytest.FixtureRequest, codes: Codes, whole: dict[int, Wave]
 ) -> None:
     heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
@@ -163,7 +163,7 @@ def test_the_end_may_come_later_than_the_last_frame(
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 @pytest.mark.parametrize("num_known", [1, FRAME_SAMPLES * 14, FRAME_SAMPLES * 30 + 7, FRAME_SAMPLES * 120 - LOOKAHEAD_SAMPLES])
-def test_an_answer_goes_on_where_its_log_ends_without_decoding_it_again(
+def test_audio_continues_where_its_log_ends_without_decoding_it_again(
     num_known: int, numerics: str, request: pytest.FixtureRequest, codes: Codes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage: BuiltStage = request.getfixturevalue(numerics)
@@ -186,12 +186,12 @@ def test_an_answer_goes_on_where_its_log_ends_without_decoding_it_again(
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_an_answer_without_frames_is_a_bare_end(numerics: str, request: pytest.FixtureRequest, codes: Codes) -> None:
+def test_answer_without_frames_is_an_empty_end(numerics: str, request: pytest.FixtureRequest, codes: Codes) -> None:
     heard = serve_one(request.getfixturevalue(numerics), chunked(codes[:0], (1,)))
     assert [(item.edge, dict(item.arrays), item.final) for item in heard.items] == [("audio", {}, True)]
 
 
-def test_eight_answers_of_different_lengths_in_a_batch_equal_each_alone(fast: BuiltStage, codes: Codes, oracle: Oracle) -> None:
+def test_eight_batched_answers_equal_each_alone(fast: BuiltStage, codes: Codes, oracle: Oracle) -> None:
     lengths = (1, 2, 7, 25, 30, 59, 64, 100)
     parts = {str(n): codes[3 * n :][:n] for n in lengths}
     heard = serve(fast, {name: chunked(part, (5, 1, 9)) for name, part in parts.items()})
@@ -223,19 +223,19 @@ def test_fast_and_invariant_numerics_agree(fast: BuiltStage, invariant: BuiltSta
     assert error_over_signal(*waves) < TOLERANCE
 
 
-def test_a_left_context_of_25_frames_is_wrong(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_left_context_of_25_frames_is_inexact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
     options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 25})
     approximate = serve_one(build(options), chunked(codes[:120], (25,))).wave()
     assert error_over_signal(approximate, whole[120]) > 1000 * TOLERANCE
     assert error_over_signal(approximate[: 20 * FRAME_SAMPLES], whole[120][: 20 * FRAME_SAMPLES]) < TOLERANCE
 
 
-def test_a_left_context_that_reaches_the_first_frame_is_exact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_left_context_up_to_the_first_frame_is_exact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
     options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 400})
     assert error_over_signal(serve_one(build(options), chunked(codes[:59], RAMP)).wave(), whole[59]) < TOLERANCE
 
 
-def test_an_aborted_answer_leaves_nothing_and_disturbs_nobody(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_aborted_answer_leaves_nothing_and_affects_no_other(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
     engine = fast.engine
     spec = RequestSpec(id=RequestId("left"), graph="qwen3_omni", prompt_ids=())
     task = fast.adapter(spec, None)
@@ -250,7 +250,7 @@ def test_an_aborted_answer_leaves_nothing_and_disturbs_nobody(fast: BuiltStage, 
     assert error_over_signal(serve_one(fast, chunked(codes[:10], RAMP)).wave(), whole[10]) < TOLERANCE
 
 
-def test_a_code_out_of_range_fails_its_own_request_only(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_code_out_of_range_fails_its_own_request_only(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
     spoiled = codes[:10].copy()
     spoiled[4, 3] = 128
     tasks = {name: fast.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None) for name in "ab"}
@@ -267,14 +267,14 @@ def test_a_code_out_of_range_fails_its_own_request_only(fast: BuiltStage, codes:
     assert fast.engine.stats().running == 0
 
 
-def test_only_the_decoders_own_weights_are_read(fast: BuiltStage, folder: Path) -> None:
+def test_code2wav_reads_its_own_weights_only(fast: BuiltStage, folder: Path) -> None:
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         expected = {name for name in file.keys() if name.startswith("code2wav.")}
     assert set(fast.weight_names) == expected
     assert len(fast.weight_names) == len(expected)
 
 
-def test_bfloat16_is_speech_too(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_bfloat16_audio_is_close_to_float32(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
     stage = build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, dtype="bfloat16"))
     assert error_over_signal(serve_one(stage, chunked(codes[:10], RAMP)).wave(), whole[10]) < 0.2
 
@@ -316,7 +316,7 @@ def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"upsample_rates": (5,), "upsampling_ratios": (2, 2)}])
-def test_sizes_follow_the_config(changes: dict[str, Any]) -> None:
+def test_decoder_sizes_follow_the_config(changes: dict[str, Any]) -> None:
     theirs, ours = small_decoder(**changes)
     codes = np.random.default_rng(1).integers(0, 32, (40, 3), dtype=np.int32)
     with torch.no_grad():
@@ -331,6 +331,6 @@ def test_sizes_follow_the_config(changes: dict[str, Any]) -> None:
     assert error_over_signal(np.concatenate(waves), expected) < TOLERANCE
 
 
-def test_the_lookahead_is_the_real_checkpoints(folder: Path) -> None:
+def test_lookahead_equals_that_of_the_real_checkpoint(folder: Path) -> None:
     config = read_config(folder)
     assert (config.samples_per_frame, config.lookahead_samples) == (FRAME_SAMPLES, LOOKAHEAD_SAMPLES)

@@ -24,14 +24,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_eight_at_once_match_single_generate_calls(
+async def test_eight_concurrent_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer], way: str
 ) -> None:
     with thread_fleet(redis_url, *TORCH, *WAYS[way], checkpoint=tiny_checkpoint) as fleet:
         assert_matches(await ask(fleet, tiny_checkpoint, at_once=True), truth)
 
 
-async def test_one_by_one_match_single_generate_calls(
+async def test_sequential_requests_match_single_generate_calls(
     redis_url: str, tiny_checkpoint: Path, truth: Mapping[str, OracleAnswer]
 ) -> None:
     with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:
@@ -46,7 +46,7 @@ def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("way", WAYS)
-async def test_invariant_numerics_are_byte_equal_however_they_are_run(
+async def test_invariant_numerics_are_byte_equal_in_every_deployment(
     redis_url: str,
     tiny_checkpoint: Path,
     truth: Mapping[str, OracleAnswer],

@@ -18,7 +18,7 @@ from fleet.graphs.qwen3_omni import QWEN3_OMNI
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlBlockRead
 from fleet.worker.loop import WorkerLoop
-from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
+from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.support import start_cli, wait_until
 
@@ -64,14 +64,14 @@ def take_its_place(fleet: ThreadFleet, freezes: Freezes) -> None:
     fleet.add_worker(SOURCE)
 
 
-async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[Heard]:
+async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[EdgeArrays]:
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
         return await asyncio.gather(*(answer(client, *spec_of(case, frontend, temperature=0.9, seed=5)) for case in ASKED))
 
 
 @pytest.mark.timeout(600)
-async def test_a_source_frozen_during_the_pull_costs_time_only(
+async def test_source_frozen_during_import_changes_no_answer(
     redis_url: str, tiny_checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ways = (*ONE_FLEET, *LARGE_PAGES, *IMPATIENT)

@@ -14,7 +14,7 @@ import pytest
 from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -48,7 +48,7 @@ def tokens(answer: dict[EdgeName, np.ndarray]) -> list[int]:
     return [int(token) for token in answer[TEXT]]
 
 
-async def test_an_answer_given_whole_is_spoken_as_if_it_were_drawn(fleet: ThreadFleet) -> None:
+async def test_given_answer_is_spoken_like_a_drawn_one(fleet: ThreadFleet) -> None:
     """The end token is given too; nothing is drawn after it, though there would be room."""
     end = min(make_frontend(fleet.checkpoint).end_ids())
     async with gateway(fleet) as client:
@@ -59,14 +59,14 @@ async def test_an_answer_given_whole_is_spoken_as_if_it_were_drawn(fleet: Thread
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("num_given", [1, NUM_GIVEN])
-async def test_an_answer_goes_on_from_its_given_beginning(fleet: ThreadFleet, num_given: int, temperature: float) -> None:
+async def test_answer_continues_from_its_given_beginning(fleet: ThreadFleet, num_given: int, temperature: float) -> None:
     async with gateway(fleet) as client:
         whole = await answer(client, *asked(fleet, temperature=temperature))
         given = tokens(whole)[:num_given]
         assert_same(await answer(client, *asked(fleet, given, temperature=temperature)), whole)
 
 
-async def test_the_length_limit_counts_what_is_given(fleet: ThreadFleet) -> None:
+async def test_length_limit_counts_given_tokens(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         whole = await answer(client, *asked(fleet))
         given = tokens(whole)[:NUM_GIVEN]
@@ -74,7 +74,7 @@ async def test_the_length_limit_counts_what_is_given(fleet: ThreadFleet) -> None
         assert tokens(await answer(client, *asked(fleet, given, max_tokens=NUM_GIVEN + 2))) == tokens(whole)[: NUM_GIVEN + 2]
 
 
-async def test_a_stop_string_is_looked_for_in_what_is_drawn(fleet: ThreadFleet) -> None:
+async def test_stop_string_is_detected_in_drawn_tokens_only(fleet: ThreadFleet) -> None:
     detokenizer = make_frontend(fleet.checkpoint).detokenizer()
     async with gateway(fleet) as client:
         whole = await answer(client, *asked(fleet))
@@ -87,7 +87,7 @@ async def test_a_stop_string_is_looked_for_in_what_is_drawn(fleet: ThreadFleet) 
         assert len("".join(texts[NUM_GIVEN : len(got)])) >= min(later, len("".join(texts[NUM_GIVEN:])))
 
 
-async def test_whoever_dies_over_it_the_answer_stays(fleet: ThreadFleet) -> None:
+async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
     """At its first chunk of sound, when the log of the text holds what was given and little more."""
     async with gateway(fleet) as client:
         whole = await answer(client, *asked(fleet, temperature=0.9))
@@ -99,7 +99,7 @@ async def test_whoever_dies_over_it_the_answer_stays(fleet: ThreadFleet) -> None
                     if (edge, index) == (AUDIO, 0):
                         replace(fleet, spec, dying)
 
-                assert_same(await heard(client, spec, blob, kill), whole)
+                assert_same(await answer_disturbed(client, spec, blob, kill), whole)
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:

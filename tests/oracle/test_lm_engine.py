@@ -35,7 +35,7 @@ def assert_matches(answers: Answers, asked: TwinRequests, truth: Truth) -> None:
         assert not codes.size or np.array_equal(codes, want.codes), f"{case.name}: codes"
 
 
-def test_the_cases_are_what_they_claim(truth: Truth) -> None:
+def test_cases_have_their_declared_properties(truth: Truth) -> None:
     assert len(truth["one token"].token_ids) == 1
     assert truth["one token"].codes.shape[1] == 0
     assert truth["over 300 frames"].codes.shape[1] > 300
@@ -43,14 +43,16 @@ def test_the_cases_are_what_they_claim(truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("prefill_chunk_tokens", [1, 7, 256])
-def test_eight_at_once_with_prompts_in_chunks(tiny_checkpoint: Path, truth: Truth, prefill_chunk_tokens: int) -> None:
+def test_eight_concurrent_requests_match_in_every_prompt_chunk_size(
+    tiny_checkpoint: Path, truth: Truth, prefill_chunk_tokens: int
+) -> None:
     built = speaking_stages(tiny_checkpoint, prefill_chunk_tokens=prefill_chunk_tokens)
     asked = ask(tiny_checkpoint)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
     assert_all_pages_free(built)
 
 
-def test_one_by_one(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_single_requests_match(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     for case in CASES:
         asked = ask(tiny_checkpoint, [case])
         assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
@@ -58,20 +60,20 @@ def test_one_by_one(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
 
 
 @pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
-def test_however_edges_are_chunked(tiny_checkpoint: Path, built: Built, truth: Truth, policy: ChunkPolicy) -> None:
+def test_answers_match_for_every_chunk_policy(tiny_checkpoint: Path, built: Built, truth: Truth, policy: ChunkPolicy) -> None:
     asked = ask(tiny_checkpoint)
     twin = speaking_twin(built, lambda _: policy)
     assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
 
 
-def test_more_requests_than_a_pass_takes(tiny_checkpoint: Path, truth: Truth) -> None:
+def test_answers_match_with_more_requests_than_a_pass_holds(tiny_checkpoint: Path, truth: Truth) -> None:
     built = speaking_stages(tiny_checkpoint, max_batch=3)
     asked = ask(tiny_checkpoint)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
 
 
 @pytest.mark.parametrize("policy", [EACH, ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6))], ids=["text at once", "text in bursts"])
-def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy) -> None:
+def test_small_pool_recomputes_evicted_requests(tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy) -> None:
     """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker waiting for text."""
     cases = [case for case in CASES if case.frames <= 70]
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
@@ -80,7 +82,7 @@ def test_a_pool_too_small_for_all_computes_some_again(tiny_checkpoint: Path, tru
     assert_all_pages_free(built)
 
 
-def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
+def test_request_larger_than_the_pool_is_refused(tiny_checkpoint: Path) -> None:
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "over 300 frames"])
     request, _ = built[TALKER].adapter(asked.specs[0], None).open()
@@ -89,7 +91,7 @@ def test_a_request_no_pool_could_hold_is_refused(tiny_checkpoint: Path) -> None:
     assert_all_pages_free(built)
 
 
-def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_failed_request_does_not_fail_its_batch(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint)
     poisoned = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
     samples = np.frombuffer(asked.blobs[poisoned.id], np.float32).copy()
@@ -104,7 +106,7 @@ def test_a_step_that_fails_for_one_request_fails_only_it(tiny_checkpoint: Path, 
     assert_all_pages_free(built)
 
 
-def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint: Path, built: Built) -> None:
+def test_audio_that_does_not_fit_the_prompt_is_bad_input(tiny_checkpoint: Path, built: Built) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     spec = asked.specs[0]
     twin = speaking_twin(built)
@@ -113,7 +115,7 @@ def test_audio_that_does_not_fit_the_prompt_is_the_users_mistake(tiny_checkpoint
     assert_all_pages_free(built)
 
 
-def test_an_unknown_voice_is_the_users_mistake(built: Built, tiny_checkpoint: Path) -> None:
+def test_unknown_voice_is_bad_input(built: Built, tiny_checkpoint: Path) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     request, _ = built[TALKER].adapter(spec, None).open()
     stranger = replace(request, params={**request.params, "voice": "nobody"})
@@ -121,7 +123,7 @@ def test_an_unknown_voice_is_the_users_mistake(built: Built, tiny_checkpoint: Pa
         built[TALKER].engine.submit(stranger)
 
 
-def test_abort_frees_at_any_moment_and_leaves_the_others(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_abort_frees_memory_and_leaves_other_requests(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     asked = ask(tiny_checkpoint, CASES[:4])
     victim, kept = asked.specs[0], TwinRequests(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
     twin = speaking_twin(built)

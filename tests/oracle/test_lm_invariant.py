@@ -69,7 +69,7 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
-def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
+def test_invariant_bits_are_equal_for_every_batch_and_prompt_chunk(
     run: Callable[..., Bits], truth: Mapping[str, OracleAnswer], temperature: float
 ) -> None:
     alone = run([[case] for case in SHORT], 256, temperature)
@@ -87,11 +87,11 @@ def test_bits_are_equal_for_every_batch_and_every_prompt_chunk(
             assert codes == truth[name].codes.tolist() or not truth[name].codes.size
 
 
-def test_seeds_change_what_is_sampled(run: Callable[..., Bits]) -> None:
+def test_seed_changes_sampled_answers(run: Callable[..., Bits]) -> None:
     sampled, greedy = run([list(SHORT[:2])], 256, 0.9), run([list(SHORT[:2])], 256, 0.0)
     assert sampled.answers != greedy.answers
 
 
-def test_it_needs_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
+def test_invariant_numerics_need_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
         build(BuildOptions(stage=SPEAKING[0], checkpoint=tiny_checkpoint, numerics="invariant", dtype="bfloat16"))

@@ -69,7 +69,7 @@ def rewritten(checkpoint: Path, out_dir: Path) -> Path:
     return out_dir
 
 
-def test_shards_fused_experts_and_deeper_names_are_the_same_model(tiny_checkpoint: Path, tmp_path: Path, truth: Truth) -> None:
+def test_other_weight_layouts_load_as_the_same_model(tiny_checkpoint: Path, tmp_path: Path, truth: Truth) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     twin = speaking_twin(speaking_stages(rewritten(tiny_checkpoint, tmp_path / "other")))
     answers = twin.run(asked.specs, asked.blobs)
@@ -78,7 +78,7 @@ def test_shards_fused_experts_and_deeper_names_are_the_same_model(tiny_checkpoin
 
 
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
-def test_a_folder_without_weights_is_one_clear_line(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
+def test_folder_without_weights_is_refused_in_one_line(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
     folder = tmp_path / "empty"
     shutil.copytree(tiny_checkpoint, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(ConfigError, match="has no weights") as caught:
@@ -87,7 +87,7 @@ def test_a_folder_without_weights_is_one_clear_line(tiny_checkpoint: Path, tmp_p
 
 
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
-def test_a_damaged_or_missing_file_of_weights_is_named(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
+def test_damaged_or_missing_weight_file_is_named(tiny_checkpoint: Path, tmp_path: Path, stage: StageName) -> None:
     folder = rewritten(tiny_checkpoint, tmp_path / "damaged")
     shard = folder / "model-00002-of-00002.safetensors"
     with shard.open("r+b") as weights:
@@ -99,19 +99,19 @@ def test_a_damaged_or_missing_file_of_weights_is_named(tiny_checkpoint: Path, tm
         speaking_stages(folder, stages=[stage])
 
 
-def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="a llama model"):
         build(BuildOptions(stage=THINKER, checkpoint=tmp_path))
 
 
-def test_a_weight_that_is_not_there_is_named(tiny_checkpoint: Path) -> None:
+def test_missing_weight_is_named(tiny_checkpoint: Path) -> None:
     reader = WeightReader(tiny_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     with pytest.raises(ConfigError, match=r"no weight thinker\.nothing"):
         reader.get("thinker.nothing")
 
 
-def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: Built) -> None:
+def test_text_only_request_uses_no_other_edge(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     spoken, silent = spec, replace(spec, outputs=(TEXT,))
     twin = speaking_twin(built)
@@ -119,21 +119,21 @@ def test_text_alone_runs_no_other_edge(tiny_checkpoint: Path, built: Built) -> N
     assert tokens_of(twin.run([silent]), silent.id) == tokens_of(twin.run([spoken]), spoken.id)
 
 
-def test_audio_alone_gives_the_same_speech(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_audio_only_request_gives_the_same_speech(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
     spec = replace(ask(tiny_checkpoint, CASES[:1]).specs[0], outputs=(AUDIO,))
     answers = speaking_twin(built).run([spec])
     assert TEXT not in answers[spec.id]
     assert codes_of(answers, spec.id).tolist() == truth[CASES[0].name].codes.tolist()
 
 
-def test_the_last_token_is_shown_but_never_spoken(tiny_checkpoint: Path, built: Built) -> None:
+def test_last_token_is_in_the_text_but_not_spoken(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     answers = speaking_twin(built).run([spec])
     shown = tokens_of(answers, spec.id)
     assert _thought_tokens(answers[spec.id][THOUGHT], len(spec.prompt_ids)) == shown[:-1]
 
 
-def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: Built) -> None:
+def test_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
@@ -151,7 +151,7 @@ def test_a_stop_string_ends_text_and_thought_where_it_is_complete(tiny_checkpoin
     assert built[THINKER].engine.stats().running == 0
 
 
-def test_a_stop_string_is_not_looked_for_before_min_tokens(tiny_checkpoint: Path, built: Built) -> None:
+def test_stop_string_is_not_detected_before_min_tokens(tiny_checkpoint: Path, built: Built) -> None:
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
     whole = tokens_of(speaking_twin(built).run([spec]), spec.id)
@@ -161,7 +161,7 @@ def test_a_stop_string_is_not_looked_for_before_min_tokens(tiny_checkpoint: Path
 
 
 @pytest.mark.parametrize(("wanted", "least"), [(Sampling(), 0), (Sampling(min_tokens=6), 6), (Sampling(ignore_eos=True), 11)])
-def test_speech_has_as_many_frames_as_are_asked_for(
+def test_speech_has_the_requested_number_of_frames(
     wanted: Sampling, least: int, tiny_checkpoint: Path, tmp_path: Path, built: Built
 ) -> None:
     """The checkpoint's end code is the one that the first frame would begin with."""

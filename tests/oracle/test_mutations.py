@@ -68,7 +68,7 @@ def matches(
     return bool(np.abs(pcm - pcm16(want.wave)).max() <= 1)
 
 
-def test_without_a_mutation_it_passes(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_passes_without_mutation(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert matches(tiny_checkpoint, truth)
     assert matches(tiny_checkpoint, truth, LONG)
 
@@ -142,10 +142,10 @@ def two_codebooks_swapped(patch: pytest.MonkeyPatch) -> None:
 def system_turn_kept(patch: pytest.MonkeyPatch) -> None:
     def wrong(prompt_ids: np.ndarray, roles: RoleIds) -> TalkerPrompt:
         right = talker_prompt(prompt_ids, roles)
-        first_user = int(np.argmax(right.kept))
-        kept = right.kept.copy()
+        first_user = int(np.argmax(right.in_user_turn))
+        kept = right.in_user_turn.copy()
         kept[:first_user] = True
-        return replace(right, kept=kept)
+        return replace(right, in_user_turn=kept)
 
     patch.setattr(talker, "talker_prompt", wrong)
 
@@ -177,16 +177,16 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_a_mutation_fails_it(
+def test_comparison_fails_with_mutation(
     tiny_checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
 ) -> None:
     MUTATIONS[mutation](monkeypatch)
     assert not matches(tiny_checkpoint, truth)
 
 
-def test_no_repetition_penalty_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_without_repetition_penalty(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert not matches(tiny_checkpoint, truth, penalty=1.0)
 
 
-def test_a_left_context_of_25_frames_fails_it(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_with_left_context_of_25_frames(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
     assert not matches(tiny_checkpoint, truth, LONG, left_context=25)

@@ -17,7 +17,7 @@ from fleet.engine.base import EngineRequest
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.program import Forwarded
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
-from tests.harness import Heard, ThreadFleet, answer, assert_same, gateway, thread_fleet
+from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, Case, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
@@ -30,7 +30,7 @@ TOO_LONG_SPOKEN = replace(MATES[0], name="too long a speech", frames=400)
 MORE_THAN_THERE_IS = 2**50
 
 
-async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> Heard | FleetError:
+async def ask(client: FleetClient, spec: RequestSpec, blob: bytes | None) -> EdgeArrays | FleetError:
     try:
         return await answer(client, spec, blob)
     except FleetError as error:
@@ -53,7 +53,7 @@ async def ask_beside_mates(
 
 
 @pytest.mark.parametrize("case", [TOO_LONG, TOO_LONG_SPOKEN], ids=lambda case: case.name)
-async def test_what_no_pool_could_hold_is_refused_with_the_way_out(redis_url: str, tiny_checkpoint: Path, case: Case) -> None:
+async def test_request_larger_than_the_pool_is_refused_with_a_remedy(redis_url: str, tiny_checkpoint: Path, case: Case) -> None:
     with thread_fleet(redis_url, *TORCH, *SMALL_POOLS, checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
             spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
@@ -86,7 +86,7 @@ def make_hungry(monkeypatch: pytest.MonkeyPatch, hungry: RequestId, at_row: int)
     return sizes
 
 
-async def test_memory_that_torch_does_not_find_costs_one_request(
+async def test_failed_torch_allocation_fails_one_request(
     redis_url: str, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with thread_fleet(redis_url, *TORCH, checkpoint=tiny_checkpoint) as fleet:

@@ -74,7 +74,7 @@ def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> No
         assert SOUND[0] < level < SOUND[1], f"{name}: RMS {level:.4f}"
 
 
-async def test_greedy_answers_are_those_of_single_generate_calls(
+async def test_greedy_answers_match_single_generate_calls(
     redis_url: str, checkpoint: Path, frontend: OmniFrontend, own: Samplings, cases: tuple[Case, ...]
 ) -> None:
     oracle = Oracle(checkpoint)
@@ -86,7 +86,7 @@ async def test_greedy_answers_are_those_of_single_generate_calls(
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7], ids=["its own sampling", "temperature 0.7"])
-async def test_a_drawn_answer_ends_has_sound_and_comes_again_with_its_seed(
+async def test_sampled_answer_ends_is_audible_and_repeats_with_its_seed(
     redis_url: str,
     checkpoint: Path,
     frontend: OmniFrontend,

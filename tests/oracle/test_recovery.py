@@ -11,7 +11,7 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -33,7 +33,7 @@ def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], N
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_a_continued_answer_is_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
+async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
     frontend = make_frontend(tiny_checkpoint)
     ways = (*TORCH, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
@@ -42,10 +42,10 @@ async def test_a_continued_answer_is_the_undisturbed_one(redis_url: str, tiny_ch
             for stages in ((THINKER,), (TALKER,), (CODE2WAV,), (THINKER, TALKER, CODE2WAV)):
                 spec, blob = spec_of(CASE, frontend, temperature=temperature, seed=3)
                 kill = once(1, lambda spec=spec, stages=stages: replace(fleet, spec, *stages))
-                assert_same(await heard(client, spec, blob, kill), expected)
+                assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
-async def test_in_fast_numerics_the_answer_is_whole(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tiny_checkpoint: Path) -> None:
     """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, for nothing here ends by itself."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *TORCH, *in_step(QWEN3_OMNI), checkpoint=tiny_checkpoint) as fleet:
@@ -53,14 +53,12 @@ async def test_in_fast_numerics_the_answer_is_whole(redis_url: str, tiny_checkpo
             expected = await answer(client, *spec_of(CASE, frontend))
             spec, blob = spec_of(CASE, frontend)
             kill = once(1, lambda: replace(fleet, spec, THINKER, TALKER, CODE2WAV))
-            got = await heard(client, spec, blob, kill)
+            got = await answer_disturbed(client, spec, blob, kill)
     assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
 
 
 @pytest.mark.parametrize("has_finished", [True, False])
-async def test_tensors_that_died_with_their_producer_are_made_again(
-    redis_url: str, tiny_checkpoint: Path, has_finished: bool
-) -> None:
+async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, tiny_checkpoint: Path, has_finished: bool) -> None:
     """The Talker must read the prompt's rows anew, and the worker that held them is gone: it may have finished long before."""
     frontend = make_frontend(tiny_checkpoint)
     credits = ("edges.codes.credits=2", "edges.audio.credits=2") if has_finished else in_step(QWEN3_OMNI)
@@ -81,6 +79,6 @@ async def test_tensors_that_died_with_their_producer_are_made_again(
                 fleet.kill(thinker)
                 replace(fleet, spec, TALKER)
 
-            assert_same(await heard(client, spec, blob, once(1, kill)), expected)
+            assert_same(await answer_disturbed(client, spec, blob, once(1, kill)), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops if loop.worker not in fleet.killed)

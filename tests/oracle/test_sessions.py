@@ -22,7 +22,7 @@ from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, said, spec_of, speech_like, user, wav_part
 from tests.support import wait_until
 
@@ -120,7 +120,7 @@ def assert_kept_only(fleet: ThreadFleet) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_every_turn_is_to_the_byte_what_it_is_without(
+async def test_turns_with_cached_prefix_are_byte_equal_to_those_without(
     redis_url: str, tiny_checkpoint: Path, rows: Counter[str], temperature: float
 ) -> None:
     frontend = make_frontend(tiny_checkpoint)
@@ -166,7 +166,7 @@ def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
     return next(at for at, token in enumerate(spec.prompt_ids) if token == frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: str, tiny_checkpoint: Path) -> None:
     """The new owners compute all of it, and lay it against a log that began with rows nobody had computed."""
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
@@ -183,10 +183,10 @@ async def test_a_turn_whose_workers_die_goes_on_without_the_prefix(redis_url: st
                         fleet.add_worker(stage)
                         fleet.kill(dying)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
-async def test_each_stage_has_its_own_keeper_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
     """A Thinker that computes everything anew makes the very rows that the Talker has, and keeps."""
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
@@ -201,7 +201,7 @@ async def test_each_stage_has_its_own_keeper_and_may_lose_it(redis_url: str, tin
             assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))
 
 
-async def test_a_silent_turn_leaves_what_a_spoken_one_needs(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_text_only_turn_caches_the_rows_a_spoken_turn_needs(redis_url: str, tiny_checkpoint: Path) -> None:
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
@@ -215,7 +215,7 @@ async def test_a_silent_turn_leaves_what_a_spoken_one_needs(redis_url: str, tiny
 
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])
-async def test_other_sound_under_the_same_ids_is_not_taken_for_it(redis_url: str, tiny_checkpoint: Path, numerics: str) -> None:
+async def test_other_audio_with_equal_ids_is_not_reused(redis_url: str, tiny_checkpoint: Path, numerics: str) -> None:
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
@@ -232,7 +232,7 @@ async def test_other_sound_under_the_same_ids_is_not_taken_for_it(redis_url: str
 
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])
-async def test_a_longer_clip_changes_how_those_before_it_are_encoded(
+async def test_longer_clip_invalidates_earlier_clips_in_invariant_numerics_only(
     redis_url: str, tiny_checkpoint: Path, numerics: str
 ) -> None:
     """Clips are padded to the longest. Where bits count, what was computed beside a shorter one is of no use; elsewhere it is."""

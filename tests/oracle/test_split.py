@@ -11,7 +11,7 @@ from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.worker.hand_off import KVImport
-from tests.harness import ThreadFleet, answer, assert_same, gateway, heard, held, in_step, thread_fleet
+from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -56,7 +56,7 @@ def assert_clean(fleet: ThreadFleet) -> None:
     ("split", "temperature", "transfer"),
     [("thinker_pd", 0.0, "nixl"), ("talker_pd", 0.0, "nixl"), ("both_pd", 0.9, "nixl"), ("both_pd", 0.0, "redis")],
 )
-async def test_split_is_unsplit(
+async def test_split_stages_give_the_answers_of_whole_ones(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch,
     split: str, temperature: float, transfer: str, way: str,
 ) -> None:  # fmt: skip
@@ -72,7 +72,7 @@ async def test_split_is_unsplit(
 
 
 @pytest.mark.parametrize("transfer", ["nixl", "redis"])
-async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
+async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
     """Of each stage that was handed off, moment by moment."""
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
@@ -91,7 +91,7 @@ async def test_the_way_of_a_task_is_told(redis_url: str, tiny_checkpoint: Path, 
     assert moments == sorted(moments)
 
 
-async def test_a_pull_that_fails_costs_time_only(
+async def test_failed_import_changes_no_answer(
     redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(adoption: KVImport) -> None:
@@ -106,7 +106,7 @@ async def test_a_pull_that_fails_costs_time_only(
 
 
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
-async def test_a_killed_half_is_replaced_by_its_like(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
+async def test_killed_half_is_replaced_by_a_worker_of_its_role(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
     ways = (*TORCH, *SPLITS["both_pd"], *in_step(QWEN3_OMNI))
@@ -122,4 +122,4 @@ async def test_a_killed_half_is_replaced_by_its_like(redis_url: str, tiny_checkp
                     fleet.add_worker(dying.role)
                     fleet.kill(dying)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)

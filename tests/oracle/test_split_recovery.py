@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fleet.core.ids import EdgeName
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
-from tests.harness import answer, assert_same, gateway, heard, in_step, thread_fleet
+from tests.harness import answer, answer_disturbed, assert_same, gateway, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
@@ -15,7 +15,7 @@ WAYS = (
 CASE = next(case for case in CASES if case.name == "audio")
 
 
-async def test_rows_that_died_with_the_prefill_half_are_made_again(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, tiny_checkpoint: Path) -> None:
     """The Talker must read the prompt's rows anew while the Thinker, which skipped them, is still at work and out of credit."""
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *WAYS, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
@@ -36,6 +36,6 @@ async def test_rows_that_died_with_the_prefill_half_are_made_again(redis_url: st
                 fleet.kill(source)
                 fleet.kill(talking)
 
-            assert_same(await heard(client, spec, blob, kill), expected)
+            assert_same(await answer_disturbed(client, spec, blob, kill), expected)
         fleet.loops = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
         assert_nothing_left(fleet)

@@ -67,17 +67,17 @@ FAMILIES = (
 )
 DENSE = [family for family in FAMILIES if family.name not in ("GptOss", "Qwen3Moe")]
 REFUSED = {
-    "XGLM": "its 3 layers come to 0 calls",
-    "Bloom": "its 3 layers come to 0 calls",
+    "XGLM": "its 3 layers make 0 calls",
+    "Bloom": "its 3 layers make 0 calls",
     "Mpt": "mpt cannot be served: ",
     "CodeGen": "codegen cannot be served: ",
-    "CTRL": "it counts positions by itself",
+    "CTRL": "it computes positions by itself",
     "Mamba": "mamba|linear_attention",
     "Bert": "its attention asks for what comes later in the text",
-    "Camembert": "something else than from ids",
+    "Camembert": "results differ from those for ids",
     "Doge": "its attention asks for attention_mask",
     "MiniCPM3": "keys and values differ in size",
-    "Qwen2Moe": "does not tell its attention the sliding window",
+    "Qwen2Moe": "does not pass its sliding window to its attention",
 }
 MORE = {
     "Camembert": {"is_decoder": True},
@@ -123,7 +123,7 @@ def answers_of(built: BuiltStage, prompts: Sequence[list[int]], sampling: Callab
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("prefill_chunk_tokens", [3, 256])
-def test_a_batch_equals_single_generate_calls(family: Family, prefill_chunk_tokens: int, tmp_path: Path) -> None:
+def test_batch_matches_single_generate_calls(family: Family, prefill_chunk_tokens: int, tmp_path: Path) -> None:
     folder = write_model(family, tmp_path)
     built = stage(folder, prefill_chunk_tokens=prefill_chunk_tokens)
     assert answers_of(built, PROMPTS, lambda _: Sampling(max_tokens=24)) == greedy(folder, PROMPTS, 24)
@@ -142,19 +142,19 @@ def test_invariant_numerics_do_not_depend_on_the_batch(family: Family, tmp_path:
     assert together[0] == greedy(folder, PROMPTS[:1], 20)[0]
 
 
-def test_experts_have_no_invariant_numerics_here(tmp_path: Path) -> None:
+def test_invariant_numerics_are_refused_for_experts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="qwen3_moe, which has experts"):
         stage(write_model(FAMILIES[-1], tmp_path), numerics="invariant")
 
 
-def test_repetition_penalty_is_the_one_of_transformers(tmp_path: Path) -> None:
+def test_repetition_penalty_matches_transformers(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     penalised = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, repetition_penalty=1.7))
     assert penalised == greedy(folder, PROMPTS, 24, repetition_penalty=1.7)
     assert penalised != greedy(folder, PROMPTS, 24)
 
 
-def test_min_tokens_and_ignore_eos_are_those_of_transformers(tmp_path: Path) -> None:
+def test_min_tokens_and_ignore_eos_match_transformers(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     common = sorted({token for answer in greedy(folder, PROMPTS, 24) for token in answer[2:8:3]})
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": common}))
@@ -166,31 +166,31 @@ def test_min_tokens_and_ignore_eos_are_those_of_transformers(tmp_path: Path) -> 
     assert unending == greedy(folder, PROMPTS, 24, min_new_tokens=24)
 
 
-def test_layers_that_keep_another_kind_of_state_are_refused(tmp_path: Path) -> None:
+def test_layers_with_another_kind_of_state_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')
     with pytest.raises(ConfigError, match="layers of kind linear_attention cannot be served"):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_served_wrong_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+def test_unsupported_architecture_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     folder = write_model(Family(name=name, more=MORE.get(name, {})), tmp_path)
     with pytest.raises(ConfigError, match=REFUSED[name]) as caught:
         stage(folder)
     assert str(folder) in caught.value.message and "\n" not in caught.value.message
 
 
-def test_layers_that_mix_rows_beside_their_attention_are_refused(tmp_path: Path) -> None:
+def test_layers_that_mix_rows_outside_attention_are_refused(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     model: Any = load_model(folder, "llama", torch.float32)
     probe(model.config, Parts(model), torch.device("cpu"))
     whole: Any = load_model(folder, "llama", torch.float32)
     whole.model.layers[1].mlp.register_forward_hook(lambda _module, _given, made: made + 0.001 * made.roll(1, 1))
-    with pytest.raises(ValueError, match="carry something from row to row"):
+    with pytest.raises(ValueError, match="carry state from row to row"):
         probe(whole.config, Parts(whole), torch.device("cpu"))
 
 
-def test_an_unknown_keyword_of_attention_is_refused() -> None:
+def test_unknown_attention_keyword_is_refused() -> None:
     rows = torch.zeros(1, 1, 2, 4)
     module: Any = SimpleNamespace(layer_idx=0)
     layout = ProbeLayout(torch.arange(2))
@@ -200,7 +200,7 @@ def test_an_unknown_keyword_of_attention_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT2", "OPT"])
-def test_an_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path: Path) -> None:
+def test_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path: Path) -> None:
     folder = write_model(Family(name=name, more={"max_position_embeddings": 40}), tmp_path)
     built = stage(folder)
     answers = answers_of(built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0))
@@ -211,7 +211,7 @@ def test_an_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model-00002-of-00002.safetensors"])
-def test_a_damaged_file_of_weights_is_named(file: str, tmp_path: Path) -> None:
+def test_damaged_weight_file_is_named(file: str, tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     if file != "model.safetensors":
         from_pretrained("AutoModelForCausalLM", folder).save_pretrained(folder, max_shard_size="250KB")
@@ -226,7 +226,7 @@ def test_a_damaged_file_of_weights_is_named(file: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"), [("wider", "llama cannot be loaded: .*size.*; fetch it again"), ("deeper", "lacks 9 weights")]
 )
-def test_weights_that_are_not_those_of_the_config_are_one_line(change: str, message: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_match_the_config_are_refused_in_one_line(change: str, message: str, tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"intermediate_size": 100} if change == "wider" else {"num_hidden_layers": 4}
@@ -236,7 +236,7 @@ def test_weights_that_are_not_those_of_the_config_are_one_line(change: str, mess
     assert "\n" not in caught.value.message
 
 
-def test_the_tiny_model_is_varied_and_the_same_every_time(tmp_path: Path) -> None:
+def test_tiny_model_is_varied_and_deterministic(tmp_path: Path) -> None:
     one, two = write_tiny_checkpoint(tmp_path / "one"), write_tiny_checkpoint(tmp_path / "two")
     assert all((two / path.name).read_bytes() == path.read_bytes() for path in one.iterdir())
     answers = answers_of(stage(one), PROMPTS, lambda _: Sampling(max_tokens=40))

@@ -122,20 +122,20 @@ def test_answers_are_text_that_depends_on_the_prompt(answer: Answer, folder: Pat
         assert tokenizer.decode(ids).isprintable()
 
 
-def test_an_answer_may_end_by_itself(answer: Answer, oracle: Oracle) -> None:
+def test_answer_can_end_by_itself(answer: Answer, oracle: Oracle) -> None:
     ended = answer("yes", num_tokens=60, num_codes=4)
     assert ended.token_ids[-1] == oracle.eos_token_id
     assert 8 < len(ended.token_ids) < 60
 
 
-def test_an_answer_of_one_token_is_not_spoken(answer: Answer) -> None:
+def test_answer_of_one_token_has_no_audio(answer: Answer) -> None:
     silent = answer(HELLO, num_tokens=1)
     assert len(silent.token_ids) == 1
     assert silent.codes.shape == (16, 0)
     assert silent.wave.shape == (0,)
 
 
-def test_sound_changes_the_answer_and_the_speech(answer: Answer) -> None:
+def test_audio_prompt_changes_answer_and_speech(answer: Answer) -> None:
     low, high = (answer("Say", warble(pitch_hz)) for pitch_hz in (150.0, 700.0))
     assert low.token_ids != high.token_ids
     assert np.mean(low.codes != high.codes) > 0.3
@@ -174,7 +174,7 @@ def test_codebooks_are_not_interchangeable(oracle: Oracle, answer: Answer) -> No
         assert rms(wave - spoken.wave) > 0.3 * rms(spoken.wave)
 
 
-def test_a_short_left_context_is_wrong(oracle: Oracle, long_codes: NDArray[np.int64]) -> None:
+def test_short_left_context_is_inexact(oracle: Oracle, long_codes: NDArray[np.int64]) -> None:
     whole = oracle.decode(long_codes)
     for left_context, is_wrong in ((25, True), (100, True), (294, False)):
         start = 320
@@ -211,7 +211,7 @@ def test_greedy_choices_are_not_near_ties_and_speech_can_end(
     assert min(eos_ranks) < 50  # within the top 50 that sampling draws from
 
 
-def test_config_carries_what_vllm_reads(config: dict[str, Any]) -> None:
+def test_config_has_the_keys_that_vllm_reads(config: dict[str, Any]) -> None:
     thinker = config["thinker_config"]
     text = thinker["text_config"]
     assert thinker["vision_config"]["image_size"] == 16 * thinker["vision_config"]["patch_size"]
@@ -231,7 +231,7 @@ def test_config_keeps_the_real_relations(config: dict[str, Any], folder: Path) -
     assert generation["talker_repetition_penalty"] == 1.05
 
 
-def test_chat_template_is_chatml_with_sound_in_the_turn(folder: Path, config: dict[str, Any]) -> None:
+def test_chat_template_is_chatml_with_audio_in_the_turn(folder: Path, config: dict[str, Any]) -> None:
     tokenizer = from_pretrained("AutoTokenizer", folder)
     turns: Sequence[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -259,7 +259,7 @@ def test_audio_positions_are_counted_as_the_encoder_makes_them(oracle: Oracle, n
     assert features.shape[0] == n_audio_tokens(num_samples)
 
 
-def test_a_clip_beside_a_longer_one_keeps_its_last_partial_hop(oracle: Oracle) -> None:
+def test_clip_beside_a_longer_one_keeps_its_last_partial_hop(oracle: Oracle) -> None:
     made = oracle.audio_inputs([np.zeros(1281, np.float32), np.zeros(3207, np.float32)])
     assert [int(mask.sum()) for mask in made["feature_attention_mask"]] == [9, 20]
     assert n_audio_tokens(1281) == 1

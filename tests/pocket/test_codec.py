@@ -8,20 +8,20 @@ from fleet.pocket import shape
 from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
 from fleet.pocket.speech.codes import Codebook, fit
 from fleet.pocket.speech.pulses import synthesise
-from fleet.pocket.speech.wordlock import Frames
+from fleet.pocket.speech.wordlock import SentenceFrames
 from fleet.pocket.train.codec import LOOKAHEAD_SAMPLES, Codec, Example, code2wav, decode, pitch_right, wave_loss
 
 NUM_FRAMES = 12
 
 
-def frames(seed: int) -> Frames:
+def frames(seed: int) -> SentenceFrames:
     rng = np.random.default_rng(seed)
     features = np.zeros((NUM_FRAMES, 8, NUM_FEATURES), np.float16)
     features[..., :NUM_MELS] = rng.normal(-5, 1.5, (NUM_FRAMES, 1, NUM_MELS))
     features[..., NUM_MELS:] = -12
     cycles = rng.integers(10, 13, NUM_FRAMES).astype(np.int16)
     pitch_hz = np.repeat(cycles[:, None] * 12.5, 8, axis=1).astype(np.float16)
-    return Frames(features=features, pitch_hz=pitch_hz, cycles=cycles, pointer=np.zeros(NUM_FRAMES, np.int16))
+    return SentenceFrames(features=features, pitch_hz=pitch_hz, cycles=cycles, pointer=np.zeros(NUM_FRAMES, np.int16))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, encode, families, is_right, memory, sentences
+from fleet.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, encode, families, is_right, memory, sentences
 from fleet.pocket.corpus.families import TABLES, list_exchanges
 from fleet.pocket.corpus.salad import repeat, salad
 from fleet.pocket.corpus.text import number
@@ -187,7 +187,7 @@ def test_salad_is_of_the_length_asked_for() -> None:
 
 
 def test_an_answer_is_right_word_for_word() -> None:
-    turns = (Turn(role="user", text="what is one plus one"), Turn(role="assistant", text="one plus one is two"))
+    turns = (ChatTurn(role="user", text="what is one plus one"), ChatTurn(role="assistant", text="one plus one is two"))
     dialogue = Dialogue(turns=turns, family="sums")
     assert is_right(dialogue, "one plus one is two")
     assert is_right(dialogue, " One plus one is: 2! ")

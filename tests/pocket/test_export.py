@@ -15,16 +15,16 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.pocket import export as subject
 from fleet.pocket import shape
-from fleet.pocket.corpus import Turn
+from fleet.pocket.corpus import ChatTurn
 from fleet.pocket.export import PLACES, Answering, Speaking, export
-from fleet.pocket.train.thinker import Thinker, opening, turn_ids
+from fleet.pocket.train.thinker import ThinkerModel, opening, turn_ids
 from fleet.processing import ChatRequest, Message, TextPart, load_frontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.twins import speaking_stages, speaking_twin, tokens_of
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
-QUESTION = Turn(role="user", text="what is two plus two")
+QUESTION = ChatTurn(role="user", text="what is two plus two")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("parts")
     model = subject._drawn_model()  # pyright: ignore[reportPrivateUsage]
     state: dict[str, Tensor] = {name: value + 0.125 for name, value in model.state_dict().items()}
-    state |= {f"thinker.{_placed(name)}": value for name, value in Thinker(seed=3).state_dict().items()}
+    state |= {f"thinker.{_placed(name)}": value for name, value in ThinkerModel(seed=3).state_dict().items()}
     files: dict[str, Path] = {}
     for part, places in PLACES.items():
         named = {_renamed(name, places): value for name, value in state.items() if name.startswith(tuple(places.values()))}
@@ -83,14 +83,14 @@ def test_fleet_answers_as_the_trainer_does(folder: Path) -> None:
     )
     spec = frontend.prepare(chat)[0]
     tokens = tokens_of(speaking_twin(speaking_stages(folder)).run([spec]), spec.id)
-    thinker = Thinker(seed=3).half().float()
+    thinker = ThinkerModel(seed=3).half().float()
     ids = [*turn_ids(QUESTION), *opening("assistant")]
     assert list(spec.prompt_ids) == ids
     assert tokens == _greedy(thinker, ids, 12)
 
 
 @torch.no_grad()
-def _greedy(thinker: Thinker, prompt: list[int], count: int) -> list[int]:
+def _greedy(thinker: ThinkerModel, prompt: list[int], count: int) -> list[int]:
     ids = list(prompt)
     for _ in range(count):
         hidden: Tensor = thinker.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state

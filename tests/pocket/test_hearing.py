@@ -17,14 +17,24 @@ from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files
 from fleet.pocket import shape
 from fleet.pocket.corpus import encode
 from fleet.pocket.hearing import recordings
-from fleet.pocket.hearing.augment import add_noise, coloured, spoil
+from fleet.pocket.hearing.augment import add_noise, augment, coloured
 from fleet.pocket.hearing.features import log_mel
 from fleet.pocket.hearing.recordings import Recordings, load
 from fleet.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
-from fleet.pocket.train.joint import Draw, sound_loss, spoken_turns, text_losses, transcription
-from fleet.pocket.train.listening import FIRST_ROW, Clips, Listener, answer, embed, letters, prompt, sample, speak_letters
+from fleet.pocket.train.joint import SampleSource, sound_loss, spoken_turns, text_losses, transcription
+from fleet.pocket.train.listening import (
+    FIRST_ROW,
+    Clips,
+    ListeningThinker,
+    answer,
+    embed,
+    prompt,
+    sample,
+    solve_projection,
+    symbol_rows,
+)
 from fleet.pocket.train.thinker import decoder_block, pack
-from fleet.pocket.train.tower import BLANK, Hearing, ctc_loss, inner, positions, slot_scores, symbols
+from fleet.pocket.train.tower import BLANK, Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
 from fleet.stages.qwen3_omni.thinker import feature_extractor
 
 PAD, START, END = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("pad", "start", "end"))
@@ -51,8 +61,8 @@ def known(folder: Path) -> Recordings:
 
 
 @pytest.fixture(scope="module")
-def listener() -> Listener:
-    return Listener(seed=1).eval()
+def listener() -> ListeningThinker:
+    return ListeningThinker(seed=1).eval()
 
 
 def clip(num_samples: int, seed: int = 1) -> NDArray[np.float32]:
@@ -82,10 +92,10 @@ def test_a_folder_without_recordings_says_how_to_make_them(tmp_path: Path) -> No
 
 def test_what_is_spoilt_is_another_every_time_and_the_same_for_a_seed(known: Recordings) -> None:
     clips = [each.samples for each in known.all()]
-    made = [spoil(clips[0], clips, np.random.default_rng(seed)) for seed in range(40)]
+    made = [augment(clips[0], clips, np.random.default_rng(seed)) for seed in range(40)]
     assert all(each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() <= 1 for each in made)
     assert len({each.tobytes() for each in made}) == 40
-    assert np.array_equal(made[7], spoil(clips[0], clips, np.random.default_rng(7)))
+    assert np.array_equal(made[7], augment(clips[0], clips, np.random.default_rng(7)))
 
 
 @pytest.mark.parametrize("kind", ["white", "pink", "brown"])
@@ -115,7 +125,7 @@ def test_the_lean_tower_is_the_models_own() -> None:
     frames = heard.num_frames.tolist()
     packed = torch.cat([each[:, :length] for each, length in zip(heard.features, frames, strict=True)], 1)
     expected = tower(packed, feature_lens=heard.num_frames).last_hidden_state
-    rows = tower.proj2(inner(tower, heard))
+    rows = tower.proj2(compute_states(tower, heard))
     lengths = positions(heard.num_frames).tolist()
     found = torch.cat([each[:length] for each, length in zip(rows, lengths, strict=True)])
     assert torch.allclose(found, expected, atol=1e-4)
@@ -136,7 +146,7 @@ def test_the_tower_learns_what_it_is_told() -> None:
     optimizer = torch.optim.AdamW(hearing.parameters(), lr=1e-3)
     losses: list[float] = []
     for _ in range(12):
-        scores = slot_scores(hearing.slots, inner(hearing.audio_tower, heard))
+        scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, heard))
         loss = ctc_loss(scores, positions(heard.num_frames), targets)
         optimizer.zero_grad()
         loss.backward()
@@ -162,7 +172,7 @@ def test_a_spoken_turn_has_rows_of_sound_in_its_text_s_place(known: Recordings) 
 
 
 @torch.no_grad()
-def test_a_spoken_dialogue_is_computed_as_the_whole_model_does(known: Recordings, listener: Listener) -> None:
+def test_a_spoken_dialogue_is_computed_as_the_whole_model_does(known: Recordings, listener: ListeningThinker) -> None:
     """Several clips of several rows, against the Thinker that is served: places of the sound, positions and all."""
     talk = max(known.dialogues, key=lambda talk: len(talk.recordings))
     clips, sounds = Clips(), [clip(16_000 + 4_800 * index, index) for index in range(len(talk.recordings))]
@@ -176,7 +186,7 @@ def test_a_spoken_dialogue_is_computed_as_the_whole_model_does(known: Recordings
     assert torch.allclose(found, _served(listener, ids, sounds), atol=1e-3)
 
 
-def _served(listener: Listener, ids: list[int], sounds: list[NDArray[np.float32]]) -> Tensor:
+def _served(listener: ListeningThinker, ids: list[int], sounds: list[NDArray[np.float32]]) -> Tensor:
     hf: Any = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     configs: Any = import_module("transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe")
     config = configs.Qwen3OmniMoeThinkerConfig(**shape.model_config()["thinker_config"])
@@ -193,9 +203,9 @@ def _served(listener: Listener, ids: list[int], sounds: list[NDArray[np.float32]
     return result.logits[0]
 
 
-def test_both_losses_reach_both_parts(known: Recordings, listener: Listener) -> None:
+def test_both_losses_reach_both_parts(known: Recordings, listener: ListeningThinker) -> None:
     clips = Clips()
-    batch = pack(Draw(known).samples(np.random.default_rng(3), clips), num_rows=1)
+    batch = pack(SampleSource(known).samples(np.random.default_rng(3), clips), num_rows=1)
     embedded = embed(listener, batch.ids, clips)
     text, _ = text_losses(listener, batch, embedded, decoder_block)
     text.backward(retain_graph=True)
@@ -207,18 +217,18 @@ def test_both_losses_reach_both_parts(known: Recordings, listener: Listener) -> 
     listener.zero_grad()
 
 
-def test_the_towers_last_layer_begins_with_the_rows_of_what_it_heard(known: Recordings, listener: Listener) -> None:
+def test_the_towers_last_layer_begins_with_the_rows_of_what_it_heard(known: Recordings, listener: ListeningThinker) -> None:
     table = shape.text_table()
     slots = torch.tensor([[BLANK, 5, 5, 6, BLANK, BLANK]])
-    assert torch.allclose(letters(slots, table)[0], torch.stack([table[5], table[6], table[PAD]]))
+    assert torch.allclose(symbol_rows(slots, table)[0], torch.stack([table[5], table[6], table[PAD]]))
     clips = [each.samples / 32768 for each in known.all()]
-    speak_letters(listener, clips)
-    states = inner(listener.audio_tower, log_mel(clips[:4])).detach()
-    wanted = letters(slot_scores(listener.slots, states).argmax(-1), table)
+    solve_projection(listener, clips)
+    states = compute_states(listener.audio_tower, log_mel(clips[:4])).detach()
+    wanted = symbol_rows(slot_scores(listener.slots, states).argmax(-1), table)
     assert (listener.audio_tower.proj2(states) - wanted).square().mean() < 0.9 * wanted.square().mean()
 
 
-def test_questions_of_any_length_are_answered_together(known: Recordings, listener: Listener) -> None:
+def test_questions_of_any_length_are_answered_together(known: Recordings, listener: ListeningThinker) -> None:
     clips = Clips()
     prompts = [prompt(spoken_turns(talk, clips, [clip(16_000) for _ in talk.recordings])) for talk in known.dialogues[:3]]
     together = answer(listener, prompts, clips, max_len=4)

@@ -6,30 +6,30 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.pocket.corpus import Dialogue, Turn
+from fleet.pocket.corpus import ChatTurn, Dialogue
 from fleet.pocket.judge import speech_out
 from fleet.pocket.judge.align import align
-from fleet.pocket.judge.ask import Reply
+from fleet.pocket.judge.ask import ChatReply
 from fleet.pocket.judge.listen import extent
-from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.pitch import carried_errors, errors, within
 from fleet.pocket.judge.recognise import Recogniser
 from fleet.pocket.judge.report import Figure
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.shape import VOICES
 from fleet.pocket.speech.analysis import Track, analyse
-from fleet.pocket.speech.wordlock import Frames, lock, speech_end_s
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech
+from fleet.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
 TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "good morning to you too")
 OTHERS = ("hello how can i help you", "a triangle has three sides")
 SHORT = "nine"
-OPTIONS = Options(workers=1)
+OPTIONS = JudgeOptions(workers=1)
 Names = dict[str, Figure]
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, Speech]:
+def said() -> dict[str, SynthesizedSpeech]:
     """In turn by either voice."""
     texts = (*TEXTS, *OTHERS, SHORT)
     voices = sorted(VOICES)
@@ -37,8 +37,10 @@ def said() -> dict[str, Speech]:
 
 
 def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop") -> Names:
-    asked = [Dialogue(turns=(Turn(role="user", text="hello"), Turn(role="assistant", text=text)), family="x") for text in texts]
-    replies = [Reply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
+    asked = [
+        Dialogue(turns=(ChatTurn(role="user", text="hello"), ChatTurn(role="assistant", text=text)), family="x") for text in texts
+    ]
+    replies = [ChatReply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
     voices = [sorted(VOICES)[index % 2] for index in range(len(texts))]
     figures, heard, _ = speech_out.listen_to(asked, voices, replies, OPTIONS)
     assert len(heard) == sum(bool(text) for text in texts)
@@ -51,7 +53,7 @@ def _value(figures: Names, name: str) -> float:
     return value
 
 
-def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, Speech]) -> None:
+def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, SynthesizedSpeech]) -> None:
     lead = np.zeros(4 * 1920, np.float32)
     figures = _judged(TEXTS, [np.concatenate([lead, said[text].samples]) for text in TEXTS])
     for kind in ("bigram", "grammar"):
@@ -64,7 +66,7 @@ def test_the_teachers_own_speech_is_its_own_floor(said: dict[str, Speech]) -> No
     assert _value(figures, "answers without end or sound") == 0
 
 
-def test_wrong_words_are_found_out(said: dict[str, Speech]) -> None:
+def test_wrong_words_are_found_out(said: dict[str, SynthesizedSpeech]) -> None:
     """Clear speech in the right voice, but of another text."""
     figures = _judged(TEXTS[:2], [said[text].samples for text in OTHERS])
     for kind in ("bigram", "grammar"):
@@ -73,7 +75,7 @@ def test_wrong_words_are_found_out(said: dict[str, Speech]) -> None:
         assert _value(figures, f"WER, {kind}, the teacher's own speech") < 30
 
 
-def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, Speech]) -> None:
+def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, SynthesizedSpeech]) -> None:
     samples = said[SHORT].samples
     endless = np.tile(samples, 6)
     silent = np.zeros_like(samples)
@@ -82,7 +84,7 @@ def test_an_answer_without_end_or_sound_is_found_out(said: dict[str, Speech]) ->
     assert _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
 
 
-def test_what_was_heard_before_changes_nothing(said: dict[str, Speech]) -> None:
+def test_what_was_heard_before_changes_nothing(said: dict[str, SynthesizedSpeech]) -> None:
     ear = Recogniser("grammar")
     alone = ear.words(said[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
     assert alone == TEXTS[0]
@@ -91,12 +93,12 @@ def test_what_was_heard_before_changes_nothing(said: dict[str, Speech]) -> None:
     assert ear.words(np.zeros(SAMPLE_RATE_HZ, np.float32), SAMPLE_RATE_HZ) in ("", "c")
 
 
-def _locked(text: str, speech: Speech) -> tuple[Track, Frames]:
+def _locked(text: str, speech: SynthesizedSpeech) -> tuple[Track, SentenceFrames]:
     track = analyse(speech.samples)
     return track, lock(track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
 
 
-def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, Speech]) -> None:
+def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, SynthesizedSpeech]) -> None:
     track, frames = _locked(TEXTS[0], said[TEXTS[0]])
     shifted = replace(track, pitch_hz=track.pitch_hz * np.float32(2 ** (2 / 12)))
     assert float(np.median(errors(shifted, frames))) == pytest.approx(2, abs=0.05)
@@ -104,7 +106,7 @@ def test_a_melody_two_semitones_higher_is_measured_as_that(said: dict[str, Speec
     assert (within(errors(shifted, frames)) or 0) < 0.1
 
 
-def test_speech_at_another_rate_is_the_same_melody(said: dict[str, Speech]) -> None:
+def test_speech_at_another_rate_is_the_same_melody(said: dict[str, SynthesizedSpeech]) -> None:
     track, frames = _locked(TEXTS[2], said[TEXTS[2]])
     slow = np.repeat(np.arange(len(track.pitch_hz)), 2)
     slower = Track(features=track.features[slow], pitch_hz=track.pitch_hz[slow], is_voiced=track.is_voiced[slow])
@@ -112,7 +114,7 @@ def test_speech_at_another_rate_is_the_same_melody(said: dict[str, Speech]) -> N
 
 
 def test_perfect_codes_err_by_their_rounding() -> None:
-    frames = Frames(
+    frames = SentenceFrames(
         features=np.zeros((2, 8, 51), np.float16),
         pitch_hz=np.array([[125.0] * 8, [0.0] * 8], np.float16),
         cycles=np.array([10, 8], np.int16),

@@ -16,21 +16,21 @@ import soundfile
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fleet.bench.errors import BenchError
+from fleet.api_client.errors import ApiError
 from fleet.core.errors import BadInput
 from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.judge import speech_in
-from fleet.pocket.judge.ask import Advance, Asker, Question, Reply
-from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
+from fleet.pocket.judge.options import JudgeOptions
 from fleet.pocket.judge.plot import draw
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Figure, Report, read_json, write_json
+from fleet.pocket.judge.report import Figure, JudgeReport, read_report, write_report
 from fleet.pocket.judge.run import run
 from fleet.pocket.judge.show import show
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 
-SMALL = Options(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
+SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
 Samples = NDArray[np.float32]
 
 
@@ -120,7 +120,7 @@ def fleet() -> Iterator[FakeFleet]:
         server.server_close()
 
 
-def _named(report: Report, name: str) -> Figure:
+def _named(report: JudgeReport, name: str) -> Figure:
     return next(figure for figure in report.figures if figure.name == name)
 
 
@@ -136,8 +136,8 @@ def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_p
     assert report.lacking == ("oink",)
     assert _named(report, "right answers, clean") in report.missed
 
-    write_json(report, tmp_path / "report.json")
-    assert read_json(tmp_path / "report.json") == report
+    write_report(report, tmp_path / "report.json")
+    assert read_report(tmp_path / "report.json") == report
     console = Console(record=True, width=120, file=io.StringIO())
     show(report, console)
     shown = console.export_text()
@@ -149,7 +149,7 @@ def test_a_whole_evaluation_is_made_shown_kept_and_drawn(fleet: FakeFleet, tmp_p
 def test_wrong_answers_are_counted_by_family(fleet: FakeFleet) -> None:
     fleet.learn(400)
     fleet.forget = True
-    report = run(fleet.url, Options(parts=("typed",), typed=130, memory=10, unknown=10))
+    report = run(fleet.url, JudgeOptions(parts=("typed",), typed=130, memory=10, unknown=10))
     assert (_named(report, "from memory").value or 0) < 50 and _named(report, "from memory").met is False
     right = sum(each.right for each in report.typed[:130])
     assert _named(report, "right answers").value == pytest.approx(100 * right / 130)
@@ -158,7 +158,7 @@ def test_wrong_answers_are_counted_by_family(fleet: FakeFleet) -> None:
 
 def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -> None:
     for own_sampling in (False, True):
-        run(fleet.url, Options(parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3))
+        run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3))
     greedy = [body for body in fleet.bodies if "temperature" in body]
     assert len(greedy) == len(fleet.bodies) / 2 and all(body["temperature"] == 0 for body in greedy)
     assert {body["seed"] for body in fleet.bodies} == {3}
@@ -166,13 +166,13 @@ def test_questions_are_greedy_unless_the_checkpoint_may_draw(fleet: FakeFleet) -
 
 def test_a_refusal_ends_the_evaluation_with_its_reason(fleet: FakeFleet) -> None:
     fleet.status = 503
-    with pytest.raises(BenchError, match="too busy"):
-        run(fleet.url, Options(parts=("typed",), typed=3, memory=1, unknown=1))
+    with pytest.raises(ApiError, match="too busy"):
+        run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1))
 
 
 def test_nobody_there_is_one_line() -> None:
-    with pytest.raises(BenchError, match="nothing answers"):
-        run("http://127.0.0.1:9", Options(parts=("typed",)))
+    with pytest.raises(ApiError, match="nothing answers"):
+        run("http://127.0.0.1:9", JudgeOptions(parts=("typed",)))
 
 
 @pytest.mark.parametrize(
@@ -181,23 +181,23 @@ def test_nobody_there_is_one_line() -> None:
 )
 def test_a_mistake_names_its_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as raised:
-        Options(**given)
+        JudgeOptions(**given)
     assert raised.value.param == field
 
 
-class Hears(Asker):
+class Hears(JudgeClient):
     """Has the questions as sound, answers the dialogues in their order, and writes down all but the last."""
 
     def __init__(self) -> None:
-        self.questions: list[Question] = []
+        self.questions: list[ChatQuestion] = []
 
-    def ask_all(self, questions: Any, concurrency: int, advance: Advance) -> list[Reply]:
+    def ask_all(self, questions: Any, concurrency: int, advance: Advance) -> list[ChatReply]:
         self.questions += questions
         dialogues = distinct(len(questions) // 2, 0)
         texts = [dialogue.turns[-1].text for dialogue in dialogues]
         texts[0] = "nonsense"
         texts += [dialogue.turns[-2].text for dialogue in dialogues[:-1]] + [""]
-        return [Reply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32)) for text in texts]
+        return [ChatReply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32)) for text in texts]
 
 
 def test_spoken_questions_are_sound_and_noise_is_15_db_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_spoken_questions_are_sound_and_noise_is_15_db_below_it(monkeypatch: pyt
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
     asker = Hears()
-    figures, answered, transcribed = speech_in.judge(asker, Options(speech_in=4))
+    figures, answered, transcribed = speech_in.judge(asker, JudgeOptions(speech_in=4))
     values = {figure.name: figure.value for figure in figures}
     assert values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
     words = [len(each.text.split()) for each in transcribed[:4]]
@@ -216,7 +216,7 @@ def test_spoken_questions_are_sound_and_noise_is_15_db_below_it(monkeypatch: pyt
     assert 11 < snr_db < 15.1, "pauses do not count, so the mean is a little less"
 
 
-def _clip(question: Question) -> Samples:
+def _clip(question: ChatQuestion) -> Samples:
     message = msgspec.to_builtins(question.messages[0])
     assert message["content"][1] == {"type": "text", "text": "transcribe"}
     samples, rate_hz = soundfile.read(io.BytesIO(b64decode(message["content"][0]["input_audio"]["data"])), dtype="float32")

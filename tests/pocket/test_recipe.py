@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.core.errors import BadInput
-from fleet.pocket.recipe import STEPS, Work, make
+from fleet.pocket.recipe import STEPS, RecipeOptions, make
 from fleet.pocket.train.loop import Schedule
 
 
@@ -15,19 +15,19 @@ def test_every_step_stands_after_those_it_reads_from() -> None:
 
 def test_an_unknown_step_is_named_with_those_there_are() -> None:
     with pytest.raises(BadInput, match="there is no 'sing'; use some of speech, recordings"):
-        make(Work(), ["sing"])
+        make(RecipeOptions(), ["sing"])
 
 
 def test_a_device_that_is_not_here_is_refused_before_anything_is_made() -> None:
     with pytest.raises(BadInput, match=r"device: 'cuda:99' is not here .*; use cpu") as refused:
-        Work(device="cuda:99")
+        RecipeOptions(device="cuda:99")
     assert refused.value.param == "device"
 
 
 @pytest.mark.parametrize("field", ["threads", "workers", "share"])
 def test_nothing_is_refused(field: str) -> None:
     with pytest.raises(BadInput, match=f"{field}: must be positive"):
-        Work(**{field: 0})  # type: ignore[arg-type]
+        RecipeOptions(**{field: 0})  # type: ignore[arg-type]
 
 
 def test_a_share_of_a_schedule_keeps_its_rates() -> None:

@@ -16,9 +16,9 @@ from fleet.pocket.corpus import Split, encode, sentences
 from fleet.pocket.shape import CODEC_IDS, CONTROL_IDS, HIDDEN, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, model_config, text_table
 from fleet.pocket.speech.shards import CODES, Utterance
 from fleet.pocket.train import talker as talker_module
-from fleet.pocket.train.pointer import Spoken, pointer_accuracy
+from fleet.pocket.train.pointer import PointerTargets, pointer_accuracy
 from fleet.pocket.train.talker import TalkerPart
-from fleet.pocket.train.talker_batch import AUDIO_ROW, END, NOISE, Prefixes, Sampler, make_batch, noisy, text_side
+from fleet.pocket.train.talker_batch import AUDIO_ROW, END, NOISE, Prefixes, Sampler, corrupt_codes, make_batch, text_side
 from fleet.pocket.train.talker_forward import Lean, Tapped, new_talker
 from fleet.pocket.train.talker_speak import speak
 
@@ -135,13 +135,13 @@ def test_a_batch_says_the_silent_lead_then_the_codes_then_the_end() -> None:
 
 def test_noise_is_rare_and_moves_the_pitch_by_one_step() -> None:
     codes = np.full((50, 40, NUM_CODE_GROUPS), 20)
-    spoilt = noisy(codes, np.random.default_rng(0)) - codes
+    spoilt = corrupt_codes(codes, np.random.default_rng(0)) - codes
     assert NOISE * 0.8 < float((spoilt != 0).mean()) < NOISE * 1.2
     assert set(np.unique(spoilt[..., -1])) == {-1, 0, 1}
     assert np.abs(spoilt[..., :-1]).max() > 100
 
 
-def pointed(keys: Sequence[int], spoken: Spoken, num_before: int) -> Tapped:
+def pointed(keys: Sequence[int], spoken: PointerTargets, num_before: int) -> Tapped:
     """All attention of every head on one key a row."""
     num_rows = spoken.first_row + spoken.symbol_BF.shape[1]
     scores = torch.full((1, 2, num_rows, num_before + num_rows), -100.0)

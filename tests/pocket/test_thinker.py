@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fleet.pocket import shape
-from fleet.pocket.corpus import Dialogue, Turn, decode, dialogues, encode
+from fleet.pocket.corpus import ChatTurn, Dialogue, decode, dialogues, encode
 from fleet.pocket.train import thinker as subject
 from fleet.pocket.train.thinker import (
     Sample,
-    Thinker,
+    ThinkerModel,
     answer,
-    drawn,
+    draw_samples,
     garbled,
     hidden_states,
     is_answered,
@@ -26,7 +26,7 @@ from fleet.pocket.train.thinker import (
     scores,
 )
 
-TALK = Dialogue(turns=(Turn(role="user", text="hi"), Turn(role="assistant", text="hello you")), family="greetings")
+TALK = Dialogue(turns=(ChatTurn(role="user", text="hi"), ChatTurn(role="assistant", text="hello you")), family="greetings")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,8 +38,8 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def thinker() -> Thinker:
-    return Thinker(seed=1)
+def thinker() -> ThinkerModel:
+    return ThinkerModel(seed=1)
 
 
 def samples(count: int, seed: int = 1) -> list[Sample]:
@@ -72,8 +72,12 @@ def test_dialogues_of_one_row_are_blind_to_each_other() -> None:
 
 
 def test_a_repeated_word_is_looked_for_wherever_it_was_said() -> None:
-    told = [Turn(role="user", text="i am leo"), Turn(role="assistant", text="hello leo"), Turn(role="user", text="who am i")]
-    made = sample([*told, Turn(role="assistant", text="you are leo")])
+    told = [
+        ChatTurn(role="user", text="i am leo"),
+        ChatTurn(role="assistant", text="hello leo"),
+        ChatTurn(role="user", text="who am i"),
+    ]
+    made = sample([*told, ChatTurn(role="assistant", text="you are leo")])
     found = [(made.ids[source], source) for _, source in made.sources]
     assert all(made.ids[asking + 1] == made.ids[source] and asking > source for asking, source in made.sources)
     leo = encode("leo")
@@ -82,7 +86,7 @@ def test_a_repeated_word_is_looked_for_wherever_it_was_said() -> None:
 
 def test_what_an_answer_repeats_is_never_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "GARBLED", 1.0)
-    clear = sample([Turn(role="user", text="who is leo"), Turn(role="assistant", text="leo is here")])
+    clear = sample([ChatTurn(role="user", text="who is leo"), ChatTurn(role="assistant", text="leo is here")])
     made = garbled(clear, np.random.default_rng(0))
     assert made.ids[3:6] != clear.ids[3:6] and made.ids[6:] == clear.ids[6:]
     assert made.weights[3:6] == [0.0] * 3 and made.weights[6:] == clear.weights[6:]
@@ -90,15 +94,15 @@ def test_what_an_answer_repeats_is_never_garbled(monkeypatch: pytest.MonkeyPatch
 
 
 @torch.no_grad()
-def test_pointing_is_the_first_heads_own_attention(thinker: Thinker) -> None:
-    only = sample([*TALK.turns, Turn(role="user", text="say you"), Turn(role="assistant", text="you")])
+def test_pointing_is_the_first_heads_own_attention(thinker: ThinkerModel) -> None:
+    only = sample([*TALK.turns, ChatTurn(role="user", text="say you"), ChatTurn(role="assistant", text="you")])
     alone = pack(iter([only]), num_rows=1, row_len=len(only.ids))
     seen = _attention_of(thinker, alone.ids)[0, 0]
     found = (seen * alone.sources[0]).sum(-1)[alone.sources[0].any(-1)]
     torch.testing.assert_close(losses(thinker, alone)[1], -(found + 1e-6).log().mean(), atol=1e-4, rtol=1e-4)
 
 
-def _attention_of(thinker: Thinker, ids: Tensor) -> Tensor:
+def _attention_of(thinker: ThinkerModel, ids: Tensor) -> Tensor:
     """Heads x from x to, of the layer that points, as the HF model computes it."""
     thinker.model.set_attn_implementation("eager")
     seen = thinker.model(input_ids=ids, use_cache=False, output_attentions=True).attentions[subject.POINTER_LAYER]
@@ -107,13 +111,13 @@ def _attention_of(thinker: Thinker, ids: Tensor) -> Tensor:
 
 
 def test_hardly_a_position_is_padding() -> None:
-    batch = pack(drawn(np.random.default_rng(0)))
+    batch = pack(draw_samples(np.random.default_rng(0)))
     is_pad = batch.ids == shape.TOKEN_ID["<|endoftext|>"]
     assert is_pad.float().mean() < 0.1 and not batch.weights[is_pad].any()
 
 
 def test_the_same_step_draws_the_same_batch() -> None:
-    first, again, other = (pack(drawn(np.random.default_rng(seed))).ids for seed in ((7, 3), (7, 3), (7, 4)))
+    first, again, other = (pack(draw_samples(np.random.default_rng(seed))).ids for seed in ((7, 3), (7, 3), (7, 4)))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
@@ -124,7 +128,7 @@ def test_no_sample_is_longer_than_a_row() -> None:
 
 
 @torch.no_grad()
-def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: Thinker) -> None:
+def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: ThinkerModel) -> None:
     short = samples(4)
     batch = pack(iter(short), num_rows=1, row_len=500)
     lean = hidden_states(thinker, batch)[0]
@@ -135,18 +139,18 @@ def test_the_lean_pass_over_packed_rows_is_the_models_own(thinker: Thinker) -> N
         at += len(each.ids)
 
 
-def test_the_embedding_is_the_shared_table_and_stays(thinker: Thinker) -> None:
+def test_the_embedding_is_the_shared_table_and_stays(thinker: ThinkerModel) -> None:
     assert torch.equal(thinker.model.embed_tokens.weight, shape.text_table())
     assert not thinker.model.embed_tokens.weight.requires_grad
 
 
-def test_an_answer_does_not_depend_on_what_is_asked_beside_it(thinker: Thinker) -> None:
+def test_an_answer_does_not_depend_on_what_is_asked_beside_it(thinker: ThinkerModel) -> None:
     prompts = [prompt(dialogue) for dialogue in islice(dialogues("held_out", 9, 1), 3)]
     assert answer(thinker, prompts, max_len=12) == [answer(thinker, [each], max_len=12)[0] for each in prompts]
 
 
 def test_a_dialogue_is_learnt_by_heart() -> None:
-    learner = Thinker(seed=2)
+    learner = ThinkerModel(seed=2)
     optimizer = torch.optim.AdamW([each for each in learner.parameters() if each.requires_grad], lr=2e-3)
     batch = pack(iter([sample(TALK.turns)]), num_rows=1, row_len=32)
     for _ in range(30):
@@ -156,7 +160,7 @@ def test_a_dialogue_is_learnt_by_heart() -> None:
         optimizer.step()
     said = answer(learner, [prompt(TALK)], max_len=20)
     assert said == ["hello you"]
-    other = Dialogue(turns=(*TALK.turns[:-1], Turn(role="assistant", text="hello me")), family="itself")
+    other = Dialogue(turns=(*TALK.turns[:-1], ChatTurn(role="assistant", text="hello me")), family="itself")
     assert is_answered(learner, [TALK, other]) == [True, False]
     expected = {"right": 0.5, "right_greetings": 1.0, "right_itself": 0.0}
     assert scores([TALK, other], said * 2) == expected

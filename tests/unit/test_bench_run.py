@@ -1,4 +1,4 @@
-"""The benchmark as a command: its words, its one-line errors, the load it puts on a gateway, and the reports it writes."""
+"""The benchmark as a command: arguments, one-line errors, the load on a gateway, and reports."""
 
 import threading
 from collections.abc import Iterator
@@ -11,33 +11,34 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.bench.chat import ChatApi
+from fleet.api_client.client import ApiClient
+from fleet.api_client.errors import ApiError, ApiRefused
 from fleet.bench.deployment import own_overrides
 from fleet.bench.errors import BenchError
 from fleet.bench.hop import measure_hops
 from fleet.bench.load import run_phase
-from fleet.bench.machine import describe_machine
 from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.reference import Work, run_aside
-from fleet.bench.report import Report, show, write_json
-from fleet.bench.stats import Ratio
+from fleet.bench.reference import ReferenceWork, run_in_subprocess
+from fleet.bench.report import BenchFile, BenchReport, show, write_report
 from fleet.bench.targets import against_baseline, against_twin
 from fleet.bench.twin_run import run as run_twin
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
+from fleet.reporting.machine import describe_machine
+from fleet.reporting.stats import Ratio
 from tests.support import free_port, wait_until
-from tests.unit.test_bench_numbers import STREAM, result, serving
+from tests.unit.test_bench_statistics import STREAM, result, serving
 
 PNG = b"\x89PNG"
 WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],"missing_roles":[]}'
 
 
 @dataclass(slots=True, kw_only=True)
-class FakeGateway:
-    """Streams one canned answer to whoever asks, once `gate` is open; counts who waits. `again`: told to who asks once more."""
+class CannedGateway:
+    """Streams one canned answer per request once `gate` is open, and counts open requests. `again`: the answer if resumed."""
 
     url: str = ""
     status: int = 200
@@ -46,26 +47,26 @@ class FakeGateway:
     workers: bytes = WORKERS
     gate: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    under_way: int = 0
+    num_open: int = 0
     most: int = 0
     bodies: list[bytes] = field(default_factory=list[bytes])
 
     def enter(self, body: bytes) -> None:
         with self.lock:
             self.bodies.append(body)
-            self.under_way += 1
-            self.most = max(self.most, self.under_way)
+            self.num_open += 1
+            self.most = max(self.most, self.num_open)
 
     def leave(self) -> None:
         with self.lock:
-            self.under_way -= 1
+            self.num_open -= 1
 
 
 @contextmanager
-def fake_gateway() -> Iterator[FakeGateway]:
-    gateway = FakeGateway()
+def fake_gateway() -> Iterator[CannedGateway]:
+    gateway = CannedGateway()
 
-    class Handler(BaseHTTPRequestHandler):
+    class CannedHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.endswith("/stream"):
                 self._send(200, gateway.stream if gateway.again is None else gateway.again)
@@ -87,7 +88,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), CannedHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -100,13 +101,13 @@ def fake_gateway() -> Iterator[FakeGateway]:
 
 
 @pytest.fixture
-def gateway() -> Iterator[FakeGateway]:
+def gateway() -> Iterator[CannedGateway]:
     with fake_gateway() as opened:
         yield opened
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--url", "http://x", "--up"],
         ["--frames", "1"],
@@ -118,16 +119,16 @@ def gateway() -> Iterator[FakeGateway]:
         ["--sessions", "0"],
     ],
 )
-def test_a_usage_mistake_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words) == 2
+def test_bench_usage_error_exits_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
     assert "usage: fleet bench" in capsys.readouterr().err
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert "fleet bench --up --baseline transformers" in said
-    assert "Exit status" in said
+    output = capsys.readouterr().out
+    assert "fleet bench --up --baseline transformers" in output
+    assert "Exit status" in output
 
 
 def test_hop_and_transfer_alone_need_no_fleet() -> None:
@@ -136,14 +137,14 @@ def test_hop_and_transfer_alone_need_no_fleet() -> None:
     assert not parse(["--hop", "--transfer"]).serving
 
 
-def test_many_sessions_are_a_measure_of_voice() -> None:
+def test_sessions_option_implies_voice_benchmark() -> None:
     many = parse(["--sessions", "50", "--engine", "fake"])
     assert many.voice and many.up and many.sessions == 50 and not many.serving
     assert parse(["--voice"]).sessions == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "output"),
     [
         (["--url", "ftp://x"], "not an address"),
         (["--url", "http://127.0.0.1:99999"], "0-65535"),
@@ -153,20 +154,20 @@ def test_many_sessions_are_a_measure_of_voice() -> None:
         (["--baseline", "transformers", "--set", "graph=text"], "no reference implementation"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(words) == 1
+def test_bench_invalid_option_is_one_line(arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet bench: ")
-    assert said in line
+    assert output in line
 
 
-def test_an_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", f"http://127.0.0.1:{free_port()}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "start a fleet with `fleet up`" in line
 
 
-def test_a_fleet_of_another_graph_is_told_apart(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_fleet_of_another_graph_is_refused(gateway: CannedGateway, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.workers = b'{"data":[{"role":"lm"}],"missing_roles":[]}'
     assert run(["--url", gateway.url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -174,11 +175,13 @@ def test_a_fleet_of_another_graph_is_told_apart(gateway: FakeGateway, capsys: py
     assert "--set graph=NAME" in line
 
 
-def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_run_writes_table_json_and_picture(
+    gateway: CannedGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gateway.gate.set()
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    words = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
-    assert run([*words, "--json", str(out), "--png", str(picture)]) == 0
+    arguments = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
+    assert run([*arguments, "--json", str(out), "--png", str(picture)]) == 0
     assert "first audio" in capsys.readouterr().out
     assert picture.read_bytes().startswith(PNG)
     assert b'"throughput_audio_s_per_s"' in out.read_bytes()
@@ -189,17 +192,17 @@ def test_a_run_measures_and_reports(gateway: FakeGateway, tmp_path: Path, capsys
     assert len(gateway.bodies) == 1 + 2 + 3 + 3
 
 
-def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -> None:
-    api, done = ChatApi(gateway.url), threading.Event()
+def test_phase_sends_at_most_concurrency_requests(gateway: CannedGateway) -> None:
+    api, done = ApiClient(gateway.url), threading.Event()
 
     def measure() -> None:
         measured = run_phase("many", api, [b"{}"] * 6, 3, lambda: None)
-        assert len(measured.traces) == 6
+        assert len(measured.timings) == 6
         done.set()
 
     thread = threading.Thread(target=measure)
     thread.start()
-    wait_until(lambda: gateway.under_way == 3, "three requests under way")
+    wait_until(lambda: gateway.num_open == 3, "three requests under way")
     gateway.gate.set()
     thread.join()
     assert done.is_set()
@@ -207,27 +210,29 @@ def test_no_more_than_concurrency_requests_are_under_way(gateway: FakeGateway) -
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_refused_request_ends_the_measuring(gateway: FakeGateway, status: int) -> None:
+def test_refused_request_ends_the_phase(gateway: CannedGateway, status: int) -> None:
     gateway.gate.set()
     gateway.status, gateway.stream = status, b'{"error":{"message":"the queue is full"}}'
-    with pytest.raises(BenchError, match=f"status {status}: the queue is full"):
-        run_phase("many", ChatApi(gateway.url), [b"{}"] * 4, 2, lambda: None)
+    with pytest.raises(ApiRefused, match=f"status {status}: the queue is full"):
+        run_phase("many", ApiClient(gateway.url), [b"{}"] * 4, 2, lambda: None)
 
 
-def test_something_that_is_no_fleet_is_told(gateway: FakeGateway) -> None:
+def test_server_that_is_no_fleet_is_refused(gateway: CannedGateway) -> None:
     gateway.workers = b"<html>"
-    with pytest.raises(BenchError, match="not as a fleet does"):
-        ChatApi(gateway.url).roles()
+    with pytest.raises(ApiError, match="does not answer as a fleet does"):
+        ApiClient(gateway.url).roles()
 
 
-def test_a_reference_that_fails_says_why() -> None:
-    work = Work(requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000)
+def test_failed_reference_process_reports_its_error() -> None:
+    work = ReferenceWork(
+        requests=(), messages=(), num_threads=(1,), device="cpu", dtype="float32", warm_up=0, sample_rate_hz=24_000
+    )
     with pytest.raises(BenchError, match=r"status 1: .*No module named"):
-        run_aside("fleet.bench.no_such_module", [], work, lambda: None)
+        run_in_subprocess("fleet.bench.no_such_module", [], work, lambda: None)
 
 
-def test_the_twin_answers_each_request_alone() -> None:
-    """On the fake engine: the script around the twin, without weights."""
+def test_twin_answers_each_request_alone() -> None:
+    """On the fake engine, without weights."""
     config = load_config(None, ("engine=fake", "device=cpu"))
     graph = config.graph_declaration()
     specs = tuple(
@@ -237,7 +242,7 @@ def test_the_twin_answers_each_request_alone() -> None:
         )
         for index in range(2)
     )  # fmt: skip
-    work = Work(
+    work = ReferenceWork(
         requests=specs, messages=([], []), num_threads=(1,), device="cpu", dtype="float32", warm_up=1, sample_rate_hz=24_000
     )
     answers = run_twin(config, work).answers
@@ -256,17 +261,17 @@ def test_hops_are_measured_between_two_processes() -> None:
     assert sum(seen) == 25
 
 
-def full_report() -> Report:
+def full_report() -> BenchReport:
     measured, baseline, twin = serving(), result(2.0), result(0.9)
     ratios = (*against_baseline(measured, baseline), *against_twin(measured, twin))
     missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
-    return Report(
+    return BenchReport(
         began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=measured,
         baseline=baseline, twin=twin, ratios=(*ratios, missed),
     )  # fmt: skip
 
 
-def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
+def test_report_shows_every_measured_part(tmp_path: Path) -> None:
     report = full_report()
     console = Console(width=100, record=True, quiet=False, file=(tmp_path / "shown").open("w"))
     show(report, console)
@@ -277,25 +282,22 @@ def test_a_report_shows_every_part_it_has(tmp_path: Path) -> None:
     assert [ratio.name for ratio in report.missed] == ["missed"]
 
 
-def test_the_json_holds_every_number_it_was_made_from(tmp_path: Path) -> None:
+def test_report_json_reads_back_the_same(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     report = full_report()
-    write_json(report, path)
+    write_report(report, path)
 
-    class File(msgspec.Struct):
-        report: Report
-
-    assert msgspec.json.decode(path.read_bytes(), type=File).report == report
+    assert msgspec.json.decode(path.read_bytes(), type=BenchFile).report == report
 
 
-def test_nothing_to_draw_makes_no_picture(tmp_path: Path) -> None:
+def test_report_without_panels_writes_no_picture(tmp_path: Path) -> None:
     path = tmp_path / "out.png"
     draw(msgspec.structs.replace(full_report(), serving=None), path)
     assert not path.exists()
 
 
 @pytest.mark.parametrize("tls", ["tls: self-signed", "tls_cert: cert.pem\n  tls_key: key.pem"])
-def test_a_fleet_of_our_own_needs_no_certificate_and_listens_on_this_machine_alone(tls: str, tmp_path: Path) -> None:
+def test_own_fleet_listens_on_loopback_without_tls(tls: str, tmp_path: Path) -> None:
     file = tmp_path / "served.yaml"
     file.write_text(f"graph: text\nweb:\n  host: 0.0.0.0\n  port: 443\n  {tls}\n")
     web = load_config(file, ("web.read_only=false", *own_overrides(tmp_path))).web

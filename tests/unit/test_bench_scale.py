@@ -1,4 +1,4 @@
-"""The measure of scale, run for a moment with few streams: what it reports is true, and a second worker loses no chunk."""
+"""The scale benchmark with few streams, for a moment: its report is correct, and a second worker loses no chunk."""
 
 import re
 from pathlib import Path
@@ -7,50 +7,47 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from fleet.bench.machine import describe_machine
 from fleet.bench.main import run
 from fleet.bench.options import parse
 from fleet.bench.plot import draw
-from fleet.bench.report import Report, show
+from fleet.bench.report import BenchFile, BenchReport, show
 from fleet.bench.scale import STEP_KEY, STEP_MS, paced, specs_of
-from fleet.bench.scale_expected import expected
+from fleet.bench.scale_expected import expected_content
 from fleet.bench.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.bench.targets import of_scale
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
+from fleet.reporting.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
 
 FEW, MANY = 2, 3
 
 
-def test_streams_are_counted_once_and_in_order() -> None:
+def test_streams_option_sorts_and_removes_duplicates() -> None:
     assert parse(["--scale"]).streams == (10, 300)
     assert parse(["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]).streams == (10, 40, 300)
     assert not parse(["--scale"]).serving
     assert parse(["--scale", "--up"]).serving
 
 
-@pytest.mark.parametrize("words", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
-def test_a_number_that_will_not_do_is_a_usage_mistake(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--scale", *words]) == 2
+@pytest.mark.parametrize("arguments", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
+def test_scale_invalid_number_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--scale", *arguments]) == 2
     assert "is not a whole number" in capsys.readouterr().err
 
 
-def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Real processes and a real Redis. How fast it was is nobody's business here."""
+def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real processes and a real Redis; speed is not checked."""
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    words = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
-    status = run(words)
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    assert re.search(rf"answers whole +{FEW} of {FEW} +{MANY} of {MANY}", said.out)
+    arguments = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
+    status = run(arguments)
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", output.out)
 
-    class File(msgspec.Struct):
-        report: Report
-
-    scale = msgspec.json.decode(out.read_bytes(), type=File).report.scale
+    scale = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.scale
     assert scale is not None
     assert [phase.streams for phase in scale.phases] == [FEW, MANY]
     joined = scale.joined
@@ -69,16 +66,16 @@ def test_a_run_reports_whole_answers_and_a_worker_that_joined(tmp_path: Path, ca
     assert picture.is_file()
 
 
-def test_each_stream_has_a_content_of_its_own_on_each_edge() -> None:
+def test_each_stream_has_its_own_content_on_each_edge() -> None:
     config = paced(load_config(None), FEW, step_ms=0)
     specs = specs_of(config, FEW, seconds=1)
-    one, other = expected(config, specs).values()
+    one, other = expected_content(config, specs).values()
     assert set(one) == set(config.graph_declaration().media)
     assert all(one[edge] != other[edge] for edge in one)
-    assert expected(config, specs[:1])[specs[0].id] == one
+    assert expected_content(config, specs[:1])[specs[0].id] == one
 
 
-def test_a_stream_makes_one_chunk_a_step_on_all_edges_together() -> None:
+def test_stream_appends_one_chunk_per_step_over_all_edges() -> None:
     config = paced(load_config(None), FEW)
     edges = config.graph_declaration().edges
     assert all(config.policy_of(edge).size(index) == len(edges) for edge in edges for index in (0, 100))
@@ -103,38 +100,38 @@ def result(*, p99_us: int = 40_000, cost_s: float = 1.0, broken: tuple[str, ...]
     return ScaleResult(graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined)
 
 
-def test_targets_are_met_or_missed_by_what_was_measured() -> None:
+def test_scale_targets_follow_the_measured_numbers() -> None:
     assert all(ratio.met for ratio in of_scale(result()))
     assert [ratio.name for ratio in of_scale(result(p99_us=51_000)) if not ratio.met] == [
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
     assert [ratio.name for ratio in of_scale(result(cost_s=1.31)) if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
-    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["answers not whole"]
+    assert [ratio.name for ratio in of_scale(result(broken=("r: lost",))) if not ratio.met] == ["incomplete answers"]
 
 
-def test_one_number_of_streams_is_shown_without_a_ratio_of_costs(tmp_path: Path) -> None:
+def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
     one = msgspec.structs.replace(result(), phases=result().phases[1:])
     assert not [ratio for ratio in of_scale(one) if "CPU" in ratio.name]
-    report = Report(began="", command=(), machine=describe_machine(), scale=one)
+    report = BenchReport(began="", command=(), machine=describe_machine(), scale=one)
     with (tmp_path / "shown").open("w") as file:
         console = Console(width=120, record=True, file=file)
         show(report, console)
     shown = console.export_text()
-    assert "12.5 chunks/s a stream" in shown
+    assert "12.5 chunks/s per stream" in shown
     assert "300 streams for 150 slots of a" in shown
     draw(report, tmp_path / "x.png")
     assert (tmp_path / "x.png").is_file()
 
 
-@pytest.mark.parametrize("given", ["soon", True, -1])
-def test_a_pace_that_is_no_time_is_refused(given: str | int | bool) -> None:
+@pytest.mark.parametrize("step_ms", ["soon", True, -1])
+def test_fake_engine_invalid_step_time_is_refused(step_ms: str | int | bool) -> None:
     graph = load_config(None).graph_declaration()
     with pytest.raises(ConfigError, match="is no number of milliseconds"):
-        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: given}), graph)
+        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: step_ms}), graph)
 
 
-def test_counts_of_ages_add_up_and_travel() -> None:
+def test_hop_counts_add_up_and_survive_encoding() -> None:
     counts = HopCounts()
     for age_us in (-5, 0, 100, 101, 1_000, 50_000, 99_000_000):
         counts.add(age_us)

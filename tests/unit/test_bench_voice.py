@@ -1,4 +1,4 @@
-"""The voice benchmark without a fleet: what it sends, when, and what it makes of what comes back."""
+"""The voice benchmarks without a fleet: what they send, when, and the results of scripted answers."""
 
 import json
 import threading
@@ -14,33 +14,35 @@ import pytest
 import soundfile
 from websockets.sync.server import ServerConnection, serve
 
+from fleet.api_client.client import ApiClient, ResourcesInUse
+from fleet.api_client.errors import ApiError
+from fleet.api_client.realtime import LatencyPart
 from fleet.bench.barge_in import BargeIn, BargeInResult, measure_barge_in
-from fleet.bench.chat import ChatApi, Held
 from fleet.bench.errors import BenchError
 from fleet.bench.options import parse
 from fleet.bench.targets import of_barge_in, of_voice
-from fleet.bench.voice import SILENCE_MS, Part, Question, VoiceResult, VoiceTurn, measure_voice, read_question
+from fleet.bench.voice import SILENCE_MS, SpokenQuestion, VoiceResult, VoiceTurn, measure_voice, read_question
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
-SOUND = b64encode(TONE[:2400].tobytes()).decode()
+AUDIO = b64encode(TONE[:2400].tobytes()).decode()
 LEAD_MS = 400
 ANSWER: tuple[dict[str, Any], ...] = (
     {"type": "fleet.timing", "request_id": "req-1", "parts": [{"name": "endpointing", "ms": 500.0}, {"name": "lm", "ms": 20.0}]},
-    {"type": "response.output_audio.delta", "delta": SOUND},
+    {"type": "response.output_audio.delta", "delta": AUDIO},
     {"type": "response.output_audio_transcript.delta", "delta": "four"},
     {"type": "response.done", "response": {"status": "completed"}},
 )
 
 
 @dataclass
-class Hall:
-    """A session that answers once it has heard a voice and then `silent_bytes` of silence."""
+class VoiceServer:
+    """A session that answers after speech and then `silent_bytes` of silence."""
 
     answer: Sequence[dict[str, Any]] = ANSWER
     silent_bytes: int = 4800
     url: str = ""
     path: str = ""
-    heard: bytes = b""
+    received: bytes = b""
     sessions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def take(self, socket: ServerConnection) -> None:
@@ -54,7 +56,7 @@ class Hall:
                 socket.send(json.dumps({"type": "session.updated", "unknown": None}))
                 continue
             pcm = b64decode(event["audio"])
-            self.heard += pcm
+            self.received += pcm
             if any(pcm):
                 silent = 0
             elif silent >= 0:
@@ -65,14 +67,14 @@ class Hall:
                     socket.send(json.dumps(each))
 
 
-class Api(ChatApi):
+class Api(ApiClient):
     def model(self) -> str:
         return "m"
 
 
 @contextmanager
-def serving(hall: Hall) -> Iterator[Api]:
-    with serve(hall.take, "127.0.0.1", 0) as server:
+def serving(fake: VoiceServer) -> Iterator[Api]:
+    with serve(fake.take, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         port = server.socket.getsockname()[1]
@@ -81,98 +83,104 @@ def serving(hall: Hall) -> Iterator[Api]:
         thread.join()
 
 
-def test_turns_of_one_session_are_spoken_in_real_time_and_timed() -> None:
-    hall = Hall()
-    with serving(hall) as api:
-        result = measure_voice(api, [Question(name="q", samples=TONE)], 2, lambda: None)
-    assert hall.path == "/v1/realtime?model=m&fleet=1" and len(hall.sessions) == 1
-    assert hall.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
-    assert hall.heard.count(TONE.tobytes()) == 3, "two turns, and one before them that does not count"
-    assert len(result.turns) == 2 and result.names == ["endpointing", "lm"]
+def test_voice_turns_are_sent_in_real_time_and_measured() -> None:
+    fake = VoiceServer()
+    with serving(fake) as api:
+        result = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 2, lambda: None)
+    assert fake.path == "/v1/realtime?model=m&fleet=1" and len(fake.sessions) == 1
+    assert fake.sessions[0]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == SILENCE_MS
+    assert fake.received.count(TONE.tobytes()) == 3, "two turns after one of warm-up"
+    assert len(result.turns) == 2 and result.part_names == ["endpointing", "lm"]
     for turn in result.turns:
         assert (turn.question, turn.request, turn.transcript, turn.answer_s) == ("q", "req-1", "four", 0.1)
-        assert turn.voice_to_voice_ms >= 100, "the silence that the other end waits for takes as long as it lasts"
-        assert turn.first_sound_ms is not None and abs(turn.voice_to_voice_ms - turn.first_sound_ms) <= 10
+        assert turn.voice_to_voice_ms >= 100, "the silence that the server waits for is sent in real time"
+        assert turn.first_audio_ms is not None and abs(turn.voice_to_voice_ms - turn.first_audio_ms) <= 10
     lm = result.part_ms("lm")
     assert lm is not None and lm.p50 == 20
 
 
-def test_voice_to_voice_is_counted_to_the_first_voiced_sample() -> None:
+def test_voice_to_voice_ends_at_the_first_voiced_sample() -> None:
     silence = {"type": "response.output_audio.delta", "delta": b64encode(bytes(48 * LEAD_MS)).decode()}
-    with serving(Hall(answer=[silence, *ANSWER])) as api:
-        (turn,) = measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None).turns
-    assert turn.first_sound_ms is not None and LEAD_MS <= turn.voice_to_voice_ms - turn.first_sound_ms < LEAD_MS + 11
+    with serving(VoiceServer(answer=[silence, *ANSWER])) as api:
+        (turn,) = measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None).turns
+    assert turn.first_audio_ms is not None and LEAD_MS <= turn.voice_to_voice_ms - turn.first_audio_ms < LEAD_MS + 11
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (
             [
                 {"type": "response.output_audio.delta", "delta": b64encode(bytes(4800)).decode()},
                 {"type": "response.done", "response": {"status": "completed"}},
             ],
-            "the answer to 'q' was silent",
+            "the answer to 'q' is silent",
         ),
-        ([{"type": "error", "error": {"message": "no room"}}], "the session says: no room"),
-        ([{"type": "response.done", "response": {"status": "completed"}}], "the answer to 'q' was without sound"),
+        ([{"type": "error", "error": {"message": "no room"}}], "the voice session reports an error: no room"),
+        ([{"type": "response.done", "response": {"status": "completed"}}], "the answer to 'q' has no audio"),
         (
             [{"type": "response.done", "response": {"status": "failed", "status_details": {"error": {"message": "no lm"}}}}],
-            "the answer to 'q' did not come to its end: no lm",
+            "the answer to 'q' was not completed: no lm",
         ),
-        ([{"type": "response.done", "response": {"status": "cancelled"}}], "did not come to its end: cancelled"),
+        ([{"type": "response.done", "response": {"status": "cancelled"}}], "was not completed: cancelled"),
     ],
 )
-def test_a_turn_without_an_answer_says_why(answer: list[dict[str, Any]], said: str) -> None:
-    with serving(Hall(answer=answer)) as api, pytest.raises(BenchError, match=said):
-        measure_voice(api, [Question(name="q", samples=TONE)], 1, lambda: None)
+def test_failed_voice_turn_reports_its_reason(answer: list[dict[str, Any]], message: str) -> None:
+    with serving(VoiceServer(answer=answer)) as api, pytest.raises((ApiError, BenchError), match=message):
+        measure_voice(api, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
-def test_a_gateway_that_is_not_there_is_one_line() -> None:
-    with serving(Hall()) as gone:
+def test_unreachable_voice_gateway_is_one_line() -> None:
+    with serving(VoiceServer()) as gone:
         pass
-    with pytest.raises(BenchError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
-        measure_voice(gone, [Question(name="q", samples=TONE)], 1, lambda: None)
+    with pytest.raises(ApiError, match="the voice session at http://127.0.0.1:.* broke off: .*refused"):
+        measure_voice(gone, [SpokenQuestion(name="q", samples=TONE)], 1, lambda: None)
 
 
-def test_a_recording_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
+def test_question_ends_with_its_last_voiced_sample(tmp_path: Path) -> None:
     silence = np.zeros(44_100, "<i2")
     tone = (np.sin(np.arange(44_100) * 0.05) * 9000).astype("<i2")
     soundfile.write(tmp_path / "a.wav", np.stack([np.concatenate([silence, tone, silence])] * 2, axis=1), 44_100)
     question = read_question(tmp_path / "a.wav")
     assert question.name == "a.wav" and abs(len(question.samples) - 48_000) < 500
     soundfile.write(tmp_path / "b.wav", silence, 44_100)
-    with pytest.raises(BenchError, match="nothing to hear"):
+    with pytest.raises(BenchError, match="the file is silent"):
         read_question(tmp_path / "b.wav")
     (tmp_path / "c.wav").write_bytes(b"no sound")
     with pytest.raises(BenchError, match=r"--wav .*c\.wav"):
         read_question(tmp_path / "c.wav")
 
 
-def test_the_silence_that_is_waited_for_is_not_held_against_us() -> None:
+def test_voice_target_excludes_end_of_turn_silence() -> None:
     turns = [
-        VoiceTurn(question="q", request="r", voice_to_voice_ms=SILENCE_MS + ours, parts=(Part(name="lm", ms=1),), answer_s=1,
-                  transcript="")
-        for ours in (100.0, 300.0, 900.0)
-    ]  # fmt: skip
+        VoiceTurn(
+            question="q",
+            request="r",
+            voice_to_voice_ms=SILENCE_MS + fleet_ms,
+            parts=(LatencyPart(name="lm", ms=1),),
+            answer_s=1,
+            transcript="",
+        )
+        for fleet_ms in (100.0, 300.0, 900.0)
+    ]
     (ratio,) = of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=tuple(turns)))
     assert ratio.value == 300 and ratio.met
     assert of_voice(VoiceResult(model="m", silence_ms=SILENCE_MS, turns=())) == []
 
 
-def test_it_needs_a_fleet_and_measures_nothing_else_unless_asked() -> None:
+def test_voice_option_skips_serving_benchmark() -> None:
     assert parse(["--voice"]).voice and not parse(["--voice"]).serving
     assert not parse(["--voice", "--up"]).serving and parse(["--voice", "--up", "--twin"]).serving
     given = parse(["--wav", "a.wav", "--wav", "b.wav"])
     assert given.voice and given.wavs == (Path("a.wav"), Path("b.wav"))
 
 
-class Talker:
-    """A session that answers at once, until it hears a voice."""
+class InterruptibleServer:
+    """A session that answers immediately, until it receives speech."""
 
     def __init__(self, status: str = "cancelled") -> None:
         self.status = status
-        self.held = Held(tasks=0, pages=2, slots=0)
+        self.held = ResourcesInUse(tasks=0, pages=2, slots=0)
         self.detection: dict[str, Any] = {}
 
     def take(self, socket: ServerConnection) -> None:
@@ -182,50 +190,55 @@ class Talker:
                 self.detection = event["session"]["audio"]["input"]["turn_detection"]
                 socket.send(json.dumps({"type": "session.updated"}))
             elif event["type"] == "response.create":
-                self.held = Held(tasks=3, pages=40, slots=4)
-                socket.send(json.dumps({"type": "response.output_audio.delta", "delta": SOUND}))
+                self.held = ResourcesInUse(tasks=3, pages=40, slots=4)
+                socket.send(json.dumps({"type": "response.output_audio.delta", "delta": AUDIO}))
             elif event["type"] == "input_audio_buffer.append" and self.held.tasks and any(b64decode(event["audio"])):
                 socket.send(json.dumps({"type": "input_audio_buffer.speech_started"}))
                 socket.send(json.dumps({"type": "response.done", "response": {"status": self.status}}))
-                self.held = Held(tasks=0, pages=2, slots=0)
+                self.held = ResourcesInUse(tasks=0, pages=2, slots=0)
 
 
-class Watched(Api):
-    talker: Talker
+class ResourceApi(Api):
+    fake: InterruptibleServer
 
-    def held(self) -> Held:
-        return self.talker.held
+    def resources_in_use(self) -> ResourcesInUse:
+        return self.fake.held
 
 
 @contextmanager
-def talking(talker: Talker) -> Iterator[Watched]:
-    with serve(talker.take, "127.0.0.1", 0) as server:
+def interruptible(fake: InterruptibleServer) -> Iterator[ResourceApi]:
+    with serve(fake.take, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        api = Watched(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
-        api.talker = talker
+        api = ResourceApi(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "key")
+        api.fake = fake
         yield api
         server.shutdown()
         thread.join()
 
 
-def test_an_interruption_is_timed_from_its_first_voiced_sample_to_all_memory_free() -> None:
-    talker, breath = Talker(), np.full(9600, 90, "<i2")
-    with talking(talker) as api:
-        result = measure_barge_in(api, Question(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
-    assert talker.detection["create_response"] is False, "who interrupts is not answered"
+def test_barge_in_is_measured_from_first_voiced_sample_to_freed_memory() -> None:
+    fake, breath = InterruptibleServer(), np.full(9600, 90, "<i2")
+    with interruptible(fake) as api:
+        result = measure_barge_in(api, SpokenQuestion(name="q", samples=np.concatenate([breath, TONE])), 2, lambda: None)
+    assert fake.detection["create_response"] is False, "the interruption itself is not answered"
     assert len(result.turns) == 2
     for turn in result.turns:
-        assert 0 < turn.heard_ms <= turn.cancelled_ms <= turn.memory_ms and turn.idle_ms <= turn.memory_ms
+        assert 0 < turn.detected_ms <= turn.cancelled_ms <= turn.memory_ms and turn.idle_ms <= turn.memory_ms
 
 
-def test_an_answer_that_ends_by_itself_was_not_interrupted() -> None:
-    with talking(Talker("completed")) as api, pytest.raises(BenchError, match="was over before it was interrupted"):
-        measure_barge_in(api, Question(name="q", samples=TONE), 1, lambda: None)
+def test_answer_completed_before_barge_in_raises() -> None:
+    with (
+        interruptible(InterruptibleServer("completed")) as api,
+        pytest.raises(BenchError, match="ended before it was interrupted"),
+    ):
+        measure_barge_in(api, SpokenQuestion(name="q", samples=TONE), 1, lambda: None)
 
 
-def test_interruptions_have_targets_and_need_a_fleet_alone() -> None:
-    turns = tuple(BargeIn(heard_ms=90, cancelled_ms=at_ms, idle_ms=200, memory_ms=at_ms + 400) for at_ms in (100.0, 120.0, 900.0))
+def test_barge_in_targets_and_options() -> None:
+    turns = tuple(
+        BargeIn(detected_ms=90, cancelled_ms=at_ms, idle_ms=200, memory_ms=at_ms + 400) for at_ms in (100.0, 120.0, 900.0)
+    )
     cancelled, freed = of_barge_in(BargeInResult(model="m", turns=turns))
     assert (cancelled.value, cancelled.met, freed.value, freed.met) == (120, True, 400, False)
     assert parse(["--barge-in", "--up"]).barge_in and not parse(["--barge-in", "--up"]).serving

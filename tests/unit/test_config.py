@@ -92,7 +92,7 @@ def _keys(model: type[BaseModel]) -> set[str]:
         ("graph=other", "unknown graph 'other'; use one of "),
         ("web.port=99999", r"web.port: must be a port .*65535.* \(got 99999\)"),
         ("limits.max_requests=0", "limits.max_requests: must be a whole number from 1 to "),
-        ("engine=other", "engine: 'other' is not known; use torch or fake"),
+        ("engine=other", "engine: 'other' is not a known value; use torch or fake"),
         ("edges.codes.policy.kind=ramp", "ramp: kind ramp needs the chunk sizes"),
         ("graph.x=1", "graph is a value, not a section"),
         ("web.port", "write KEY=VALUE"),

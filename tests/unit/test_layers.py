@@ -20,6 +20,8 @@ ALL_BELOW_WORKER = (
 BELOW_WEB = ("fleet.core", "fleet.config", "fleet.graphs", CLIENT, "fleet.processing")
 BELOW_ENDPOINTS = (*BELOW_WEB, "web.ports", "web.http", "web.schema", "web.gateway", "web.openai")
 
+MEASURING = ("fleet.api_client", "fleet.reporting")
+
 LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.core": (),
     # The stage and edge names in a deployment file are checked against the declaration.
@@ -51,21 +53,23 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_WEB, "web"),
     "fleet.jobs": ("fleet.core", "fleet.config", "fleet.control.jobs", "fleet.control.job_files", CLIENT),
+    "fleet.api_client": ("fleet.core",),
+    "fleet.reporting": ("fleet.core",),
     # The benchmark looks from outside; what it compares with runs aside, and each measure of a part is a module of its own.
-    "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, "fleet.bench"),
-    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", "fleet.bench"),
+    "fleet.bench": ("fleet.core", "fleet.config", "fleet.graphs", "fleet.processing", CLIENT, *MEASURING, "fleet.bench"),
+    "fleet.bench.hop": ("fleet.core", "fleet.control", "fleet.worker.redis_link", *MEASURING, "fleet.bench"),
     "fleet.bench.transfer": ("fleet.transfer",),
     "fleet.bench.kv_pages": ("fleet.core", "fleet.engine", "fleet.transfer", "fleet.bench"),
     # The measure of scale starts its own processes, joins as a gateway, and knows what the fake engine must answer.
     "fleet.bench.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.bench"),
     "fleet.bench.scale_fleet": ("fleet.core", "fleet.config", "fleet.control", "fleet.bench"),
-    "fleet.bench.scale_load": ("fleet.core", "fleet.control", "fleet.bench"),
+    "fleet.bench.scale_load": ("fleet.core", "fleet.control", "fleet.reporting", "fleet.bench"),
     "fleet.bench.scale_expected": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
     "fleet.bench.twin": ("fleet.core", "fleet.graphs", "fleet.engine.base", "fleet.stages.base"),
     "fleet.bench.twin_run": ("fleet.core", "fleet.config", "fleet.worker", "fleet.bench"),
-    "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", "fleet.bench"),
+    "fleet.pocket": ("fleet.core", "fleet.config", "fleet.models", "fleet.processing", *MEASURING, "fleet.bench"),
     # Chaos puts the benchmark's load on a fleet; two modules of it look into Redis: for what is there, and for what is told.
-    "fleet.chaos": ("fleet.core", "fleet.config", "fleet.bench", "fleet.chaos"),
+    "fleet.chaos": ("fleet.core", "fleet.config", *MEASURING, "fleet.bench", "fleet.chaos"),
     "fleet.chaos.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.chaos"),
     "fleet.chaos.event_log": ("fleet.core", "fleet.control", "fleet.chaos"),
     "fleet.cli": OURS,

@@ -32,27 +32,27 @@ def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(length, heads, DIM, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS))  # type: ignore[return-value]
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor, look: AttentionParams) -> Tensor:
+def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     """One request's rows, by the formula."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-    scores = torch.einsum("nhd,lhd->hnl", q, k) * look.scale
-    if look.softcap is not None:
-        scores = torch.tanh(scores / look.softcap) * look.softcap
+    scores = torch.einsum("nhd,lhd->hnl", q, k) * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
     row, at = torch.arange(len(q))[:, None], torch.arange(len(k))
-    hidden = (at > row) | (at <= row - (look.window or LENGTH + 1))
+    hidden = (at > row) | (at <= row - (params.window or LENGTH + 1))
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v).flatten(1)
 
 
-def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], look: AttentionParams) -> list[Tensor]:
+def run_fast(pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params: AttentionParams) -> list[Tensor]:
     """One pass over (table, seed of its states, start, stop)."""
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts])
     rows = [torch.cat([states(seed)[n][start:stop] for _, seed, start, stop in parts]) for n in range(3)]
-    return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), look).split([stop - start for *_, start, stop in parts]))
+    return list(layout.attend(0, rows[0], torch.cat(rows[1:], 1), params).split([stop - start for *_, start, stop in parts]))
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_fast_attention_in_any_mixture_is_the_formula(look: AttentionParams) -> None:
+def test_fast_attention_in_any_mixture_is_the_formula(params: AttentionParams) -> None:
     pool = make_pool()
     tables = [pool.open_table() for _ in range(3)]
     for table in tables:
@@ -63,14 +63,14 @@ def test_fast_attention_in_any_mixture_is_the_formula(look: AttentionParams) -> 
         there = [n for n in range(3) if step + 1 < len(cuts[n])]
         there.sort(key=lambda n: cuts[n][step + 1] - cuts[n][step] > 1)
         parts = [(tables[n], n, cuts[n][step], cuts[n][step + 1]) for n in there]
-        for n, out in zip(there, run_fast(pool, parts, look), strict=True):
+        for n, out in zip(there, run_fast(pool, parts, params), strict=True):
             got[n].append(out)
     for n in range(3):
-        torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), look), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.cat(got[n]), plain(*states(n), params), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: AttentionParams) -> None:
+def test_row_attention_is_the_formula_bit_equal_in_any_tile(params: AttentionParams) -> None:
     def rows_of(cuts: list[int], beside: int) -> Tensor:
         """One request's rows, `beside` rows of another one before them in each tile."""
         pool = make_pool()
@@ -82,11 +82,11 @@ def test_row_attention_is_the_formula_bit_equal_in_any_tile(look: AttentionParam
             extents = [Extent(table=other, start=0, stop=beside)] if beside else []
             layout = RowLayout(pool, [*extents, Extent(table=mine, start=start, stop=stop)], TILE_ROWS)
             q, k, v = (padded(torch.cat([b[:beside], a[start:stop]])) for a, b in zip(states(1), states(2), strict=True))
-            outs.append(layout.attend(0, q, torch.cat([k, v], 1), look)[beside : beside + stop - start])
+            outs.append(layout.attend(0, q, torch.cat([k, v], 1), params)[beside : beside + stop - start])
         return torch.cat(outs)
 
     alone = rows_of([0, 16, LENGTH], 0)
-    torch.testing.assert_close(alone, plain(*states(1), look), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, plain(*states(1), params), rtol=1e-4, atol=1e-5)
     assert torch.equal(rows_of(list(range(LENGTH + 1)), 0), alone)
     assert torch.equal(rows_of([0, 7, 14, 21, LENGTH], 9), alone)
 

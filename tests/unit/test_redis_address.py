@@ -59,7 +59,7 @@ def test_address_with_a_password_or_on_this_machine_is_accepted(url: str | None)
 )
 def test_password_of_the_examples_is_refused_and_nothing_permits_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", url)
-    with pytest.raises(ConfigError, match="REDIS_URL: a placeholder is no password"):
+    with pytest.raises(ConfigError, match="REDIS_URL: the password is a placeholder"):
         open_serving_deployment(None, [PERMIT])
     assert open_deployment(None, None).redis_url == url, "a command that only looks"
 

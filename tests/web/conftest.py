@@ -24,6 +24,7 @@ from tests.web.fake_client import FakeClient, Script
 from tests.web.fake_telemetry import FakeTelemetry
 from web.app import create_app
 from web.http.tls import TlsFiles
+from web.realtime.clock import Clock
 from web.serve import Server, uvicorn_config
 
 LIMITS = Limits(max_body_bytes=2_000_000, max_prompt_tokens=2_000, max_audio_s=5, max_answer_tokens=500, max_messages=8)
@@ -111,12 +112,17 @@ def bounded(loaded: Loaded, **web: object) -> Loaded:
 
 @contextmanager
 def serving(
-    loaded: Loaded, api_key: str | None = None, client: FakeClient | None = None, port: int = 0, tls: TlsFiles | None = None
+    loaded: Loaded,
+    api_key: str | None = None,
+    client: FakeClient | None = None,
+    port: int = 0,
+    tls: TlsFiles | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[Gateway]:
     """`client`: the control plane of another gateway, to share it. `port`: that of a stopped gateway, to take its place."""
     tokenizer = Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json"))
     client = client or FakeClient(loaded.config.graph_declaration(), tokenizer)
-    app = create_app(loaded.config, client, loaded.frontend, api_key)
+    app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
     with (
         serving_app(app, loaded.config, port, tls) as served,
         httpx.Client(base_url=served.url, verify=False, timeout=20) as http,

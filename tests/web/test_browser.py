@@ -15,8 +15,8 @@ from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
 from tests.web.conftest import Gateway, Loaded, allowing, serving
 from tests.web.fake_client import RATE_HZ, Script
-from tests.web.realtime.spoken import RATE_HZ as SPOKEN_HZ
-from tests.web.realtime.spoken import speech
+from tests.web.realtime.speech_samples import RATE_HZ as SPOKEN_HZ
+from tests.web.realtime.speech_samples import speech
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 
 SECOND = Script(num_samples=RATE_HZ, gap_s=0.01)

@@ -15,7 +15,7 @@ from websockets.typing import Origin
 from fleet.config.schema import WebConfig
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.console.busy_gateway import fill, read_only
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.console.login import keep_local_path
 from web.http.guard import COOKIE, CSRF_HEADER
 from web.http.hosts import AllowedHosts

@@ -13,7 +13,7 @@ from fleet.core.errors import ConfigError
 from tests.web.conftest import HELLO, Gateway, Loaded, allowing, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeClient
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.app import create_app
 from web.http.guard import COOKIE, CSRF_HEADER
 from web.http.origins import not_listed

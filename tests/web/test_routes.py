@@ -17,7 +17,7 @@ from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView
 from tests.web.conftest import HELLO, Gateway, Loaded, request_id_of, serving
 from tests.web.fake_client import Script
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.gateway.sampling import stage_defaults
 
 

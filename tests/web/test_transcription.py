@@ -16,6 +16,7 @@ from openai.types.audio.transcription_create_params import TranscriptionCreatePa
 from tokenizers import Tokenizer
 
 from fleet.core.errors import BadInput, EngineError
+from fleet.processing import Recording
 from tests.support import await_until, wait_until
 from tests.web.conftest import LIMITS, Gateway, Loaded, serving
 from tests.web.fake_client import RATE_HZ, FakeClient, Script, sine
@@ -269,14 +270,14 @@ def inner(loaded: Loaded) -> tuple[web_gateway.Gateway, FakeClient]:
 
 async def test_callers_inside_give_samples_and_may_change_their_mind(loaded: Loaded) -> None:
     gateway, client = inner(loaded)
-    samples = (sine(2 * RATE_HZ) / 32768).astype(np.float32)
-    assert await transcribe(gateway, samples, RATE_HZ) == Script().text
+    recording = Recording(sine(2 * RATE_HZ), RATE_HZ)
+    assert await transcribe(gateway, recording) == Script().text
     heard = np.frombuffer(client.submitted[0][1] or b"", "<f4")
     assert len(heard) == 32_000 and abs(float(np.abs(heard).max()) - 10_000 / 32768) < 0.01
     with pytest.raises(BadInput, match="shorter"):
-        await transcribe(gateway, samples[:100], RATE_HZ)
+        await transcribe(gateway, Recording(recording.samples[:100], RATE_HZ))
     client.script = Script(stall_at=2)
-    asking: asyncio.Task[Any] = asyncio.create_task(transcribe(gateway, samples, RATE_HZ))
+    asking: asyncio.Task[Any] = asyncio.create_task(transcribe(gateway, recording))
 
     async def is_asked() -> bool:
         return len(client.submitted) == 2

@@ -10,7 +10,7 @@ import pytest
 from websockets.typing import Subprotocol
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import CSRF_HEADER, KEY_SUBPROTOCOL_PREFIX
 from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LOG_EVERY_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys
 

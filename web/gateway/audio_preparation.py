@@ -5,11 +5,13 @@ Knows no HTTP, no container and no codec.
 
 import asyncio
 
+import numpy as np
+
 from fleet.config.schema import Limits
 from fleet.core.errors import Overloaded
-from fleet.processing import ChatRequest, Frontend
+from fleet.processing import ChatRequest, Frontend, Recording
 from fleet.processing.audio import decode_parts, needs_decoder
-from fleet.processing.base import Samples
+from fleet.processing.base import AudioSource, Samples
 from fleet.processing.decoder_pool import DecoderPool
 from fleet.processing.decoding import DecodeJob
 from web.ports import FleetPort
@@ -28,7 +30,7 @@ class AudioPreparation:
 
         Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
         """
-        parts = [(part.where, part.data) for part in chat.audio_parts if isinstance(part.data, str | bytes)]
+        parts = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
@@ -41,10 +43,12 @@ class AudioPreparation:
         finally:
             self._num_preparing -= 1
 
-    async def _samples(self, parts: list[tuple[str, str | bytes]]) -> list[Samples]:
+    async def _samples(self, parts: list[tuple[str, AudioSource]]) -> list[Samples]:
         rate_hz = self._frontend.audio_rate_hz
-        if needs_decoder(parts):
-            return await self._pool.decode(DecodeJob.of(parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
+        files = [(where, data) for where, data in parts if not isinstance(data, Recording)]
+        if needs_decoder(files):
+            assert len(files) == len(parts), "a chat holds files or recordings, never both"
+            return await self._pool.decode(DecodeJob.of(files, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
         return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True)
 
     def close(self) -> None:

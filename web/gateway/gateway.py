@@ -25,7 +25,16 @@ from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.stored_body import stored_body
 from web.ports import FleetPort
-from web.schema.chat import AudioUrlPartBody, ChatBody, MessageBody, PartBody, StreamOptions, TextPartBody, voice_name
+from web.schema.chat import (
+    AudioUrlPartBody,
+    ChatBody,
+    ChatOptions,
+    MessageBody,
+    PartBody,
+    StreamOptions,
+    TextPartBody,
+    voice_name,
+)
 
 log = logging.getLogger("fleet.web")
 
@@ -111,19 +120,37 @@ class Gateway:
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
         self.check_model(body.model)
-        spoken = "audio" in body.wants
-        outputs = self.outputs(spoken=spoken)
-        seed = request_seed(body)
-        stages = self.graph.stages_for(outputs)
+        self.outputs(spoken="audio" in body.wants)
         overrides = overrides or RequestOverrides()
+        messages = overrides.messages or await self._messages(body)
+        return await self.submit_chat(body, messages, request_id, overrides, stored=stored_body(body), kind=kind)
+
+    async def submit_chat(
+        self,
+        options: ChatOptions,
+        messages: tuple[Message, ...],
+        request_id: RequestId,
+        overrides: RequestOverrides,
+        *,
+        stored: str,
+        kind: str = "",
+    ) -> ActiveRequest:
+        """Check, prepare and submit a chat that had no body, or whose body was read; see `submit`. `stored`: its stored body.
+
+        Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
+        """
+        spoken = "audio" in options.wants
+        outputs = self.outputs(spoken=spoken)
+        seed = request_seed(options)
+        stages = self.graph.stages_for(outputs)
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
-            messages=overrides.messages or await self._messages(body),
+            messages=messages,
             outputs=outputs,
-            sampling=resolve_sampling(body, self.config, self._defaults, stages, seed),
+            sampling=resolve_sampling(options, self.config, self._defaults, stages, seed),
             spoken=spoken,
-            voice=voice_name(body.audio.voice) if body.audio is not None else None,
+            voice=voice_name(options.audio.voice) if options.audio is not None else None,
             given=overrides.given,
             created_us=now_us(),
             where=overrides.where,
@@ -132,9 +159,9 @@ class Gateway:
         spec, blob = await asyncio.to_thread(self.frontend.prepare, await self._audio.decode(chat))
         spec = msgspec.structs.replace(
             spec,
-            reply=reply_of(body) | self._leading_silence_param(overrides, spoken=spoken),
-            session=session_of(body),
-            body=stored_body(body),
+            reply=reply_of(options) | self._leading_silence_param(overrides, spoken=spoken),
+            session=session_of(options),
+            body=stored,
             model=self.model,
             kind=kind or ("speech" if spoken else "text"),
         )
@@ -210,12 +237,14 @@ class Gateway:
         await self.client.voice.save_transcript(audio_id, transcript, self.config.retention_s)
         return int(time.time()) + self.config.retention_s
 
+    def check_num_messages(self, num_messages: int) -> None:
+        """Raises: InputTooLarge."""
+        if num_messages > self.config.limits.max_messages:
+            reason = f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
+            raise InputTooLarge(f"messages: {reason}", param="messages")
+
     async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
-        if len(body.messages) > self.config.limits.max_messages:
-            raise InputTooLarge(
-                f"messages: {len(body.messages)} messages; at most {self.config.limits.max_messages} are allowed",
-                param="messages",
-            )
+        self.check_num_messages(len(body.messages))
         return tuple([await self._message(message, index) for index, message in enumerate(body.messages)])
 
     async def _message(self, message: MessageBody, index: int) -> Message:
@@ -244,14 +273,14 @@ class Gateway:
 MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
 
 
-def reply_of(body: ChatBody) -> dict[str, str]:
+def reply_of(body: ChatOptions) -> dict[str, str]:
     """Options of the answer's shape, as stored with the request: a key is present or absent."""
     options = body.stream_options or StreamOptions()
     wanted = {MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers}
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted}
 
 
-def session_of(body: ChatBody) -> str:
+def session_of(body: ChatOptions) -> str:
     """Internal name of the conversation: a digest of the client's name, of fixed length and valid in a Redis key."""
     key = body.prompt_cache_key
     return blake2b(key.encode(), digest_size=16).hexdigest() if key is not None else ""

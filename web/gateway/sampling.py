@@ -13,7 +13,7 @@ from fleet.core.errors import SHOWN_CHARS, BadInput, ConfigError
 from fleet.core.ids import StageName
 from fleet.core.request import Sampling
 from fleet.graphs import Stage
-from web.schema.chat import MAX_SEED, ChatBody, SamplingFields, StageFields
+from web.schema.chat import MAX_SEED, ChatOptions, SamplingFields, StageFields
 
 Value = float | int | tuple[str, ...]
 _FIELDS = (
@@ -48,7 +48,7 @@ def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str,
 
 
 def resolve_sampling(
-    body: ChatBody,
+    body: ChatOptions,
     config: FleetConfig,
     defaults: Mapping[StageName, Sampling],
     stages: tuple[StageName, ...],
@@ -87,11 +87,11 @@ def resolve_sampling(
     return resolved
 
 
-def request_seed(body: ChatBody) -> int:
+def request_seed(body: ChatOptions) -> int:
     return body.seed if body.seed is not None else new_seed()
 
 
-def _request_values(body: ChatBody, stage: Stage) -> dict[str, Value]:
+def _request_values(body: ChatOptions, stage: Stage) -> dict[str, Value]:
     if stage.main:
         values = _set_values(body)
         if body.max_completion_tokens is not None:

@@ -1,9 +1,11 @@
 """Copy of a request body for the trace and for retries, without its audio. Knows no route."""
 
 import json
+from collections.abc import Sequence
 from typing import cast
 
-from web.schema.chat import ChatBody
+from fleet.processing import AudioPart, Message, Recording, TextPart
+from web.schema.chat import ChatOptions
 
 MAX_STORED_BYTES = 16_384
 """A larger body is not stored: every worker of the request reads the stored copy."""
@@ -11,13 +13,31 @@ MAX_AUDIO_CHARS = 256
 AUDIO_FIELDS = ("data", "url")
 
 
-def stored_body(body: ChatBody) -> str:
-    """The body as JSON, audio replaced by a note of its size; "" if that is longer than `MAX_STORED_BYTES`."""
+def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
+    """The body as JSON, audio replaced by a note of its size; "" if that is longer than `MAX_STORED_BYTES`.
+
+    `messages` are those of a chat that had no body.
+    """
+    fields = options.model_dump(exclude_unset=True)
+    if messages:
+        fields["messages"] = [{"role": message.role, "content": _content(message)} for message in messages]
     try:
-        text = json.dumps(_Copier().without_audio(body.model_dump(exclude_unset=True)), ensure_ascii=False)
+        text = json.dumps(_Copier().without_audio(fields), ensure_ascii=False)
     except _TooLong:
         return ""
     return text if len(text.encode()) <= MAX_STORED_BYTES else ""
+
+
+def _content(message: Message) -> object:
+    if isinstance(message.content, TextPart):
+        return message.content.text
+    return [{"type": "text", "text": p.text} if isinstance(p, TextPart) else _audio_note(p) for p in message.content]
+
+
+def _audio_note(part: AudioPart) -> object:
+    """Describe audio as the part of a body that would hold it."""
+    num_samples = len(part.data.samples) if isinstance(part.data, Recording) else len(part.data)
+    return {"type": "input_audio", "input_audio": {"data": f"(sound, {num_samples} samples, is not kept)", "format": "wav"}}
 
 
 class _TooLong(Exception):

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -14,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
-from fleet.processing import AudioPart, Message, TextPart
+from fleet.processing import AudioPart, Message, Recording, TextPart
+from fleet.processing.base import AudioSource
 from web.gateway.answer import AnswerStream, TextPiece
 from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
 from web.http.body import body_memory_of, read_body
@@ -23,12 +22,10 @@ from web.http.errors import envelope_of
 from web.http.forms import open_form
 from web.http.middleware import request_id_of
 from web.http.sse import event, send_stream
-from web.openai.audio_encoder import encode_whole
 from web.schema.audio import ONE_FILE, TranscriptionForm, parse_transcription
 from web.schema.chat import ChatBody, MessageBody
 
 UNKNOWN_LANGUAGE = "unknown"
-PCM_PEAK = 32767
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,23 +92,22 @@ class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptionUsage
 
 
-async def transcribe(gateway: Gateway, samples: NDArray[np.float32], rate_hz: int) -> str:
-    """Transcribe mono samples in -1..1. If the caller is cancelled, no request remains.
+async def transcribe(gateway: Gateway, recording: Recording) -> str:
+    """Transcribe a recording. If the caller is cancelled, no request remains.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
-    pcm = (np.clip(samples, -1, 1) * PCM_PEAK).astype("<i2").tobytes()
-    active = await submit_transcription(gateway, encode_whole(pcm, rate_hz, "wav"), new_request_id())
+    active = await submit_transcription(gateway, recording, new_request_id())
     async with active.answer as answer:
         return "".join([text async for text in _texts(answer)])
 
 
 async def submit_transcription(
-    gateway: Gateway, file: bytes, request_id: RequestId, *, temperature: float | None = None
+    gateway: Gateway, audio: AudioSource, request_id: RequestId, *, temperature: float | None = None
 ) -> ActiveRequest:
     """Submit a transcription, greedy by default. Raises: the errors of `Gateway.submit`."""
     prompt = gateway.frontend.transcription_prompt()
-    content = (AudioPart(data=file, where="file"), TextPart(text=prompt, where="prompt"))
+    content = (AudioPart(data=audio, where="file"), TextPart(text=prompt, where="prompt"))
     body = ChatBody(model=gateway.model, messages=[MessageBody(role="user", content=prompt)], temperature=temperature or 0.0)
     return await gateway.submit(
         body, request_id, RequestOverrides(messages=(Message(role="user", content=content),), where="file")

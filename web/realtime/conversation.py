@@ -1,53 +1,51 @@
-"""The items of a conversation: bounded, in order, and holding only what was heard. Pure; knows no socket and no model.
+"""Items of a conversation: bounded, in order, and with only those words of a response that were played. Pure; knows no socket.
 
-User speech is kept as PCM16 at 16 kHz. What the assistant said is kept whole beside what was heard of it, so that a later cut is
-made from the same whole.
+The user's speech is stored as PCM16 at 16 kHz. Beside the words of a response that were played, all of it is stored, so that a
+later cut begins from the same whole.
 """
 
-import io
-import wave
 from base64 import b64encode
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 import numpy as np
 import soxr
+from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, NotFound
-from web.realtime.heard import Span, speech_heard, words_heard
-from web.realtime.server_events import ItemBody, ItemPart, PartBody, SpokenInput
-from web.realtime.settings import OUTPUT_RATE_HZ
-from web.realtime.turns import RATE_HZ
-from web.schema.chat import InputAudio, InputAudioPartBody, MessageBody, TextPartBody
-from web.schema.chat import PartBody as ChatPart
+from fleet.processing import AudioPart, Message, Recording, TextPart
+from web.realtime.audio.played_text import Span, played_speech, played_words
+from web.realtime.audio.turn_detector import RATE_HZ
+from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 
 Role = Literal["user", "assistant", "system"]
 FRAME_MS = 80
-"""A client's count of what it played may be ahead of what it was sent by less than a frame."""
+"""A client may count less than a frame more audio as played than it was sent."""
 ROOT = "root"
 
 
 class PlayedSpeech(msgspec.Struct, kw_only=True):
-    """An assistant's speech. Units: samples at 24 kHz. `sent` of its sound left for the client, `heard` of it was played before
-    something cut it; nothing is said in `silent`. `whole`: what the speech of `text` would be without silence.
+    """Speech of a response. Units: samples at 24 kHz. `sent` were sent to the client, of which `played` before the response was
+    cut; `silent` spans hold no speech. `whole`: the length of the speech of `text` without silence.
     """
 
     text: str
     whole: int
     sent: int
-    heard: int
+    played: int
     silent: list[Span] = []
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """`text` of sound is its transcript: of the user's "" until it is known, of the assistant's only what was heard."""
+    """`text` of audio is its transcript: "" until the user's is known, and of a response only the words that were played.
+    `clip` names the audio among the conversation's clips.
+    """
 
     kind: Literal["input_text", "input_audio", "output_text", "output_audio"]
     text: str = ""
     clip: str = ""
-    """The name of the sound among the conversation's clips."""
-    said: PlayedSpeech | None = None
+    speech: PlayedSpeech | None = None
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -61,46 +59,40 @@ class Item(msgspec.Struct, kw_only=True):
         return not any(part.text.strip() or part.clip for part in self.parts)
 
 
-class Clip:
-    """The user's sound, PCM16 at 16 kHz, and the file it is sent to the model as."""
+class Clip(msgspec.Struct, frozen=True):
+    """Audio of the user, PCM16 at 16 kHz."""
 
-    def __init__(self, pcm: bytes) -> None:
-        self.pcm = pcm
-        self._file = ""
+    pcm: bytes
+
+    @property
+    def samples(self) -> NDArray[np.int16]:
+        return np.frombuffer(self.pcm, "<i2")
 
     @property
     def seconds(self) -> float:
         return len(self.pcm) / 2 / RATE_HZ
 
-    def for_client(self) -> bytes:
-        """PCM16 at the rate that `audio/pcm` has on the wire."""
-        return soxr.resample(np.frombuffer(self.pcm, "<i2"), RATE_HZ, OUTPUT_RATE_HZ).astype("<i2").tobytes()
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.samples, RATE_HZ)
 
-    def file(self) -> str:
-        """A WAV in base64, made once: the clip is part of every later turn's prompt."""
-        if not self._file:
-            buffer = io.BytesIO()
-            with wave.open(buffer, "wb") as file:
-                file.setnchannels(1)
-                file.setsampwidth(2)
-                file.setframerate(RATE_HZ)
-                file.writeframes(self.pcm)
-            self._file = b64encode(buffer.getvalue()).decode("ascii")
-        return self._file
+    def for_client(self) -> bytes:
+        """Return PCM16 at the rate that `audio/pcm` has on the wire."""
+        return soxr.resample(self.samples, RATE_HZ, OUTPUT_RATE_HZ).astype("<i2").tobytes()
 
 
 class Conversation:
-    """Invariants: at most `max_items` items and `max_audio_s` seconds of the user's sound; the oldest go first, and are told."""
+    """Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the oldest are removed first."""
 
     def __init__(self, max_items: int, max_audio_s: float) -> None:
         self.items: list[Item] = []
         self.clips: dict[str, Clip] = {}
         self.version = 0
-        """Grows with every change of what a prompt would hold."""
+        """Increases with every change of the prompt."""
         self._max_items, self._max_audio_s = max_items, max_audio_s
 
     def snapshot(self) -> "Conversation":
-        """A copy that a thread may read while this one changes; both have the same items and clips."""
+        """Return a copy, of the same items and clips, that a thread may read while this one changes."""
         copy = Conversation(self._max_items, self._max_audio_s)
         copy.items, copy.clips = list(self.items), dict(self.clips)
         return copy
@@ -127,8 +119,8 @@ class Conversation:
     def add(
         self, item: Item, clips: dict[str, Clip] | None = None, after: str | None = None, *, where: str = "item.id"
     ) -> list[str]:
-        """Put it after the given item (`root`: first; None: last). Returns the ids of those that had to go for it. `where` is
-        what the client calls the item's id.
+        """Insert the item after the given one (`root`: first; None: last). Returns the ids of the items removed for it.
+        `where` names the client's field that holds the item's id.
 
         Raises: NotFound, BadInput.
         """
@@ -153,30 +145,31 @@ class Conversation:
         self.version += 1
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """The listener heard so much of it. What an earlier cut took does not come back.
+        """Cut a response's speech where the client stopped playing it. Words that an earlier cut removed stay removed.
 
         Raises: NotFound, BadInput.
         """
         item = self.find(item_id)
         part = item.parts[content_index] if content_index < len(item.parts) else None
-        if part is None or part.said is None:
+        if part is None or part.speech is None:
             raise BadInput("content_index: only an assistant's spoken content can be truncated", param="content_index")
-        sent_ms = part.said.sent * 1000 // OUTPUT_RATE_HZ
+        sent_ms = part.speech.sent * 1000 // OUTPUT_RATE_HZ
         if audio_end_ms > sent_ms + FRAME_MS:
             raise BadInput(f"audio_end_ms: {audio_end_ms} is beyond the item's {sent_ms} ms of audio", param="audio_end_ms")
-        self.cut(item, min(part.said.heard, audio_end_ms * OUTPUT_RATE_HZ // 1000))
+        self.cut(item, min(part.speech.played, audio_end_ms * OUTPUT_RATE_HZ // 1000))
 
-    def cut(self, item: Item, heard: int) -> None:
-        """Keep of an assistant's speech only the words within its first `heard` samples."""
+    def cut(self, item: Item, played: int) -> None:
+        """Retain only the words within the first `played` samples of a response's speech."""
         for part in item.parts:
-            if part.said is not None:
-                part.said.heard = heard
-                speech = speech_heard(heard, part.said.silent, part.said.whole)
-                part.text = words_heard(part.said.text, speech, part.said.whole)
+            if (speech := part.speech) is not None:
+                speech.played = played
+                part.text = played_words(speech.text, played_speech(played, speech.silent, speech.whole), speech.whole)
         self.version += 1
 
-    def note_transcript(self, item_id: str, content_index: int, text: str) -> bool:
-        """What the user said; false if the item is gone. A prompt does not change by it: the model hears the sound itself."""
+    def set_transcript(self, item_id: str, content_index: int, text: str) -> bool:
+        """Store the transcript of the user's audio; return False if the item was removed. The prompt, which holds the audio
+        itself, does not change.
+        """
         for item in self.items:
             if item.id == item_id and content_index < len(item.parts):
                 item.parts[content_index].text = text
@@ -184,7 +177,7 @@ class Conversation:
         return False
 
     def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
-        """The item as the wire has it."""
+        """Return the item as it is sent to the client."""
         return ItemBody(id=item.id, status=item.status, role=item.role, content=[self._part(p, with_audio) for p in item.parts])
 
     def _part(self, part: Part, with_audio: bool) -> ItemPart:
@@ -197,55 +190,60 @@ class Conversation:
         return PartBody(type=part.kind, text=part.text)
 
     def _shrink(self, newest: Item) -> list[str]:
-        gone: list[str] = []
+        removed: list[str] = []
         while len(self.items) > self._max_items:
-            gone.append(self._drop_oldest(newest))
+            oldest = next(item for item in self.items if item is not newest)
+            self.remove(oldest.id)
+            removed.append(oldest.id)
         while sum(clip.seconds for clip in self.clips.values()) > self._max_audio_s:
             oldest = next((item for item in self.items if any(part.clip for part in item.parts)), newest)
             if oldest is newest:
                 break
-            self._mute(oldest)
+            self._remove_audio(oldest)
             if oldest.is_empty:
                 self.items.remove(oldest)
-                gone.append(oldest.id)
-        return gone
+                removed.append(oldest.id)
+        return removed
 
-    def _drop_oldest(self, newest: Item) -> str:
-        oldest = next(item for item in self.items if item is not newest)
-        self.remove(oldest.id)
-        return oldest.id
-
-    def _mute(self, item: Item) -> None:
-        """Of speech that is too long ago, its words stay where they are known."""
+    def _remove_audio(self, item: Item) -> None:
+        """Remove the audio of an item; its transcript, if it is known, stays."""
         for part in item.parts:
             if part.clip:
                 self.clips.pop(part.clip, None)
                 part.clip = ""
 
-    def messages(self, instructions: str, *, skip: int = 0) -> list[MessageBody]:
-        """The prompt: the items after the first `skip`, what an assistant said in several goes as one message."""
-        found = [MessageBody(role="system", content=instructions)] if instructions else []
-        for item in self.items[skip:]:
+    def messages(self, instructions: str, speech: Clip | None = None) -> list[Message]:
+        """Return the prompt, with consecutive responses as one message, and with `speech` as its last turn."""
+        messages: list[Message] = []
+        if instructions:
+            messages.append(Message(role="system", content=TextPart(text=instructions, where="messages[0].content")))
+        for item in self.items:
             if item.is_empty or item.status == "in_progress":
                 continue
-            message = self._message(item)
-            last = found[-1] if found else None
+            last = messages[-1] if messages else None
             if last is not None and item.role == "assistant" == last.role:
-                said, more = str(last.content).rstrip(), str(message.content).lstrip()
-                found[-1] = MessageBody(role="assistant", content=f"{said} {more}")
+                assert isinstance(last.content, TextPart)
+                text = f"{last.content.text.rstrip()} {_text_of(item).lstrip()}"
+                messages[-1] = Message(role="assistant", content=TextPart(text=text, where=last.content.where))
             else:
-                found.append(message)
-        return found
+                messages.append(self._message(item, f"messages[{len(messages)}].content"))
+        if speech is not None:
+            where = f"messages[{len(messages)}].content[0].input_audio.data"
+            messages.append(Message(role="user", content=(AudioPart(data=speech.recording, where=where),)))
+        return messages
 
-    def _message(self, item: Item) -> MessageBody:
+    def _message(self, item: Item, where: str) -> Message:
         if item.role != "user" or not any(part.clip for part in item.parts):
-            return MessageBody(role=item.role, content=" ".join(part.text for part in item.parts if part.text))
-        return MessageBody(role="user", content=list(self._chat_parts(item)))
-
-    def _chat_parts(self, item: Item) -> Iterator[ChatPart]:
+            return Message(role=item.role, content=TextPart(text=_text_of(item), where=where))
+        content: list[TextPart | AudioPart] = []
         for part in item.parts:
+            at = f"{where}[{len(content)}]"
             if part.clip:
-                audio = InputAudio(data=self.clips[part.clip].file(), format="wav")
-                yield InputAudioPartBody(type="input_audio", input_audio=audio)
+                content.append(AudioPart(data=self.clips[part.clip].recording, where=f"{at}.input_audio.data"))
             elif part.text:
-                yield TextPartBody(type="text", text=part.text)
+                content.append(TextPart(text=part.text, where=f"{at}.text"))
+        return Message(role="user", content=tuple(content))
+
+
+def _text_of(item: Item) -> str:
+    return " ".join(part.text for part in item.parts if part.text)

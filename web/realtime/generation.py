@@ -1,198 +1,187 @@
-"""An answer being made for a voice session: asked for, kept as it comes, and abandoned at once when nobody wants it any more.
+"""One run of the model for a response: submitted, collected as it arrives, and stopped when its response is discarded.
 
-It does not wait for being wanted: an answer begun on speculation is made like any other, and told when it is adopted. Knows no
-conversation and no socket.
+A speculative generation is collected like any other before a response adopts it. Knows no conversation and no socket.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.core.ids import RequestId, new_request_id
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
-from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
-from web.realtime.ask import shortened
-from web.realtime.server_events import InputTokens, OutputTokenDetails, UsageBody
-from web.schema.chat import ChatBody
+from web.gateway.gateway import ActiveRequest, Gateway
+from web.realtime.clock import Clock
+from web.realtime.prompt import Prompt
+from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails, UsageBody
 
 log = logging.getLogger("fleet.web")
 
-MAX_AHEAD_BYTES = 60 * 24_000 * 2
-"""Sound nobody has taken yet; beyond it the answer is not read on, and its stages wait for credit."""
+MAX_UNSENT_BYTES = 60 * 24_000 * 2
+"""Audio not sent to the client yet, beyond which the answer is read no further and its stages wait for credit."""
 
 
 class Generation:
-    """`text` and `pcm` (PCM16) grow until `ended`; then either `whole`, or `error` says why not.
+    """`text` and `pcm` (PCM16) grow until `is_ended`; then `is_complete`, or `error` has the cause.
 
-    `shorten`: whether a conversation that is too long loses its oldest turns, or fails.
-
-    Units: `asked_at`, `first_sound_at` seconds of `time.monotonic`.
+    `shorten`: drop the oldest turns of a prompt that is too long, instead of failing.
     """
 
     def __init__(
-        self, gateway: Gateway, body: ChatBody | None, request_id: RequestId | None = None, *, shorten: bool = True
+        self, gateway: Gateway, clock: Clock, prompt: Prompt | None, request_id: RequestId | None = None, *, shorten: bool = True
     ) -> None:
-        self.body = body
+        self.prompt = prompt
         self.shorten = shorten
         self.request_id = request_id or new_request_id()
         self.text = ""
         self.pcm = bytearray()
-        self.taken_bytes = 0
-        self.ended = False
-        self.whole = False
+        self.is_ended = False
+        self.is_complete = False
         self.error: FleetError | None = None
         self.finish_reason = "stop"
-        self.voice: str | None = None
-        self.asked_at = time.monotonic()
+        self._released_bytes = 0
         self._answer: AnswerStream | None = None
-        self._gateway = gateway
-        self._moved = asyncio.Event()
+        self._gateway, self._clock = gateway, clock
+        self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._guarded(lambda: self._make(Position())))
+        self._spawn(lambda: self._generate(Position()))
 
-    def take_over(self) -> None:
-        """Go on with a request that another gateway asked for: it is told again from its beginning."""
-        self._task = asyncio.create_task(self._guarded(lambda: self._read_again(Position())))
+    def adopt(self) -> None:
+        """Read a request that another gateway submitted, from its beginning."""
+        self._spawn(lambda: self._read(Position()))
 
-    def make_rest(self, of: "Generation") -> None:
-        """What the other had made is had; the same is asked for again, and told from there.
+    def continue_from(self, other: "Generation") -> None:
+        """Take over the output of `other`, and generate the rest of it by the same prompt and seed.
 
-        One that was taken over has no body here: its request is sent again as it is written down.
+        One that was adopted has no prompt here: its request is submitted again as it is stored.
         """
-        self.text, self.pcm, self.voice = of.text, bytearray(of.pcm), of.voice
-        if of.whole:
-            self.ended = self.whole = True
-            self.finish_reason, self._answer = of.finish_reason, of._answer
+        self.text, self.pcm = other.text, bytearray(other.pcm)
+        if other.is_complete:
+            self.is_ended = self.is_complete = True
+            self.finish_reason, self._answer = other.finish_reason, other._answer
             return
-        position = Position(len(of.text), len(of.pcm))
-        make = self._make if self.body is not None else partial(self._send_again, of.request_id)
-        self._task = asyncio.create_task(self._guarded(lambda: make(position)))
+        position = Position(len(other.text), len(other.pcm))
+        generate = self._generate if self.prompt is not None else partial(self._retry, other.request_id)
+        self._spawn(lambda: generate(position))
 
     def stop(self) -> asyncio.Task[None] | None:
-        """The request ends everywhere, unless it has; nothing more is told."""
+        """Abort the request unless it has ended. Returns the task in which that happens."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
         return self._task
 
-    def poke(self) -> None:
-        """Whoever waits for `moved` looks again."""
-        self._moved.set()
+    def wake(self) -> None:
+        """End the current `wait_for_progress`."""
+        self._progress.set()
 
-    async def moved(self, timeout_s: float | None) -> None:
-        """Until something came, or so long."""
-        self._moved.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._moved.wait()
-        except TimeoutError:
-            return
+    async def wait_for_progress(self, timeout_s: float | None) -> None:
+        """Wait until more was generated or sent, or the time is over."""
+        self._progress.clear()
+        await self._clock.wait(self._progress, timeout_s)
 
-    def take(self, num_bytes: int) -> None:
-        """The listener has been sent so much of the sound."""
-        self.taken_bytes = num_bytes
-        self._moved.set()
+    def release(self, num_bytes: int) -> None:
+        """Note that so many bytes of the audio were sent, so that more of it may be read."""
+        self._released_bytes = num_bytes
+        self._progress.set()
 
-    async def _make(self, had: Position) -> None:
-        opened = await self._open()
-        self.voice = opened.voice
-        async with opened.answer as answer:
-            await self._collect(answer, had)
+    def _spawn(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._task = asyncio.create_task(self._run(work))
 
-    async def _open(self) -> ActiveRequest:
-        assert self.body is not None
+    async def _generate(self, position: Position) -> None:
+        active = await self._submit()
+        async with active.answer as answer:
+            await self._collect(answer, position)
+
+    async def _submit(self) -> ActiveRequest:
+        assert self.prompt is not None
         while True:
             try:
-                return await self._gateway.submit(
-                    self.body, self.request_id, RequestOverrides(where="conversation"), kind="voice"
-                )
+                return await self.prompt.submit(self._gateway, self.request_id)
             except InputTooLarge:
-                shorter = shortened(self.body) if self.shorten else None
+                shorter = self.prompt.shortened() if self.shorten else None
                 if shorter is None:
                     raise
-                self.body = shorter
+                self.prompt = shorter
 
-    async def _send_again(self, of: RequestId, had: Position) -> None:
-        self.request_id = await self._gateway.client.operations.retry(of)
-        await self._read_again(had)
+    async def _retry(self, request_id: RequestId, position: Position) -> None:
+        self.request_id = await self._gateway.client.operations.retry(request_id)
+        await self._read(position)
 
-    async def _read_again(self, had: Position) -> None:
+    async def _read(self, position: Position) -> None:
         answer = await self._gateway.resume(self.request_id)
         if answer is None:
-            raise FleetError("the answer under way is not known any more")
-        self.voice = answer.spec.params.get("voice")
+            raise FleetError("the response under way is not stored any more; ask again")
         async with answer:
-            await self._collect(answer, had)
+            await self._collect(answer, position)
 
-    async def _collect(self, answer: AnswerStream, had: Position) -> None:
+    async def _collect(self, answer: AnswerStream, position: Position) -> None:
         self._answer = answer
-        async for piece in self._bounded(skip_sent(answer.pieces(), had)):
+        async for piece in self._bounded(skip_sent(answer.pieces(), position)):
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
             else:
                 self.text += piece.text
-            self._moved.set()
-        self.whole, self.finish_reason = True, answer.finish_reason
+            self._progress.set()
+        self.is_complete, self.finish_reason = True, answer.finish_reason
 
     async def _bounded(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
         async for piece in pieces:
             yield piece
-            while len(self.pcm) - self.taken_bytes > MAX_AHEAD_BYTES:
-                await self.moved(None)
+            while len(self.pcm) - self._released_bytes > MAX_UNSENT_BYTES:
+                await self.wait_for_progress(None)
 
-    async def _guarded(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """`work` is begun in here: a task that is cancelled before it began never gets so far."""
+    async def _run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do the work, which begins in here: a task that is cancelled before its start runs none of its code."""
         try:
             await work()
         except FleetError as error:
             self.error = error
-            await self._name_stage()
+            await self._name_stage(error)
         except asyncio.CancelledError:
-            self.error = FleetError("the answer was stopped")
+            self.error = FleetError("the response was stopped")
             raise
         except Exception:
-            # The loop of this answer: the story goes to the log, only it fails.
-            log.exception("a voice answer failed")
-            self.error = FleetError("the server failed; its log tells why")
+            # The process loop of one generation: the cause is logged, and only this response fails.
+            log.exception("request %s of a voice session failed", self.request_id)
+            self.error = FleetError("the server failed; the cause is in its log")
         finally:
-            self.ended = True
-            self._moved.set()
+            self.is_ended = True
+            self._progress.set()
 
-    async def _name_stage(self) -> None:
-        """Who listens must be told where it failed."""
-        assert self.error is not None
+    async def _name_stage(self, error: FleetError) -> None:
+        """Prefix the message of a failure with the stage that failed."""
         try:
             view = await self._gateway.client.telemetry.trace(self.request_id)
         except FleetError:
             return
         failed = next((task.stage for task in view.tasks if task.state == "failed"), None) if view is not None else None
-        if failed is not None and failed not in self.error.message:
-            self.error.message = f"{failed}: {self.error.message}"
+        if failed is not None and failed not in error.message:
+            error.message = f"{failed}: {error.message}"
 
     @property
-    def first_sound_at(self) -> float | None:
+    def first_audio_at(self) -> float | None:
+        """Arrival of the first audio, in seconds of `time.monotonic`."""
         return self._answer.first_audio_at if self._answer is not None else None
 
     @property
     def num_trimmed(self) -> int:
-        """Samples of leading silence that the stages made and that `pcm` does not begin with."""
+        """Samples of leading silence that the stages generated and that `pcm` does not contain."""
         return self._answer.num_trimmed if self._answer is not None else 0
 
     @property
     def usage(self) -> UsageBody:
-        """Of what has come so far."""
+        """Token counts of what has arrived so far."""
         if self._answer is None:
             return UsageBody()
-        told = self._answer.usage()
-        prompt, completion = told.prompt_tokens_details, told.completion_tokens_details
+        usage = self._answer.usage()
+        prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
         return UsageBody(
-            total_tokens=told.total_tokens,
-            input_tokens=told.prompt_tokens,
-            output_tokens=told.completion_tokens,
+            total_tokens=usage.total_tokens,
+            input_tokens=usage.prompt_tokens,
+            output_tokens=usage.completion_tokens,
             input_token_details=InputTokens(
                 text_tokens=prompt.text_tokens, audio_tokens=prompt.audio_tokens, cached_tokens=prompt.cached_tokens
             ),

@@ -9,11 +9,11 @@ import soxr
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.realtime import server_events as say
-from web.realtime.client_events import ItemPatch, PartPatch, decode_pcm
+from web.realtime.audio.turn_detector import RATE_HZ
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
-from web.realtime.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
-from web.realtime.turns import RATE_HZ
+from web.realtime.protocol import server_events as say
+from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_pcm
+from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 
 MIN_CLIP_MS = 100
 """As OpenAI's: of less nothing can be understood."""

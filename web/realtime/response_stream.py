@@ -1,14 +1,13 @@
-"""One response: the events of its life, its words as they come, and its sound no further ahead of the listener than allowed.
+"""Delivery of one response: its events, its text as it arrives, and its audio at most `voice.send_ahead_s` ahead of playback.
 
-Knows no turn and no speculation: it is told what is being made for it, and when it is cut short.
+Knows no turn and no speculation.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -17,51 +16,53 @@ from fleet.core.errors import FleetError
 from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.http.errors import error_type
-from web.realtime import server_events as say
-from web.realtime.conversation import Conversation, Item, Part, PlayedSpeech
+from web.realtime.audio.played_text import Span, find_silences, speech_until
+from web.realtime.audio.playhead import Playhead
+from web.realtime.context import EventQueue, SessionContext
+from web.realtime.conversation import Item, Part, PlayedSpeech
 from web.realtime.generation import Generation
-from web.realtime.heard import Span, SpeakingRate, silences, speech_until
-from web.realtime.playhead import Playhead
-from web.realtime.settings import OUTPUT_RATE_HZ
+from web.realtime.protocol import server_events as server
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
+from web.realtime.states import ResponseInput, ResponseState, next_response_state
 
 log = logging.getLogger("fleet.web")
 
 GROUP_SAMPLES = 3
-"""So that the base64 of joined pieces is that of the joined sound: see `web.gateway.answer.GROUP_BYTES`."""
+"""Pieces of whole groups can be joined as base64: see `web.gateway.answer.GROUP_BYTES`."""
 FRAME_SAMPLES = 1920
-"""Sound goes out in pieces of at least 80 ms while the listener has enough, and in at most twelve times that."""
+"""Audio is sent in pieces of 80 ms or more while the client has enough to play, and of `MAX_PIECE_SAMPLES` at most."""
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
+Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
 
 
-class ResponseSink(Protocol):
-    """Where a response goes: to whoever listens now."""
+@dataclass(frozen=True, slots=True)
+class ResponseStarted:
+    """The first output was sent: audio, or text where the response is not spoken."""
 
-    @property
-    def listening(self) -> bool:
-        """Whether a client is there; without one no sound is sent."""
-        ...
+    response: "ResponseStream"
 
-    def tell(self, event: say.ServerEvent) -> None: ...
 
-    def sound(self, run: "ResponseStream", first_sample: int, pcm: bytes) -> None: ...
+@dataclass(frozen=True, slots=True)
+class ResponseVoiced:
+    """The first voiced sample was sent; not emitted for a response that another gateway began to send."""
 
-    def began(self, run: "ResponseStream") -> None:
-        """Its first sound, or word where it does not speak, was sent."""
-        ...
+    response: "ResponseStream"
 
-    def voiced(self, run: "ResponseStream", sample: int) -> None:
-        """Its first voiced sample was sent: `sample` of its sound. Not called for one that another gateway began to send."""
-        ...
 
-    def over(self, run: "ResponseStream") -> None:
-        """It was told to its end, or failed. Not called for one that was cut."""
-        ...
+@dataclass(frozen=True, slots=True)
+class ResponseEnded:
+    """The response was sent completely, failed or was cancelled."""
+
+    response: "ResponseStream"
+
+
+ResponseEvent = ResponseStarted | ResponseVoiced | ResponseEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """Parameters of a response. `skip_*`: what was already sent of it by the response that this one continues.
+    """Parameters of a response. `skip_*`: the part that an earlier response, which this one continues, has sent.
     `ignored` names fields of the request that have no effect.
     """
 
@@ -78,307 +79,345 @@ class ResponsePlan:
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimestamps:
-    """When the turn was where. Units: seconds of `time.monotonic`; `None`: not known, or not yet.
+    """Times of a turn and its response. Units: seconds of the session's clock; `None`: unknown, or not reached.
 
-    `voiced_end`: the last voiced sample of the user's turn came, and `voiced_end_ms` its place in all that was heard; `decided`:
-    the turn was over; `first_sent`: the first sound left; `first_voiced`: its first voiced sample is heard by a listener who
-    plays what comes without delay.
+    `voiced_end`: arrival of the last voiced sample of the user's turn, `voiced_end_ms` its position in the session's input;
+    `decided`: the turn was over; `first_sent`: the first output was sent; `first_voiced`: its first voiced sample is played by a
+    client that plays without delay.
     """
 
     voiced_end: float | None = None
     voiced_end_ms: int | None = None
-    decided: float = field(default_factory=time.monotonic)
+    decided: float
     first_sent: float | None = None
     first_voiced: float | None = None
 
 
 class ResponseStream:
     def __init__(
-        self, plan: ResponsePlan, making: Generation, conversation: Conversation, out: ResponseSink, *, lead_s: float,
-        rate: SpeakingRate, marks: TurnTimestamps | None = None, response_id: str | None = None, item_id: str | None = None,
+        self, context: SessionContext, events: EventQueue[ResponseEvent], plan: ResponsePlan, generation: Generation,
+        timestamps: TurnTimestamps, *, response_id: str | None = None, item_id: str | None = None,
     ) -> None:  # fmt: skip
-        self.id = response_id or say.new_id("resp")
-        self.item_id = item_id or say.new_id("item")
-        self.plan, self.making = plan, making
-        self.marks = marks or TurnTimestamps()
+        self.id = response_id or server.new_id("resp")
+        self.item_id = item_id or server.new_id("item")
+        self.plan, self.generation, self.timestamps = plan, generation, timestamps
         self.playhead = Playhead(OUTPUT_RATE_HZ)
-        self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self.item: Item | None = None
-        self.status: Literal["in_progress", "completed", "cancelled", "failed", "incomplete"] = "in_progress"
+        self.state = ResponseState.WAITING
+        self.outcome: Outcome | None = None
         self.sent_chars = 0
-        self._conversation, self._out, self._lead_s, self._rate = conversation, out, lead_s, rate
-        self._details: say.StatusDetails | None = None
-        self._told: PlayedSpeech | None = None
-        """Of an item that is still told: what the client may have cut of it already."""
+        self._context, self._events = context, events
+        self._conversation, self._clock = context.conversation, context.clock
+        self._details: server.StatusDetails | None = None
+        self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
+        self._truncated: PlayedSpeech | None = None
+        """Record of an item under way that the client may have truncated."""
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def active(self) -> bool:
-        return self.status == "in_progress"
+    def is_active(self) -> bool:
+        return self.outcome is None
 
     @property
-    def resending(self) -> bool:
-        """Return True while audio of a response that is over is sent to a client that came back."""
-        return not self.active and self._task is not None and not self._task.done()
+    def is_waiting(self) -> bool:
+        return self.state is ResponseState.WAITING
+
+    @property
+    def is_resending(self) -> bool:
+        return self.state is ResponseState.RESENDING
 
     @property
     def text(self) -> str:
-        return self.making.text[self.plan.skip_chars :]
+        return self.generation.text[self.plan.skip_chars :]
 
     @property
-    def made(self) -> int:
-        """Samples of this response's sound that there are."""
-        return max(0, len(self.making.pcm) // BYTES_PER_SAMPLE - self.plan.skip_samples)
+    def num_samples(self) -> int:
+        """Samples of this response that have been generated."""
+        return max(0, len(self.generation.pcm) // BYTES_PER_SAMPLE - self.plan.skip_samples)
 
-    def start(self, *, told: bool = False) -> None:
-        """`told`: a client knows of it already, from another gateway."""
-        if not told:
-            self._out.tell(say.ResponseCreated(response=self.body()))
-            self._out.tell(say.RequestOf(response_id=self.id, request_id=self.making.request_id))
+    @property
+    def played_samples(self) -> int:
+        """Samples that were played before the response was cut, as far as is known."""
+        speech = self._speech
+        return speech.played if speech is not None else 0
+
+    @property
+    def _speech(self) -> PlayedSpeech | None:
+        return self.item.parts[0].speech if self.item is not None else None
+
+    def start(self) -> None:
+        self._context.send(server.ResponseCreated(response=self.body()))
+        self._context.send(server.RequestOf(response_id=self.id, request_id=self.generation.request_id))
         self._spawn(self._deliver())
 
-    def cut(self, reason: Literal["turn_detected", "client_cancelled"], heard: int) -> None:
-        """End it now: what it is made of is stopped, and of its words those within `heard` samples stay."""
-        if self._task is not None:
-            self._task.cancel()
-        self.making.stop()
-        self._close(CANCELLED, say.StatusDetails(type=CANCELLED, reason=reason))
-        self.cut_words(heard)
+    def adopt(self, *, sent_samples: int, sent_chars: int, item: Item | None, is_active: bool) -> None:
+        """Continue, or keep for resending, a response of which another gateway sent so much."""
+        self.item, self.sent_chars = item, sent_chars
+        self.playhead.rewind(sent_samples)
+        if sent_samples or sent_chars:
+            self.timestamps.first_sent = 0.0
+            self._happened(ResponseInput.OUTPUT_SENT)
+        if is_active:
+            self._spawn(self._deliver())
+        else:
+            self.outcome = COMPLETED
+            self._happened(ResponseInput.ENDED)
 
-    def cut_words(self, heard: int) -> None:
-        if self.item is not None and self.plan.spoken:
-            self._conversation.cut(self.item, self._note_said(heard))
+    def cancel(self, reason: Literal["turn_detected", "client_cancelled"], played: int) -> None:
+        """End the response and its generation; its item keeps the words within the first `played` samples."""
+        self._cancel_task()
+        self.generation.stop()
+        self._close(CANCELLED, server.StatusDetails(type=CANCELLED, reason=reason))
+        self.truncate_text(played)
+        self._events.emit(ResponseEnded(self))
 
-    def note_told(self) -> None:
-        """The client may cut what is still told: what it has been sent so far is written down for that."""
+    def truncate_text(self, played: int) -> None:
         if self.item is not None and self.plan.spoken:
-            self._note_said(self.playhead.sent)
-            self._told = self.item.parts[0].said
+            self._conversation.cut(self.item, self._record_speech(played))
+
+    def prepare_truncation(self) -> None:
+        """Record what has been sent of the item under way, which the client is about to truncate."""
+        if self.item is not None and self.plan.spoken:
+            self._record_speech(self.playhead.sent)
+            self._truncated = self._speech
 
     @property
     def _limit(self) -> int | None:
-        """How much the client will have heard of it at most, in samples, by its own word."""
-        told = self._told
-        return told.heard if told is not None and told.heard < told.sent else None
+        """Samples after which the client truncated the item under way."""
+        truncated = self._truncated
+        return truncated.played if truncated is not None and truncated.played < truncated.sent else None
 
-    def abandon(self) -> None:
-        """Nobody will ever hear of it again."""
-        if self._task is not None:
-            self._task.cancel()
-        self.making.stop()
+    def stop(self) -> None:
+        """End the response without a further event: the session is over."""
+        self.detach()
+        self.generation.stop()
 
-    def let_go(self) -> None:
-        """Another gateway tells it from now on."""
-        if self._task is not None:
-            self._task.cancel()
+    def detach(self) -> None:
+        """Send nothing more, since another gateway does; the generation continues."""
+        self._cancel_task()
+        self._happened(ResponseInput.DETACHED)
 
-    def rewind(self, sample: int) -> None:
-        """The listener has so much of the sound, and is sent what follows; of a response that is over too."""
-        self.playhead.rewind(min(sample, self.made) if self.making.ended else sample)
-        if self.active:
-            self.making.poke()
-        else:
-            self.let_go()
-            self._spawn(self._deliver_sound())
+    def resend_from(self, sample: int) -> None:
+        """Send the audio from `sample` on to a client that reconnected, even if the response has ended."""
+        self.playhead.rewind(min(sample, self.num_samples) if self.generation.is_ended else sample)
+        if self.is_active:
+            self.generation.wake()
+            return
+        self._cancel_task()
+        self._happened(ResponseInput.RESEND)
+        self._spawn(self._resend())
 
     def stop_resending(self) -> None:
-        """Send no more of a response that is over, and keep no words beyond what the client has of it."""
-        if not self.resending:
+        """Stop sending the audio of an ended response; its item keeps no words beyond what the client has received."""
+        if not self.is_resending:
             return
-        self.let_go()
-        said = self.item.parts[0].said if self.item is not None else None
-        if said is not None:
-            self.cut_words(min(said.heard, self.playhead.sent))
+        self._cancel_task()
+        self._happened(ResponseInput.RESENT)
+        if (speech := self._speech) is not None:
+            self.truncate_text(min(speech.played, self.playhead.sent))
 
     async def _deliver(self) -> None:
         while True:
-            self._tell_words()
-            wait_s = self._tell_sound()
-            if self.making.ended and self._all_told():
+            self._send_text()
+            wait_s = self._send_audio()
+            if self.generation.is_ended and self._is_all_sent():
                 break
-            await self.making.moved(wait_s)
+            await self.generation.wait_for_progress(wait_s)
         self._end()
-        if self.status == FAILED or self._limit is not None:
-            # The words of an answer that failed ran ahead of a sound that will never come.
-            self.cut_words(self.playhead.sent)
-        self._out.over(self)
+        if self.outcome == FAILED or self._limit is not None:
+            # The words of a failed response are ahead of audio that never arrives.
+            self.truncate_text(self.playhead.sent)
+        self._events.emit(ResponseEnded(self))
 
-    async def _deliver_sound(self) -> None:
-        while self.playhead.sent < self.made:
-            await self.making.moved(self._tell_sound())
+    async def _resend(self) -> None:
+        while self.playhead.sent < self.num_samples:
+            await self.generation.wait_for_progress(self._send_audio())
+        self._happened(ResponseInput.RESENT)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         self._task = asyncio.create_task(work)
-        self._task.add_done_callback(self._look_at)
+        self._task.add_done_callback(self._on_task_done)
 
-    def _look_at(self, task: asyncio.Task[None]) -> None:
-        """A bug of ours ends this response, and not in silence."""
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Log a bug in the delivery, and end the response with an event."""
         if task.cancelled() or (error := task.exception()) is None:
             return
-        log.error("response %s failed", self.id, exc_info=error)
-        if self.active:
-            self.making.stop()
-            self._details = _failure(FleetError("the server failed; its log tells why"))
-            self.status = FAILED
-            self._out.tell(say.ResponseDone(response=self.body()))
-            self._out.over(self)
+        log.error("the delivery of response %s failed", self.id, exc_info=error)
+        if self.is_resending:
+            self._happened(ResponseInput.RESENT)
+        elif self.is_active:
+            self.generation.stop()
+            self._details = _failure(FleetError("the server failed; the cause is in its log"))
+            self.outcome = FAILED
+            self._happened(ResponseInput.ENDED)
+            self._context.send(server.ResponseDone(response=self.body()))
+            self._events.emit(ResponseEnded(self))
 
-    def _all_told(self) -> bool:
-        return self.sent_chars >= len(self.text) and self.playhead.sent >= self.made
+    def _happened(self, happened: ResponseInput) -> None:
+        self.state = next_response_state(self.state, happened)
 
-    def _tell_words(self) -> None:
+    def _is_all_sent(self) -> bool:
+        return self.sent_chars >= len(self.text) and self.playhead.sent >= self.num_samples
+
+    def _send_text(self) -> None:
         delta = self.text[self.sent_chars :]
         if not delta:
             return
         self._open_item()
         self.sent_chars += len(delta)
         if self.plan.spoken:
-            self._out.tell(say.TranscriptDelta(response_id=self.id, item_id=self.item_id, delta=delta))
+            self._context.send(server.TranscriptDelta(response_id=self.id, item_id=self.item_id, delta=delta))
         else:
-            self._out.tell(say.TextDelta(response_id=self.id, item_id=self.item_id, delta=delta))
-            self._note_first()
+            self._context.send(server.TextDelta(response_id=self.id, item_id=self.item_id, delta=delta))
+            self._on_output_sent()
 
-    def _tell_sound(self) -> float | None:
-        """Send what may be sent. Returns how long until more of it may be; None: not before something comes."""
-        if not self._out.listening:
+    def _send_audio(self) -> float | None:
+        """Send what may be sent. Returns the seconds until more may be; None: not before more is generated."""
+        if not self._context.connection.is_attached:
             return None
-        now = time.monotonic()
-        ready = self.made - self.playhead.sent
-        if not self.making.ended:
+        now = self._clock.now()
+        ready = self.num_samples - self.playhead.sent
+        if not self.generation.is_ended:
             ready -= ready % GROUP_SAMPLES
         if ready <= 0:
             return None
-        room = self.playhead.room(self._lead_s, now)
+        room = self.playhead.room(self._context.gateway.config.voice.send_ahead_s, now)
         room -= room % GROUP_SAMPLES
         wanted = min(ready, FRAME_SAMPLES)
         if room < wanted:
             return (wanted - room) / OUTPUT_RATE_HZ
-        self._send(min(ready, room, MAX_PIECE_SAMPLES), now)
+        self._send_samples(min(ready, room, MAX_PIECE_SAMPLES), now)
         return 0.0
 
-    def _send(self, num_samples: int, now: float) -> None:
+    def _send_samples(self, num_samples: int, now: float) -> None:
         self._open_item()
         first = self.playhead.sent
         start = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
-        pcm = bytes(self.making.pcm[start : start + num_samples * BYTES_PER_SAMPLE])
+        pcm = bytes(self.generation.pcm[start : start + num_samples * BYTES_PER_SAMPLE])
         self.playhead.send(num_samples, now)
-        self.making.take(start + len(pcm))
-        self._out.sound(self, first, pcm)
-        self._note_first()
-        self._note_voiced(first, pcm, now)
+        self.generation.release(start + len(pcm))
+        self._context.connection.send_audio(self.id, self.item_id, first, pcm)
+        self._on_output_sent()
+        self._find_voice(first, pcm, now)
 
-    def _note_first(self) -> None:
-        if self.marks.first_sent is None:
-            self.marks.first_sent = time.monotonic()
-            self._out.began(self)
+    def _on_output_sent(self) -> None:
+        if self.is_waiting:
+            self._happened(ResponseInput.OUTPUT_SENT)
+            self.timestamps.first_sent = self._clock.now()
+            self._events.emit(ResponseStarted(self))
 
-    def _note_voiced(self, first: int, pcm: bytes, now: float) -> None:
-        """Search what is sent for the first time; not behind what another gateway sent, which was not searched here."""
+    def _find_voice(self, first: int, pcm: bytes, now: float) -> None:
+        """Search audio that is sent for the first time, unless another gateway sent the part before it, which is unknown here."""
         if self._voice.sample is not None or first > self._num_searched:
             return
         fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]
         self._num_searched += len(fresh) // BYTES_PER_SAMPLE
         self._voice.add(fresh, now)
         if self._voice.sample is not None:
-            self.marks.first_voiced = self._voice.at_s
-            self._out.voiced(self, self._voice.sample)
+            self.timestamps.first_voiced = self._voice.at_s
+            self._context.send(server.Voiced(response_id=self.id, sample=self._voice.sample))
+            self._events.emit(ResponseVoiced(self))
 
     def _open_item(self) -> None:
         if self.item is not None:
             return
         kind = "output_audio" if self.plan.spoken else "output_text"
         self.item = Item(id=self.item_id, role="assistant", status="in_progress", parts=[Part(kind=kind)])
-        empty = self._item_body(self.item)
+        empty = self._conversation.body(self.item)
         empty.content = []
-        self._out.tell(say.OutputItemAdded(response_id=self.id, item=empty))
+        self._context.send(server.OutputItemAdded(response_id=self.id, item=empty))
         if self.plan.in_conversation:
             previous = self._conversation.last_id
-            gone = self._conversation.add(self.item)
-            self._out.tell(say.ItemAdded(previous_item_id=previous, item=empty))
-            for item_id in gone:
-                self._out.tell(say.ItemDeleted(item_id=item_id))
-        self._out.tell(say.ContentPartAdded(response_id=self.id, item_id=self.item_id, part=self._part("")))
+            removed = self._conversation.add(self.item)
+            self._context.send(server.ItemAdded(previous_item_id=previous, item=empty))
+            for item_id in removed:
+                self._context.send(server.ItemDeleted(item_id=item_id))
+        self._context.send(server.ContentPartAdded(response_id=self.id, item_id=self.item_id, part=self._part("")))
 
-    def _part(self, text: str) -> say.PartBody:
-        return say.PartBody(type="audio", transcript=text) if self.plan.spoken else say.PartBody(type="text", text=text)
+    def _part(self, text: str) -> server.PartBody:
+        return server.PartBody(type="audio", transcript=text) if self.plan.spoken else server.PartBody(type="text", text=text)
 
     def _end(self) -> None:
-        error = self.making.error
+        error = self.generation.error
         if error is not None:
             self._close(FAILED, _failure(error))
-        elif self.making.finish_reason == "length":
-            self._close(INCOMPLETE, say.StatusDetails(type=INCOMPLETE, reason="max_output_tokens"))
+        elif self.generation.finish_reason == "length":
+            self._close(INCOMPLETE, server.StatusDetails(type=INCOMPLETE, reason="max_output_tokens"))
         else:
             self._close(COMPLETED, None)
 
-    def _close(
-        self, status: Literal["completed", "cancelled", "failed", "incomplete"], details: say.StatusDetails | None
-    ) -> None:
-        """The last events of its life, in their order."""
-        self.status, self._details = status, details
+    def _close(self, outcome: Outcome, details: server.StatusDetails | None) -> None:
+        """Send the last events of the response, in their order."""
+        self.outcome, self._details = outcome, details
+        self._happened(ResponseInput.ENDED)
         if self.item is not None:
             self._close_item(self.item)
-        self._out.tell(say.ResponseDone(response=self.body()))
+        self._context.send(server.ResponseDone(response=self.body()))
 
     def _close_item(self, item: Item) -> None:
         text = self.text[: self.sent_chars]
         item.parts[0].text = text
-        item.status = "completed" if self.status == COMPLETED else "incomplete"
+        item.status = "completed" if self.outcome == COMPLETED else "incomplete"
+        send = self._context.send
         if self.plan.spoken:
-            self._note_said(self.playhead.sent)
-            self._out.tell(say.OutputAudioDone(response_id=self.id, item_id=self.item_id))
-            self._out.tell(say.TranscriptDone(response_id=self.id, item_id=self.item_id, transcript=text))
+            self._record_speech(self.playhead.sent)
+            send(server.OutputAudioDone(response_id=self.id, item_id=self.item_id))
+            send(server.TranscriptDone(response_id=self.id, item_id=self.item_id, transcript=text))
         else:
-            self._out.tell(say.TextDone(response_id=self.id, item_id=self.item_id, text=text))
-        self._out.tell(say.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text)))
-        body = self._item_body(item)
-        self._out.tell(say.OutputItemDone(response_id=self.id, item=body))
+            send(server.TextDone(response_id=self.id, item_id=self.item_id, text=text))
+        send(server.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text)))
+        body = self._conversation.body(item)
+        send(server.OutputItemDone(response_id=self.id, item=body))
         if self.plan.in_conversation and self._conversation.holds(item):
             previous = self._conversation.previous(item.id)
-            self._out.tell(say.ItemDone(previous_item_id=previous, item=body))
+            send(server.ItemDone(previous_item_id=previous, item=body))
             self._conversation.version += 1
-        if self.making.whole and self.plan.spoken and not self.plan.skip_samples:
-            self._rate.learn(self.plan.voice, text, speech_until(self.made, self._silences()) / OUTPUT_RATE_HZ)
+        if self.generation.is_complete and self.plan.spoken and not self.plan.skip_samples:
+            speech_s = speech_until(self.num_samples, self._silences()) / OUTPUT_RATE_HZ
+            self._context.shared.rate.learn(self.plan.voice, text, speech_s)
 
-    def _note_said(self, heard: int) -> int:
-        """What it would all be, so that words are counted by the share that was heard. Returns how much that is: less than given
-        where the client said so while it was told.
+    def _record_speech(self, played: int) -> int:
+        """Store the speech and how much of it was played with the item. Returns that count, which is lower than `played` if the
+        client truncated the item meanwhile.
         """
         assert self.item is not None
         text, silent = self.text[: self.sent_chars], self._silences()
-        whole = speech_until(self.made, silent)
-        if not self.making.whole:
-            # Its words run ahead of its sound: how long all of it would have been is not known any more.
-            whole = int(self._rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ, text_whole=True) * OUTPUT_RATE_HZ)
-        heard = heard if self._limit is None else min(heard, self._limit)
-        self.item.parts[0].said = PlayedSpeech(text=text, whole=whole, sent=self.playhead.sent, heard=heard, silent=silent)
-        return heard
+        whole = speech_until(self.num_samples, silent)
+        if not self.generation.is_complete:
+            # The words are ahead of the audio, whose full length will never be known.
+            rate = self._context.shared.rate
+            whole = int(rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ, text_whole=True) * OUTPUT_RATE_HZ)
+        played = played if self._limit is None else min(played, self._limit)
+        speech = PlayedSpeech(text=text, whole=whole, sent=self.playhead.sent, played=played, silent=silent)
+        self.item.parts[0].speech = speech
+        return played
 
     def _silences(self) -> list[Span]:
         start = self.plan.skip_samples * BYTES_PER_SAMPLE
-        return silences(np.frombuffer(bytes(self.making.pcm[start:]), "<i2"))
+        return find_silences(np.frombuffer(bytes(self.generation.pcm[start:]), "<i2"))
 
-    def _item_body(self, item: Item) -> say.ItemBody:
-        return self._conversation.body(item)
-
-    def body(self) -> say.ResponseBody:
-        plan, over = self.plan, not self.active
-        output = [self._item_body(self.item)] if self.item is not None and over else []
-        return say.ResponseBody(
+    def body(self) -> server.ResponseBody:
+        plan = self.plan
+        output = [self._conversation.body(self.item)] if self.item is not None and not self.is_active else []
+        return server.ResponseBody(
             id=self.id,
-            status=self.status,
+            status=self.outcome or "in_progress",
             status_details=self._details,
             output=output,
             conversation_id=plan.conversation_id if plan.in_conversation else None,
             output_modalities=["audio" if plan.spoken else "text"],
             max_output_tokens=plan.max_output_tokens,
-            audio=say.ResponseAudio(output=say.ResponseOutput(voice=plan.voice)),
-            usage=self.making.usage if over else None,
+            audio=server.ResponseAudio(output=server.ResponseOutput(voice=plan.voice)),
+            usage=None if self.is_active else self.generation.usage,
             metadata=plan.metadata,
             fleet_ignored=list(plan.ignored) or msgspec.UNSET,
         )
 
 
-def _failure(error: FleetError) -> say.StatusDetails:
-    failed = say.FailureBody(type=error_type(error), code=error.code, message=error.message)
-    return say.StatusDetails(type=FAILED, error=failed)
+def _failure(error: FleetError) -> server.StatusDetails:
+    failed = server.FailureBody(type=error_type(error), code=error.code, message=error.message)
+    return server.StatusDetails(type=FAILED, error=failed)

@@ -1,4 +1,4 @@
-"""All voice sessions of this gateway: who is let in, waits in line, or may come back, and writing them down for other gateways.
+"""Registry of the voice sessions of this gateway: admission, resumption after a lost connection, storage for other gateways.
 
 Knows no protocol of a socket.
 """
@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -19,47 +18,50 @@ from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
 from web.gateway.gateway import Gateway
 from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
-from web.realtime import vad
 from web.realtime.admission import Admission
-from web.realtime.client_connection import Port
-from web.realtime.refusal import close_code, close_reason, error_event
-from web.realtime.secrets import API_KEY, short_name
-from web.realtime.server_events import SessionCreated, new_id
-from web.realtime.session import Session, SessionCallbacks, Shared
-from web.realtime.settings import Settings
-from web.realtime.store import STATE, Snapshot, restore, resumed
-from web.realtime.story import shown_id
+from web.realtime.audio import vad
+from web.realtime.clock import Clock, Timer
+from web.realtime.context import SharedAudio
+from web.realtime.protocol.server_events import SessionCreated, new_id
+from web.realtime.protocol.settings import Settings
+from web.realtime.session import Session
+from web.realtime.session_views import shown_id
+from web.realtime.snapshot import STATE, Snapshot, restore, resumed
+from web.realtime.transport.client_connection import ClientWriter
+from web.realtime.transport.client_secrets import API_KEY, short_name
+from web.realtime.transport.refusal import close_code, close_reason, error_event
 
 log = logging.getLogger("fleet.web")
 
 RENEW_S = 2.0
-"""A session that does not change is written down as often, so that it is known to be alive."""
+"""Interval in which a session that does not change is written, so that it does not expire."""
 SETTLE_S = 0.1
-"""Changes that come together are written together."""
-LET_GO_S = 2.0
+"""Changes within this time are written together."""
+STOP_AFTER_S = 2.0
+"""Time until a session that another gateway continues is stopped here; see `_give_up`."""
 ENDED = "an operator ended the session"
 SPARE_S = 10.0
-"""How much longer than its client a session lives in Redis, so that the gateway is the one to end it."""
+"""Time that a session outlives its client's absence in Redis, so that the gateway is the one to end it."""
 FIRST_S = 10.0
-"""A new session lives so long in Redis until it is first written: one whose client left meanwhile is soon not counted."""
+"""Lifetime in Redis of a session that was never written: one whose client left before is soon not counted."""
 ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
 
 
 def absence_tries(lease: LeaseConfig) -> int:
     """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: they outlast the lease of a gateway that died.
 
-    A page that is reloaded, too, may be faster than the news that its former connection is gone.
+    A page that is reloaded may also connect before the loss of its former connection is noticed.
     """
     return 1 + math.ceil((lease.worker_ttl_s + ABSENCE_SPARE_S) / ABSENCE_POLL_S)
 
 
 Undo = Callable[[str, int], Coroutine[None, None, None]]
-"""Callback for a session, given by name and epoch, whose client left while it was being held."""
+"""Callback for a session, given by id and epoch, whose client left while it was being held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What a client that comes back has of a response: samples of its sound, characters of its words; None: it does not say."""
+    """What a client that reconnects has of a response: samples of audio, characters of text; None: it does not say."""
 
     response_id: str | None
     samples: int | None
@@ -68,9 +70,9 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session this gateway holds. `owner`: the credential that opened it, as `fleet.control.voice.hold` names it.
+    """A session of this gateway. `owner`: the credential that opened it, as `fleet.control.voice.hold` names it.
 
-    Units: `began_at` and `active_at` in seconds of the hall's clock, `away_us` since 1970.
+    Units: `began_at` and `active_at` in seconds of the clock, `away_us` since 1970.
     """
 
     session: Session
@@ -80,108 +82,114 @@ class SessionEntry:
     began_at: float
     active_at: float
     """Time of the last input from its client, or of the last output to it."""
-    num_received: int = 0
+    num_frames: int = 0
     away_us: int | None = None
-    """Since when its client is away."""
+    """Time at which its client disconnected."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    keeper: asyncio.Task[None] | None = None
-    expiry: asyncio.TimerHandle | None = None
+    writer: asyncio.Task[None] | None = None
+    expiry: Timer | None = None
 
 
 class SessionRegistry:
-    def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gateway: Gateway, clock: Clock | None = None) -> None:
         vad.model()
         self._gateway = gateway
         self._voice = gateway.config.voice
-        self._clock = clock
-        self._places: dict[str, SessionEntry] = {}
+        self._clock = clock or Clock()
+        self._entries: dict[str, SessionEntry] = {}
         self._admission = Admission(self._voice)
-        self._shared = Shared()
-        self._trying: set[str] = set()
-        """Secrets in use for which a client waits until a former connection is known to be gone."""
+        self._shared = SharedAudio()
+        self._retrying: set[str] = set()
+        """Secrets in use for which a client waits until its former connection is known to be lost."""
         self._ending: set[asyncio.Task[None]] = set()
         self.early_bytes = 0
-        """Bytes that the clients in line have sent."""
+        """Bytes that the queued clients have sent."""
 
     @property
     def sessions(self) -> dict[str, Session]:
-        return {name: place.session for name, place in self._places.items()}
+        return {session_id: entry.session for session_id, entry in self._entries.items()}
 
-    # coming
+    # opening
 
-    async def enter(self, port: Port, settings: Settings, owner: str, on_position: Callable[[int], None]) -> Session:
-        """A new session of `owner`, once there is room. `on_position` is called with the place in line, and whenever it changes.
+    async def enter(self, writer: ClientWriter, settings: Settings, owner: str, on_position: Callable[[int], None]) -> Session:
+        """Open a new session of `owner`, once there is room. `on_position` is called with each new position in the queue.
 
-        Raises: Overloaded if the line is full too; SecretInUse; RedisUnreachable.
+        Raises: Overloaded if the queue is full too; SecretInUse; RedisUnreachable.
         """
         settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
         held = await self._hold_new(settings.id, owner)
-        for name in held.replaced:
-            self.end(name)
+        for replaced_id in held.replaced:
+            self.end(replaced_id)
         try:
-            held = await self._wait_for_place(settings.id, held, owner, on_position)
-            place = self._seat(lambda watch: Session(self._gateway, settings, self._shared, watch), owner, held)
+            held = await self._wait_for_admission(settings.id, held, owner, on_position)
+            entry = self._add(lambda changed: Session(self._gateway, settings, self._shared, self._clock, changed), owner, held)
         except BaseException:
             self._spawn(self._forget(settings.id, held.epoch))
             raise
-        place.session.line.attach(port)
-        place.session.line.tell(SessionCreated(session=place.session.settings))
-        place.session.note()
-        return place.session
+        session = entry.session
+        session.connection.attach(writer)
+        session.connection.send(SessionCreated(session=session.settings))
+        session.publish()
+        return session
 
-    async def _hold_new(self, name: str, owner: str) -> HeldVoice:
+    async def _hold_new(self, session_id: str, owner: str) -> HeldVoice:
         """Create the record of a session. Raises: SecretInUse, RedisUnreachable."""
         tries_left = absence_tries(self._gateway.config.lease)
         while True:
             try:
-                held = await self._hold(name, FIRST_S, owner, self._forget, new=True)
+                held = await self._hold(session_id, FIRST_S, owner, self._forget, new=True)
                 assert held is not None, "two sessions of one name"
                 return held
             except SecretInUse:
                 tries_left -= 1
-                if owner in self._trying or tries_left <= 0:
+                if owner in self._retrying or tries_left <= 0:
                     raise
-            self._trying.add(owner)
+            self._retrying.add(owner)
             try:
-                await asyncio.sleep(ABSENCE_POLL_S)
+                await self._clock.sleep(ABSENCE_POLL_S)
             finally:
-                self._trying.discard(owner)
+                self._retrying.discard(owner)
 
-    async def _hold(self, name: str, keep_s: float, owner: str, undo: Undo, *, new: bool = False) -> HeldVoice | None:
-        """Take a session; where the caller is cancelled meanwhile, `undo` it. Raises: SecretInUse, RedisUnreachable."""
-        holding = asyncio.ensure_future(self._gateway.client.voice.hold(name, keep_s, owner, new=new))
+    async def _hold(self, session_id: str, ttl_s: float, owner: str, undo: Undo, *, new: bool = False) -> HeldVoice | None:
+        """Become the holder of a session; if the caller is cancelled meanwhile, `undo` that.
+
+        Raises: SecretInUse, RedisUnreachable.
+        """
+        holding = asyncio.ensure_future(self._gateway.client.voice.hold(session_id, ttl_s, owner, new=new))
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:
-            self._spawn(self._undo(name, holding, undo))
+            self._spawn(self._undo(session_id, holding, undo))
             raise
 
-    async def _undo(self, name: str, holding: asyncio.Future[HeldVoice | None], undo: Undo) -> None:
+    async def _undo(self, session_id: str, holding: asyncio.Future[HeldVoice | None], undo: Undo) -> None:
         with contextlib.suppress(FleetError):
             held = await holding
             if held is not None:
-                await undo(name, held.epoch)
+                await undo(session_id, held.epoch)
 
-    async def _mark_away(self, name: str, epoch: int) -> None:
-        """A client that left while its session was taken over may come back, or begin another one."""
-        await self._gateway.client.voice.save(name, epoch, self._keep_s, {"away_us": str(now_us()).encode()})
+    async def _mark_away(self, session_id: str, epoch: int) -> None:
+        """Allow a client that left while its session was taken over to reconnect, or to open another one."""
+        await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {"away_us": str(now_us()).encode()})
 
-    async def _wait_for_place(self, name: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]) -> HeldVoice:
-        """Take a place in the gateway; after a wait in line the session is held once more, since its time begins then.
+    async def _wait_for_admission(
+        self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
+    ) -> HeldVoice:
+        """Wait for room in the gateway; after a wait the session is held again, since its duration counts from then.
 
         Raises: Overloaded, RedisUnreachable.
         """
         by_secret = owner != API_KEY
-        waiter = self._admission.join(by_secret=by_secret, on_position=on_position)
-        if waiter.turn.is_set():
+        queued = self._admission.join(by_secret=by_secret, on_position=on_position)
+        if queued.admitted.is_set():
             return held
-        renewing = asyncio.create_task(self._renew(name, held.epoch))
+        renewing = asyncio.create_task(self._renew(session_id, held.epoch))
         try:
-            await self._admission.wait(waiter)
+            await self._admission.wait(queued)
         finally:
             renewing.cancel()
         try:
-            again = await self._hold(name, self._keep_s, owner, self._forget)
+            again = await self._hold(session_id, self._ttl_s, owner, self._forget)
             if again is None:
                 raise Overloaded("the place in line was lost while Redis was away; try again")
         except BaseException:
@@ -189,60 +197,61 @@ class SessionRegistry:
             raise
         return again
 
-    async def _renew(self, name: str, epoch: int) -> None:
-        """A client in line counts among the sessions of its secret."""
+    async def _renew(self, session_id: str, epoch: int) -> None:
+        """Renew the record of a queued client, which counts among the sessions of its secret."""
         while True:
             try:
-                await self._gateway.client.voice.save(name, epoch, self._keep_s, {})
+                await self._gateway.client.voice.save(session_id, epoch, self._ttl_s, {})
             except FleetError as error:
-                log.warning("session %s: its place in line could not be written: %s", shown_id(name), error.message)
-            await asyncio.sleep(RENEW_S)
+                log.warning("session %s: its place in the queue could not be renewed: %s", shown_id(session_id), error.message)
+            await self._clock.sleep(RENEW_S)
 
-    async def resume(self, session_id: str, port: Port, received: Received, owner: str) -> Session:
+    async def resume(self, session_id: str, writer: ClientWriter, received: Received, owner: str) -> Session:
         """Continue a session of `owner` whose connection was lost, here or on another gateway.
 
         Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
         """
-        place = self._places.get(session_id)
-        if place is None or place.owner != owner or not await self._still_held(place):
-            # A session of another owner that is held here is as unknown, and takes as long, as one that never was.
-            place = await self._take_over(session_id, received, owner)
-        place.active_at, place.away_us = self._clock(), None
-        session, line = place.session, place.session.line
-        if place.expiry is not None:
-            place.expiry.cancel()
-            place.expiry = None
-        line.attach(port)
-        line.tell(SessionCreated(session=session.settings))
-        # What was told meanwhile is in the whole text too: told after it, it would be read twice.
-        line.catch_up()
-        line.tell(resumed(session))
-        run = session.replies.run
-        if run is not None:
-            playable = session.settings.audio.output.format is not None
-            if playable and received.samples is not None and run.id == received.response_id:
-                run.rewind(received.samples)
-            elif run.active:
-                run.making.poke()
-        session.note()
+        entry = self._entries.get(session_id)
+        if entry is None or entry.owner != owner or not await self._is_still_held(entry):
+            # Another owner's session that is held here looks, and takes as long, as one that never existed.
+            entry = await self._take_over(session_id, received, owner)
+        entry.active_at, entry.away_us = self._clock.now(), None
+        session, connection = entry.session, entry.session.connection
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+            entry.expiry = None
+        connection.attach(writer)
+        connection.send(SessionCreated(session=session.settings))
+        # The transcript of `resumed` includes the missed deltas: sent after it, they would be read twice.
+        connection.send_missed()
+        connection.send(resumed(session))
+        response = session.responses.current
+        if response is not None:
+            is_playable = session.settings.audio.output.format is not None
+            if is_playable and received.samples is not None and response.id == received.response_id:
+                response.resend_from(received.samples)
+            elif response.is_active:
+                response.generation.wake()
+        session.publish()
         return session
 
-    async def _still_held(self, place: SessionEntry) -> bool:
-        """Return False, and give up the place, if another gateway continued the session or another session replaced it."""
-        if place.owner == API_KEY or place.away_us is None:
+    async def _is_still_held(self, entry: SessionEntry) -> bool:
+        """Return False, and remove the entry, if another gateway continued the session or another session replaced it."""
+        if entry.owner == API_KEY or entry.away_us is None:
             return True
+        session_id = entry.session.id
         try:
-            held = await self._gateway.client.voice.save(place.session.id, place.epoch, self._keep_s, {}, ["away_us"])
+            held = await self._gateway.client.voice.save(session_id, entry.epoch, self._ttl_s, {}, ["away_us"])
         except FleetError as error:
-            log.warning("session %s: continued although Redis does not answer: %s", shown_id(place.session.id), error.message)
+            log.warning("session %s: continued although Redis does not answer: %s", shown_id(session_id), error.message)
             return True
-        is_here = self._places.get(place.session.id) is place
+        is_here = self._entries.get(session_id) is entry
         if is_here and not held:
-            self._give_up(place, ended=False)
+            self._give_up(entry, ended=False)
         return held and is_here
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
-        held = await self._hold(session_id, self._keep_s, owner, self._mark_away)
+        held = await self._hold(session_id, self._ttl_s, owner, self._mark_away)
         if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
             raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
@@ -251,161 +260,158 @@ class SessionRegistry:
             # Its gateway died before it wrote anything of it.
             await self._forget(session_id, held.epoch)
             raise _unknown(session_id)
-        place = self._places.get(session_id)
-        if place is not None:
+        entry = self._entries.get(session_id)
+        if entry is not None:
             # Another connection of the same client was faster.
-            assert place.owner == owner, "Redis and this gateway agree on the owner"
-            place.epoch = held.epoch
-            return place
-        self._admission.take(by_secret=owner != API_KEY)
-        place = self._seat(lambda watch: restore(self._gateway, held.fields, self._shared, watch), owner, held)
-        run = place.session.replies.active
-        if run is not None and run.id == received.response_id and received.chars is not None:
-            # Words are told faster than they are written down: what was told last its client alone knows.
-            run.sent_chars = received.chars
-        return place
+            assert entry.owner == owner, "Redis and this gateway agree on the owner"
+            entry.epoch = held.epoch
+            return entry
+        self._admission.add(by_secret=owner != API_KEY)
+        entry = self._add(lambda changed: restore(self._gateway, held.fields, self._shared, self._clock, changed), owner, held)
+        response = entry.session.responses.active
+        if response is not None and response.id == received.response_id and received.chars is not None:
+            # Text is sent faster than the session is written: only the client knows what it has received.
+            response.sent_chars = received.chars
+        return entry
 
-    def _seat(self, make: Callable[[SessionCallbacks], Session], owner: str, held: HeldVoice) -> SessionEntry:
-        """The place is taken already; it is given back if there is no session to put there."""
+    def _add(self, make: Callable[[Callable[[], None]], Session], owner: str, held: HeldVoice) -> SessionEntry:
+        """Add a session that was admitted; its place is released if it cannot be made."""
         changed = asyncio.Event()
         try:
-            session = make(SessionCallbacks(changed=changed.set))
+            session = make(changed.set)
         except BaseException:
             self._admission.release(by_secret=owner != API_KEY)
             raise
-        now = self._clock()
-        place = SessionEntry(
+        now = self._clock.now()
+        entry = SessionEntry(
             session=session, owner=owner, epoch=held.epoch, snapshot=Snapshot(held.fields), began_at=now - held.age_s,
             active_at=now, changed=changed,
         )  # fmt: skip
-        place.keeper = asyncio.create_task(self._keep(place))
-        self._places[session.id] = place
-        return place
+        entry.writer = asyncio.create_task(self._write_changes(entry))
+        self._entries[session.id] = entry
+        return entry
 
-    # going
+    # closing
 
-    def lost(self, session: Session, port: Port) -> None:
-        """The connection is gone: the session waits for its client, for so long."""
-        place = self._places.get(session.id)
-        if place is None or not session.line.is_of(port):
+    def on_lost(self, session: Session, writer: ClientWriter) -> None:
+        """Retain the session of a lost connection for as long as its client may reconnect."""
+        entry = self._entries.get(session.id)
+        if entry is None or not session.connection.is_attached_to(writer):
             return
-        session.line.detach()
-        place.away_us = now_us()
-        session.note()
+        session.connection.detach()
+        entry.away_us = now_us()
+        session.publish()
         if not self._gateway.closing.is_set():
-            loop = asyncio.get_running_loop()
-            place.expiry = loop.call_later(self._voice.reconnect_timeout_s, self.end, session.id)
+            entry.expiry = self._clock.call_later(self._voice.reconnect_timeout_s, lambda: self.end(session.id))
 
-    def left(self, session: Session, port: Port) -> None:
-        """The client said goodbye: everything for it stops."""
-        if session.line.is_of(port):
+    def on_closed(self, session: Session, writer: ClientWriter) -> None:
+        """End the session of a client that closed its connection properly."""
+        if session.connection.is_attached_to(writer):
             self.end(session.id)
 
     def end(self, session_id: str, *, by_operator: bool = False) -> bool:
-        """Return True if there was such a session here. `by_operator`: a client that comes back learns so."""
-        place = self._places.get(session_id)
-        if place is None:
+        """Return True if there was such a session here. `by_operator`: a client that reconnects is sent that reason."""
+        entry = self._entries.get(session_id)
+        if entry is None:
             return False
-        self._close(place, 1000, ENDED if by_operator else "the session is over", None if by_operator else place.epoch)
+        self._close(entry, 1000, ENDED if by_operator else "the session is over", None if by_operator else entry.epoch)
         return True
 
-    def _close(self, place: SessionEntry, code: int, reason: str, epoch: int | None) -> None:
-        self._remove(place)
-        place.session.line.hang_up(code, reason)
-        place.session.abandon()
-        self._spawn(self._forget(place.session.id, epoch))
+    def _close(self, entry: SessionEntry, code: int, reason: str, epoch: int | None) -> None:
+        self._remove(entry)
+        entry.session.connection.close(code, reason)
+        entry.session.stop()
+        self._spawn(self._forget(entry.session.id, epoch))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _forget(self, name: str, epoch: int | None) -> None:
+    async def _forget(self, session_id: str, epoch: int | None) -> None:
         try:
-            await self._gateway.client.voice.end(name, epoch)
+            await self._gateway.client.voice.end(session_id, epoch)
         except FleetError as error:
-            log.warning("session %s: its end could not be written: %s", shown_id(name), error.message)
+            log.warning("session %s: its end could not be written: %s", shown_id(session_id), error.message)
 
-    def _remove(self, place: SessionEntry) -> None:
-        if self._places.get(place.session.id) is not place:
+    def _remove(self, entry: SessionEntry) -> None:
+        if self._entries.get(entry.session.id) is not entry:
             return
-        del self._places[place.session.id]
-        if place.expiry is not None:
-            place.expiry.cancel()
-        if place.keeper is not None and place.keeper is not asyncio.current_task():
-            place.keeper.cancel()
-        self._admission.release(by_secret=place.owner != API_KEY)
+        del self._entries[entry.session.id]
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        if entry.writer is not None and entry.writer is not asyncio.current_task():
+            entry.writer.cancel()
+        self._admission.release(by_secret=entry.owner != API_KEY)
 
-    # its bounds
+    # limits
 
-    def _overdue(self, place: SessionEntry) -> SessionExpired | SessionIdle | None:
-        """The bound that a session has reached. Its client is not idle while it is spoken to, or while it is away."""
-        now, session = self._clock(), place.session
-        if session.num_received != place.num_received or session.answering or not session.line.listening:
-            place.num_received, place.active_at = session.num_received, now
-        if now - place.began_at >= self._voice.max_session_s:
+    def _exceeded(self, entry: SessionEntry) -> SessionExpired | SessionIdle | None:
+        """Return the limit that a session has reached. A client that receives a response, or is absent, is not idle."""
+        now, session = self._clock.now(), entry.session
+        if session.num_frames != entry.num_frames or session.responses.is_busy or not session.connection.is_attached:
+            entry.num_frames, entry.active_at = session.num_frames, now
+        if now - entry.began_at >= self._voice.max_session_s:
             return SessionExpired(
                 f"Your session hit the maximum duration of {_duration(self._voice.max_session_s)}. "
                 "Begin another one (voice.max_session_s sets the bound)"
             )
-        if now - place.active_at >= self._voice.idle_s:
+        if now - entry.active_at >= self._voice.idle_s:
             return SessionIdle(
                 f"nothing was sent or played for {_duration(self._voice.idle_s)} (voice.idle_s); begin another session"
             )
         return None
 
-    def _until_due(self, place: SessionEntry) -> float:
-        """Seconds until a session that does not change is looked at again."""
-        return min(RENEW_S, max(0.0, place.began_at + self._voice.max_session_s - self._clock()))
-
-    # writing down
+    # storing
 
     @property
-    def _keep_s(self) -> float:
+    def _ttl_s(self) -> float:
         return self._voice.reconnect_timeout_s + SPARE_S
 
-    async def _keep(self, place: SessionEntry) -> None:
+    async def _write_changes(self, entry: SessionEntry) -> None:
+        """Write the session whenever it changes, at least each `RENEW_S`, until it is over."""
+        session = entry.session
         while True:
-            if (error := self._overdue(place)) is not None:
-                log.info("session %s ends: %s", shown_id(place.session.id), error.message)
-                place.session.line.tell(error_event(error))
-                self._close(place, close_code(error), close_reason(error), place.epoch)
+            if (error := self._exceeded(entry)) is not None:
+                log.info("session %s ends: %s", shown_id(session.id), error.message)
+                session.connection.send(error_event(error))
+                self._close(entry, close_code(error), close_reason(error), entry.epoch)
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._until_due(place)):
-                    await place.changed.wait()
-                await asyncio.sleep(SETTLE_S)
-            place.changed.clear()
+            due_s = entry.began_at + self._voice.max_session_s - self._clock.now()
+            if await self._clock.wait(entry.changed, min(RENEW_S, max(0.0, due_s))):
+                await self._clock.sleep(SETTLE_S)
+            entry.changed.clear()
             try:
-                if not await self._write(place):
-                    self._give_up(place, ended=await self._gateway.client.voice.was_ended(place.session.id, place.owner))
+                if not await self._write(entry):
+                    self._give_up(entry, ended=await self._gateway.client.voice.was_ended(session.id, entry.owner))
                     return
             except FleetError as error:
-                place.snapshot.forget()
-                log.warning("session %s: could not be written down: %s", shown_id(place.session.id), error.message)
+                entry.snapshot.forget()
+                log.warning("session %s: could not be written to Redis: %s", shown_id(session.id), error.message)
 
-    async def _write(self, place: SessionEntry) -> bool:
-        fields, gone = place.snapshot.changes(place.session)
-        view = place.session.view(self._gateway.client.id, short_name(place.owner))
+    async def _write(self, entry: SessionEntry) -> bool:
+        """Return False if the session is not held by this gateway any more. Raises: RedisUnreachable."""
+        fields, removed = entry.snapshot.changes(entry.session)
+        view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
         fields["view"] = msgspec.json.encode(view)
-        if place.away_us is None:
-            gone.append("away_us")
+        if entry.away_us is None:
+            removed.append("away_us")
         else:
-            fields["away_us"] = str(place.away_us).encode()
-        return await self._gateway.client.voice.save(place.session.id, place.epoch, self._keep_s, fields, gone)
+            fields["away_us"] = str(entry.away_us).encode()
+        return await self._gateway.client.voice.save(entry.session.id, entry.epoch, self._ttl_s, fields, removed)
 
-    def _give_up(self, place: SessionEntry, *, ended: bool) -> None:
-        """Another gateway has it, or, `ended`, an operator ended it: then its requests were ended with it."""
-        session = place.session
-        self._remove(place)
+    def _give_up(self, entry: SessionEntry, *, ended: bool) -> None:
+        """Remove a session that another gateway continues, or, `ended`, that an operator ended together with its requests."""
+        session = entry.session
+        self._remove(entry)
         if ended:
-            session.line.hang_up(1000, ENDED)
-            session.abandon()
+            session.connection.close(1000, ENDED)
+            session.stop()
             return
-        session.line.hang_up(1001, "the session continues at another gateway, or is over")
-        session.let_go()
-        # Not at once: whoever has the session now may not have taken its answer over yet. Once it has, ours cannot be aborted.
-        asyncio.get_running_loop().call_later(LET_GO_S, session.abandon)
+        session.connection.close(1001, "the session continues at another gateway, or is over")
+        session.detach()
+        # Later: the other gateway may not have resumed the request yet. Once it has, this one cannot abort it any more.
+        self._clock.call_later(STOP_AFTER_S, session.stop)
 
 
 def _unknown(session_id: str) -> NotFound:

@@ -202,19 +202,30 @@ class StageFields(SamplingFields):
 StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FIELDS)]], max_keys(MAX_STAGES)]
 
 
-class ChatBody(SamplingFields):
-    """POST /v1/chat/completions. `fleet` sets the sampling of single stages, by the graph's stage names.
+class ChatOptions(SamplingFields):
+    """Options of a chat beside its messages. `fleet` sets the sampling of single stages, by the graph's stage names.
 
     `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with the previous turn.
     """
 
     model: str
-    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None = None
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: MaxTokens | None = None
+    prompt_cache_key: CacheKey | None = None
+    fleet: StageSections | None = None
+
+    @property
+    def wants(self) -> tuple[Modality, ...]:
+        return tuple(self.modalities or ("text",))
+
+
+class ChatBody(ChatOptions):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
     n: int | None = None
     logprobs: bool | None = None
     logit_bias: Annotated[dict[str, float], max_keys(MAX_BIASES)] | None = None
@@ -226,12 +237,6 @@ class ChatBody(SamplingFields):
     user: str | None = None
     metadata: dict[str, object] | None = None
     store: bool | None = None
-    prompt_cache_key: CacheKey | None = None
-    fleet: StageSections | None = None
-
-    @property
-    def wants(self) -> tuple[Modality, ...]:
-        return tuple(self.modalities or ("text",))
 
     def ignored(self) -> list[str]:
         """Names of the fields in this request that have no effect."""

@@ -54,13 +54,13 @@ class FastLayout:
         self._spans = list(_spans(extents[self._num_single :], self._num_single, pool))
         self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_N, kv_Nkd)
-        outs = [self._single(layer, q_Nhd[: self._num_single], look)] if self._num_single else []
-        outs += [self._span(layer, q_Nhd, span, look) for span in self._spans]
+        outs = [self._single(layer, q_Nhd[: self._num_single], params)] if self._num_single else []
+        outs += [self._span(layer, q_Nhd, span, params) for span in self._spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _single(self, layer: int, q_Dhd: Tensor, look: AttentionParams) -> Tensor:
+    def _single(self, layer: int, q_Dhd: Tensor, params: AttentionParams) -> Tensor:
         rows, heads, dim = q_Dhd.shape
         longest = max(self._contexts)
         groups = self._pool.shape.num_kv_heads
@@ -68,8 +68,8 @@ class FastLayout:
         kv_2DkLd = kv.narrow(1, 0, longest).permute(2, 0, 3, 1, 4)
         k_DkLd, v_DkLd = kv_2DkLd.unbind(0)
         q_Dkgd = q_Dhd.view(rows, groups, -1, dim)
-        sinks_kg = look.sinks_h.view(groups, -1) if look.sinks_h is not None else None
-        out = _look_back(q_Dkgd, k_DkLd, v_DkLd, self._single_mask(longest, look.window), look, sinks_kg)
+        sinks_kg = params.sinks_h.view(groups, -1) if params.sinks_h is not None else None
+        out = _attend(q_Dkgd, k_DkLd, v_DkLd, self._single_mask(longest, params.window), params, sinks_kg)
         return out.reshape(rows, heads * dim)
 
     def _single_mask(self, longest: int, window: int | None) -> Tensor | None:
@@ -83,23 +83,23 @@ class FastLayout:
             self._masks[window] = seen_DL[:, None, None]
         return self._masks[window]
 
-    def _span(self, layer: int, q_Nhd: Tensor, span: _PromptRows, look: AttentionParams) -> Tensor:
+    def _span(self, layer: int, q_Nhd: Tensor, span: _PromptRows, params: AttentionParams) -> Tensor:
         q_hnd = q_Nhd[span.first : span.first + span.num_rows].transpose(0, 1)
         kv = self._pool.pages_of_layer[layer].index_select(0, span.pages_P).flatten(0, 1)[: span.context]
         k_kLd, v_kLd = kv[:, 0].transpose(0, 1), kv[:, 1].transpose(0, 1)
         groups = q_hnd.shape[0] // k_kLd.shape[0]
         k_hLd, v_hLd = k_kLd.repeat_interleave(groups, 0), v_kLd.repeat_interleave(groups, 0)
-        sinks_h1 = look.sinks_h[:, None] if look.sinks_h is not None else None
-        out = _look_back(q_hnd[None], k_hLd[None], v_hLd[None], span.seen(look.window), look, sinks_h1)[0]
+        sinks_h1 = params.sinks_h[:, None] if params.sinks_h is not None else None
+        out = _attend(q_hnd[None], k_hLd[None], v_hLd[None], span.seen(params.window), params, sinks_h1)[0]
         return out.transpose(0, 1).flatten(1)
 
 
-def _look_back(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, look: AttentionParams, sinks: Tensor | None) -> Tensor:
-    if look.softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=look.scale)
-    scores = q @ k.transpose(-1, -2) * look.scale
-    if look.softcap is not None:
-        scores = torch.tanh(scores / look.softcap) * look.softcap
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, params: AttentionParams, sinks: Tensor | None) -> Tensor:
+    if params.softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=params.scale)
+    scores = q @ k.transpose(-1, -2) * params.scale
+    if params.softcap is not None:
+        scores = torch.tanh(scores / params.softcap) * params.softcap
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
     return attention_weights(scores, sinks).to(v.dtype) @ v

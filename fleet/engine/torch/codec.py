@@ -1,7 +1,7 @@
 """The batch loop of a stateful decoder: frames of codes in, samples out, window by window.
 
 Each step runs one pass over windows of equal length. Windows of different lengths run in different passes: on a CPU padding
-costs more than a pass does. Knows no model: what a state is, and which windows may share a pass, the decoder says.
+costs more than a pass. Knows no model: the decoder defines states, and which windows may share a pass.
 """
 
 import logging
@@ -38,32 +38,32 @@ class WindowDecoder(Protocol[StateT]):
 
     @property
     def settling_samples(self) -> int:
-        """After windows that were skipped, so many samples are not right yet."""
+        """Number of samples after skipped windows that are not exact yet."""
         ...
 
     def group(self, state: StateT) -> Hashable:
-        """Only states of equal groups may share a pass."""
+        """Return the state's group: only states of one group may share a pass."""
         ...
 
     def num_samples(self, state: StateT, num_frames: int) -> int:
-        """How many a window of so many frames makes."""
+        """Return the number of samples that a window of `num_frames` yields."""
         ...
 
     def skip(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> Sequence[StateT]:
-        """One pass over windows whose sound is known, which takes a fraction of decoding them: the next states."""
+        """Return the next states after windows whose audio is known; one pass, much cheaper than decoding."""
         ...
 
     def decode(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> tuple[Sequence[StateT], NDArray[np.float32]]:
-        """One pass over B windows of T frames: the next states, and the samples, B x samples."""
+        """Run one pass over B windows of T frames; return the next states, and the samples, B x samples."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
-    """How many frames a window has. `ramp` counts frames per window; its last number repeats.
+    """Sizes of windows. `ramp` counts frames per window; its last number repeats.
 
     `invariant`: window k has ramp[k] frames however they arrive, and waits until it is full or the input has ended; windows
-    run one by one. Otherwise a window is what has arrived, at most the longest of the ramp, so that no answer starves others.
+    run one by one. Otherwise a window is all frames that have arrived, at most the longest of the ramp, so that none starves.
     Raises: ConfigError if the ramp is empty or not positive.
     """
 
@@ -75,7 +75,7 @@ class WindowPolicy:
             raise ConfigError(f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame", param="policy.ramp")
 
     def num_frames(self, window_index: int, num_waiting: int, *, ended: bool) -> int:
-        """Frames of the next window; 0 while it has to wait for more."""
+        """Return the frames of the next window; 0 while it must wait for more."""
         if not self.invariant:
             return min(num_waiting, max(self.ramp))
         size = self.ramp[min(window_index, len(self.ramp) - 1)]
@@ -84,8 +84,8 @@ class WindowPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream(Generic[StateT]):
-    """A request in the loop. Shapes: `waiting_TQ` frames fed and not yet decoded; `known` samples that an earlier owner made and
-    that are still to be returned.
+    """A request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`: an earlier owner's samples, still to be
+    returned.
     """
 
     request_id: RequestId
@@ -101,16 +101,16 @@ class _Stream(Generic[StateT]):
     def only_end_left(self) -> bool:
         return self.error is not None or (self.ended and not len(self.waiting_TQ))
 
-    def returned(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The window's samples: those that are known as they are known."""
-        told, self.known = self.known[: len(wave)], self.known[len(wave) :]
-        return np.concatenate((told, wave[len(told) :])) if len(told) else wave
+    def replace_known(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the window's samples, with the known ones in place of the computed ones."""
+        known, self.known = self.known[: len(wave)], self.known[len(wave) :]
+        return np.concatenate((known, wave[len(known) :])) if len(known) else wave
 
 
 class CodecEngine(Generic[StateT]):
     """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples].
 
-    History is the `wave` of the first samples: they are returned again, and what is needed to go on is all that is computed.
+    History is the `wave` of the first samples: they are returned again, and only the state needed to continue is computed.
     """
 
     def __init__(self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int) -> None:
@@ -121,7 +121,7 @@ class CodecEngine(Generic[StateT]):
         self._streams: dict[RequestId, _Stream[StateT]] = {}
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises: BadInput if the request is in the loop already."""
+        """Add a request. Raises: BadInput if it is in the loop already."""
         if request.request_id in self._streams:
             raise BadInput(f"request {request.request_id} was submitted twice")
         known = request.history.get("wave", np.zeros(0, np.float32))
@@ -168,7 +168,7 @@ class CodecEngine(Generic[StateT]):
         return 0
 
     def drop_cached(self, session: str | None = None) -> None:
-        """There is nothing: no sound goes on from an earlier one."""
+        """Do nothing: no audio continues that of an earlier request."""
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
         return None
@@ -183,7 +183,7 @@ class CodecEngine(Generic[StateT]):
         return None
 
     def free_pages(self, pages: KVPages) -> None:
-        """There are none."""
+        """Do nothing: pages are never lent or reserved."""
 
     def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         return False
@@ -196,12 +196,12 @@ class CodecEngine(Generic[StateT]):
         return EngineStats(running=len(self._streams), ready=ready)
 
     def _frames(self, arrays: Arrays) -> NDArray[np.int32]:
-        """Raises: EngineError naming what is wrong with the codes."""
+        """Return the frames of an input. Raises: EngineError naming the invalid codes."""
         codes = arrays.get("codes", self._no_frames)
         num_codebooks, codebook_size = self._decoder.num_codebooks, self._decoder.codebook_size
         if codes.ndim != 2 or codes.shape[1] != num_codebooks or not np.issubdtype(codes.dtype, np.integer):
-            given = f"{codes.dtype} {list(codes.shape)}"
-            raise EngineError(f"codes: expected integers [frames, {num_codebooks}], got {given}", param="codes")
+            got = f"{codes.dtype} {list(codes.shape)}"
+            raise EngineError(f"codes: expected integers [frames, {num_codebooks}], got {got}", param="codes")
         outside = np.argwhere((codes < 0) | (codes >= codebook_size))
         if len(outside):
             frame, codebook = outside[0]
@@ -219,12 +219,12 @@ class CodecEngine(Generic[StateT]):
         return self._window_frames(stream), self._decoder.group(stream.state), self._is_known(stream)
 
     def _is_known(self, stream: _Stream[StateT]) -> bool:
-        """Whether the next window's sound is known, and that of enough windows after it for the state to settle."""
-        made = self._decoder.num_samples(stream.state, self._window_frames(stream))
-        return len(stream.known) >= made + self._decoder.settling_samples
+        """Return True if the next window's audio is known, and enough after it for the state to settle."""
+        num_samples = self._decoder.num_samples(stream.state, self._window_frames(stream))
+        return len(stream.known) >= num_samples + self._decoder.settling_samples
 
     def _run(self, batch: list[_Stream[StateT]]) -> list[EngineOutput]:
-        """One pass over windows of one kind; if it fails, each by itself, so that only the one at fault ends."""
+        """Run one pass over windows of one kind; if it fails, run each alone, so that only the one at fault fails."""
         num_frames = self._window_frames(batch[0])
         try:
             codes_BTQ = np.stack([stream.waiting_TQ[:num_frames] for stream in batch])
@@ -253,11 +253,11 @@ class CodecEngine(Generic[StateT]):
         final = stream.only_end_left()
         if not final:
             self._streams[stream.request_id] = stream
-        made = {"wave": stream.returned(wave)}
-        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays=made, final=final)
+        arrays = {"wave": stream.replace_known(wave)}
+        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays=arrays, final=final)
 
     def _end(self, stream: _Stream[StateT]) -> EngineOutput:
-        """The last output of a stream without frames to decode: its error, or a bare end."""
+        """Return the last output of a stream without frames to decode: its error, or an empty end."""
         del self._streams[stream.request_id]
         final = stream.error is None
         return EngineOutput(request_id=stream.request_id, walk=stream.walk, final=final, error=stream.error)

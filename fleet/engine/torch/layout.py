@@ -58,7 +58,7 @@ class Layout(Protocol):
         """int64 [N]."""
         ...
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row. Returns [N, h x d]."""
         ...
 

@@ -35,7 +35,7 @@ def gumbel(keys: Sequence[int], num_tokens: int, device: torch.device) -> Tensor
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right whatever the sign."""
+    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right for either sign."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK32
     x = x ^ (x >> 15)

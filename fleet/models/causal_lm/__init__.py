@@ -1,1 +1,1 @@
-"""Any causal language model that `transformers` knows, run unmodified on paged KV by way of its attention interface."""
+"""Any causal language model of `transformers`, run unmodified on paged KV through its attention interface."""

@@ -1,4 +1,4 @@
-"""A checkpoint's folder to a model of `transformers`, or one line that says why not. Knows no rows and no pages."""
+"""Loading of a checkpoint as a model of `transformers`, or a one-line refusal. Knows no rows and no pages."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,25 +14,25 @@ from fleet.core.errors import ConfigError
 from fleet.models.causal_lm.paged import NAME, register
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-WHAT_IT_RAISES = (
+LOAD_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError,
     SafetensorError, StrictDataclassError,
 )  # fmt: skip
-"""What code of `transformers` raises over a folder, or a model, that is not as it expects."""
+"""Errors that `transformers` raises for an unexpected folder or model."""
 
 
 @contextmanager
 def refusing(folder: Path, what: str, fix: str = "give a checkpoint of another architecture") -> Generator[None]:
-    """Raises: ConfigError in one line, for whatever the model's own code raises; `what` says what cannot be."""
+    """Convert errors of the model's own code to a ConfigError of one line; `what` names the failed operation."""
     try:
         yield
-    except WHAT_IT_RAISES as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"checkpoint {folder}: {what}: {said}; {fix}", param="checkpoint") from error
+    except LOAD_ERRORS as error:
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"checkpoint {folder}: {what}: {cause}; {fix}", param="checkpoint") from error
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Raises: ConfigError unless every layer that it names is one of attention."""
+    """Read the configuration. Raises: ConfigError unless every layer in it is an attention layer."""
     with refusing(folder, "no config.json that can be read", "fetch it again"):
         config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False)).get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -43,14 +43,14 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def load_model(folder: Path, kind: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Raises: ConfigError unless `transformers` has such a causal language model and the folder has all its weights."""
+    """Load the model. Raises: ConfigError unless `transformers` supports it and the folder has all its weights."""
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):
         loaded = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )
-    model, told = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    missing = sorted(told["missing_keys"])
+    model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
             f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...; fetch it again", param="checkpoint"

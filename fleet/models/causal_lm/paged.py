@@ -1,6 +1,6 @@
-"""The attention function that `transformers` modules call here: it looks back through the pass's pages instead of a cache.
+"""The attention function of `transformers` modules: it attends through the pass's pages instead of a cache.
 
-Source: transformers 5.23, `AttentionInterface`. An unknown implementation gets no mask built, which is what we want.
+Source: transformers 5.23, `AttentionInterface`. `transformers` builds no mask for an unknown implementation, as required.
 Legend: N rows, h query heads, k key/value heads, d head size.
 """
 
@@ -14,16 +14,16 @@ from fleet.engine.torch.layout import AttentionParams, Layout
 
 NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
-"""The keyword that carries the pass's layout from a model's `forward` down to its attention."""
-OF_NO_EFFECT = {
+"""Keyword that carries the pass's layout from a model's `forward` to its attention."""
+IGNORED_KEYWORDS = {
     "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
     "position_ids", "use_cache",
 }  # fmt: skip
-"""What modules hand to any attention, and what changes nothing here: nothing is trained, and rows look back at pages."""
+"""Keywords without effect here: nothing is trained, and rows attend to pages."""
 
 
 class Attention(Protocol):
-    """What is read of an attention module."""
+    """The attributes of an attention module in use."""
 
     layer_idx: int
 
@@ -43,11 +43,11 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h] are attention sinks.
 
-    Raises: ValueError for what would change the result and is not served.
+    Raises: ValueError for keywords that would change the result and are not supported.
     """
     if fleet_layout is None:
         raise ValueError("it does not hand keywords down to its attention")
-    unknown = [name for name, value in others.items() if value is not None and name not in OF_NO_EFFECT]
+    unknown = [name for name, value in others.items() if value is not None and name not in IGNORED_KEYWORDS]
     unknown += ["attention_mask"] if attention_mask is not None else []
     if unknown or others.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise ValueError(f"its attention asks for {', '.join(unknown) or 'what comes later in the text'}")
@@ -55,8 +55,8 @@ def paged_attention(
         raise ValueError("its keys and values differ in size")
     q_Nhd, kv_Nkd = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
     scale = q_Nhd.shape[-1] ** -0.5 if scaling is None else scaling
-    look = AttentionParams(scale=scale, window=sliding_window, softcap=softcap, sinks_h=s_aux)
-    out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), kv_Nkd, look)
+    params = AttentionParams(scale=scale, window=sliding_window, softcap=softcap, sinks_h=s_aux)
+    out = fleet_layout.attend(module.layer_idx, q_Nhd.contiguous(), kv_Nkd, params)
     return out.view(1, *q_Nhd.shape), None
 
 
@@ -65,11 +65,11 @@ def register() -> None:
 
 
 class BodyStub(nn.Module):
-    """Stands in for a causal model's body, so that the model's own code runs its head on hidden rows made elsewhere."""
+    """Replaces a causal model's body, so that the model's own code runs its head on hidden rows computed elsewhere."""
 
     @property
     def decoder(self) -> "BodyStub":
-        """Some heads go past the body to its decoder."""
+        """Some heads call the body's decoder directly."""
         return self
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_: object) -> "BodyOutput":
@@ -77,7 +77,7 @@ class BodyStub(nn.Module):
 
 
 class BodyOutput:
-    """The output of a body: hidden rows, and nothing else of what a body may put out."""
+    """The output of a body: hidden rows only; every other attribute is None."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state

@@ -62,7 +62,7 @@ class CausalTask:
         return Prefix(keys=joined_keys([self._ids, np.array(drawn, np.int64)])[: self.num_rows])
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Nothing that it made is needed again."""
+        """Do nothing: reused rows need no output."""
 
     def grow(self, row_1H: Tensor) -> None:
         self._rows.extend(row_1H)
@@ -78,7 +78,7 @@ class CausalLM:
         config = read_config(folder)
         kind = config.model_type
         if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
-            raise ConfigError(f"numerics: invariant is not there for {kind}, which has experts", param="numerics")
+            raise ConfigError(f"numerics: invariant is not available for {kind}, which has experts; use fast", param="numerics")
         model = load_model(folder, kind, dtype)
         with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
             cast(nn.Module, model).to(device)
@@ -92,7 +92,7 @@ class CausalLM:
         return CausalTask(self, request)
 
     def embed(self, ids: np.ndarray) -> Tensor:
-        """Raises: BadInput for ids the model does not have."""
+        """Embed ids. Raises: BadInput for unknown ones."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= self._num_ids:
             raise BadInput(f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages")
         return self._parts.embed(torch.from_numpy(ids).to(self._device))

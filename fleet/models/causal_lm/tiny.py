@@ -1,6 +1,6 @@
 """A small random causal language model (Qwen3, dense) with tokenizer and chat template, for tests and for trying Fleet.
 
-Its answers are noise, but varied, and every token of the prompt matters to them.
+Its answers are noise, but varied, and depend on every token of the prompt.
 """
 
 import math

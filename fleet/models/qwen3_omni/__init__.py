@@ -1,1 +1,1 @@
-"""Qwen3-Omni (Thinker, Talker, Code2Wav): what the torch engine and the tests know of this model family."""
+"""Qwen3-Omni (Thinker, Talker, Code2Wav): model code, weights and configuration of this family."""

@@ -1,4 +1,4 @@
-"""Audio prompts into rows of the Thinker: the encoder of `transformers`, its weights loaded on their own."""
+"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded."""
 
 from typing import cast
 
@@ -25,7 +25,7 @@ class AudioTower:
         self._dtype = like.dtype
 
     def encode(self, features_CMF: Tensor, mask_CF: Tensor) -> Tensor:
-        """Shapes: C clips x M mel bins x F frames, mask 1 where a frame is real -> [positions of all clips, H]."""
+        """Encode clips. Shapes: C clips x M mel bins x F frames, mask 1 for real frames -> [positions of all clips, H]."""
         lengths = mask_CF.sum(1).long()
         real = features_CMF.permute(0, 2, 1)[mask_CF.bool()].permute(1, 0)
         return self._tower(real.to(self._dtype), feature_lens=lengths).last_hidden_state

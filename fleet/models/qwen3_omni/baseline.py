@@ -1,7 +1,6 @@
 """The reference implementation as a script: `transformers` answers requests one after another, each by one `generate()`.
 
-`generate()` gives the sound only when all of it is made, so the first sample and the last come at the same moment.
-Knows nothing of the fleet but the shape of a request.
+`generate()` returns audio only when it is complete, so the first and the last sample arrive together. Knows only requests.
 """
 
 import argparse
@@ -28,10 +27,10 @@ PROBE_TOKENS, PROBE_RUNS = 6, 5
 
 
 class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, as the benchmark writes it. `warm_up` runs of the first request do not count.
+    """Requests to run, written by the benchmark. `warm_up` runs of the first request do not count.
 
-    Of several `num_threads` the one that answers a short request fastest is taken: small models lose by synchronising,
-    and a reference slowed by too many threads would flatter whatever is compared with it.
+    Of several `num_threads` the one that answers a short request fastest is used: threads slow small models down, and a slow
+    reference would make the comparison unfair.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -71,7 +70,7 @@ class Baseline:
         self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> BaselineAnswer:
-        """Greedy, with the request's own bounds and voice."""
+        """Answer greedily, with the request's own limits and voice."""
         prompt = torch.tensor([spec.prompt_ids], device=self._device)
         model = self._model
         began_s = time.perf_counter()
@@ -95,15 +94,15 @@ class Baseline:
             num_samples=len(samples),
             sample_rate_hz=ANSWER_RATE_HZ,
             answer_ids=tuple(sequences[0, prompt.shape[1] :].tolist()),
-            same_prompt=self._tokenised(messages) == list(spec.prompt_ids),
+            same_prompt=self._tokenize(messages) == list(spec.prompt_ids),
         )
 
-    def _tokenised(self, messages: list[dict[str, str]]) -> list[int]:
+    def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
         return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
 
 
 def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
-    """The fastest of the choices, by the best of a few short answers each, tried in turn so that all meet the same noise."""
+    """Return the fastest choice by the best of a few short answers, interleaved so that all meet the same noise."""
     if len(work.num_threads) == 1:
         return work.num_threads[0]
     spec = work.requests[0]
@@ -139,7 +138,7 @@ def run(work: BaselineWork, folder: Path) -> BaselineResult:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Answer requests with transformers, one after another, and time each.")
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
+    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their limits")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="transformers")

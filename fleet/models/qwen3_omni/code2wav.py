@@ -1,4 +1,4 @@
-"""The codec decoder, streamed: frames of codes in, samples out, nothing computed twice.
+"""The streaming codec decoder: frames of codes in, samples out, nothing computed twice.
 
 All left context (keys and values of the transformer, the inputs before each convolution) is carried from window to
 window, so any cut into windows gives the samples of one whole decode: n frames make `samples_per_frame * n -
@@ -37,17 +37,17 @@ _DILATIONS = (1, 3, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """What a request carries between windows: how many frames are decoded, and every layer's left context, flat."""
+    """State of a request between windows: the number of decoded frames, and every layer's left context, flat."""
 
     num_frames: int = 0
     carried: Tensor | None = None
 
 
 class Code2Wav:
-    """The decoder's weights and its one pass over a batch of windows of equal length."""
+    """The decoder's weights, and a pass over a batch of windows of equal length."""
 
     def __init__(self, config: Code2WavConfig, weights: Weights) -> None:
-        """`weights` takes the checkpoint's names without the prefix; all are of one device and floating-point type."""
+        """`weights` is called with the checkpoint's names without the prefix; all have one device and floating-point type."""
         self.config = config
         layout = StateLayout()
         self._codes = weights("code_embedding.weight")
@@ -79,11 +79,11 @@ class Code2Wav:
 
     @property
     def settling_samples(self) -> int:
-        """What the convolutions see, in whole frames: their left context is not computed by `skip`."""
+        """Context of the convolutions in whole frames, which `skip` does not compute."""
         return self._settling_frames * self.config.samples_per_frame
 
     def group(self, state: StreamState) -> Hashable:
-        """First windows run apart: they make fewer samples (see `Upsample`)."""
+        """First windows run apart: they yield fewer samples (see `Upsample`)."""
         return state.carried is None
 
     def num_samples(self, state: StreamState, num_frames: int) -> int:
@@ -94,25 +94,25 @@ class Code2Wav:
     def decode(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[StreamState], NDArray[np.float32]]:
-        """Decode one window each of requests of one group: their next states, and their samples, B x samples."""
+        """Decode one window of each request of one group; return their next states, and samples, B x samples."""
         window = WindowPass(self._carried(states), first=states[0].carried is None)
         wave_BT = self._decode(self._transform(states, codes_BTQ, window), window)
-        return _after(states, codes_BTQ.shape[1], window), wave_BT.float().clamp_(-1, 1).cpu().numpy()
+        return _next_states(states, codes_BTQ.shape[1], window), wave_BT.float().clamp_(-1, 1).cpu().numpy()
 
     @torch.inference_mode()
     def skip(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]) -> list[StreamState]:
-        """The transformer alone, whose context reaches far back; that of the convolutions comes right by itself."""
+        """Run the transformer only, whose context reaches far back; that of the convolutions settles by itself."""
         carried_BS = self._carried(states)
         window = WindowPass(carried_BS, first=states[0].carried is None)
         window.next_state_BS.copy_(carried_BS)
         self._transform(states, codes_BTQ, window)
-        return _after(states, codes_BTQ.shape[1], window)
+        return _next_states(states, codes_BTQ.shape[1], window)
 
     def _carried(self, states: Sequence[StreamState]) -> Tensor:
         stacked = [state.carried for state in states if state.carried is not None]
         shape = (len(states), self._state_size)
         carried_BS = torch.stack(stacked) if stacked else self._codes.new_zeros(shape)
-        assert carried_BS.shape == shape, "first and later windows in one pass"
+        assert carried_BS.shape == shape, "first and later windows cannot share a pass"
         return carried_BS
 
     def _transform(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32], window: WindowPass) -> Tensor:
@@ -131,7 +131,7 @@ class Code2Wav:
         return self._conv_out(self._snake_out(x_BTC), window).squeeze(2)
 
 
-def _after(states: Sequence[StreamState], num_frames: int, window: WindowPass) -> list[StreamState]:
+def _next_states(states: Sequence[StreamState], num_frames: int, window: WindowPass) -> list[StreamState]:
     # Copied out of the batch, so that a request's state is freed with it and not with its batch mates.
     rows = [row.clone() for row in window.next_state_BS]
     return [StreamState(num_frames=state.num_frames + num_frames, carried=row) for state, row in zip(states, rows, strict=True)]
@@ -151,9 +151,9 @@ class _DecoderBlock:
 
 
 def load_code2wav(checkpoint: Path, *, device: str = "cpu", dtype: str = "float32") -> tuple[Code2Wav, tuple[str, ...]]:
-    """The decoder of a checkpoint, and the names of the weights that were read: its own and no others.
+    """Load the decoder of a checkpoint; return it and the names of its weights, the only ones read.
 
-    Raises: ConfigError if it is not such a checkpoint.
+    Raises: ConfigError if the folder is not a Qwen3-Omni checkpoint.
     """
     folder = checkpoint
     config = read_config(folder)

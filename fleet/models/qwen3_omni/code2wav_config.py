@@ -12,7 +12,7 @@ from fleet.core.errors import ConfigError
 
 
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """How `transformers` 5 writes the rotary base; older checkpoints have `rope_theta` at the top."""
+    """Rotary base as `transformers` 5 writes it; older checkpoints have `rope_theta` at the top level."""
 
     rope_theta: float = 10000.0
     rope_type: str = "default"
@@ -52,7 +52,7 @@ class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lookahead_samples(self) -> int:
-        """Samples after which the wave of a frame still waits for the next frame: 555 for rates (8, 5, 4, 3)."""
+        """Number of a frame's samples that depend on the next frame: 555 for rates (8, 5, 4, 3)."""
         lookahead = 0
         for rate in self.upsample_rates:
             lookahead = (lookahead + 1) * rate
@@ -64,7 +64,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def read_config(folder: Path) -> Code2WavConfig:
-    """Raises: ConfigError if there is no config, no such section, or an architecture other than the one implemented."""
+    """Read the section. Raises: ConfigError if it is missing, or its architecture is not implemented."""
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(f"checkpoint: {folder} has no config.json; give a checkpoint folder", param="checkpoint")

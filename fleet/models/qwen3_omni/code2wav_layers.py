@@ -19,7 +19,7 @@ Weights = Callable[[str], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSlot:
-    """A layer's place in a request's state: `rows` positions of `channels`, from element `offset` on."""
+    """A layer's part of a request's state: `rows` positions of `channels`, from element `offset` on."""
 
     offset: int
     rows: int
@@ -31,9 +31,9 @@ class StateSlot:
 
 
 class StateLayout:
-    """Where each layer's left context lies in the flat state of a request.
+    """Layout of the layers' left contexts in the flat state of a request.
 
-    Units: `positions_per_frame` at the layers that are added next; `reach_frames`: how far back the layers so far see in all.
+    Units: `positions_per_frame`: of the layers that are added next; `reach_frames`: context of all layers so far.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class StateLayout:
 
 
 class WindowPass:
-    """One batch pass: hands each layer its left context and collects the next one.
+    """One batch pass: provides each layer's left context and collects the next one.
 
-    `first` marks windows with nothing before them. Invariants: the state handed in is only read, so a failed pass
-    leaves it as it was.
+    `first` marks windows with nothing before them. Invariants: the given state is only read, so a failed pass leaves it
+    unchanged.
     """
 
     def __init__(self, state_BS: Tensor, *, first: bool) -> None:
@@ -61,7 +61,7 @@ class WindowPass:
         self._state_BS = state_BS
 
     def extend(self, slot: StateSlot, x_BTC: Tensor) -> Tensor:
-        """`x_BTC` with the slot's left context before it."""
+        """Return `x_BTC` with the slot's left context before it."""
         left = self._state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
         extended = torch.cat((left, x_BTC), 1)
         self.keep(slot, extended)
@@ -69,8 +69,8 @@ class WindowPass:
 
     def keep(self, slot: StateSlot, x_BTC: Tensor) -> None:
         """Carry the last rows of `x_BTC` to the next window."""
-        kept = self.next_state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
-        kept.copy_(x_BTC[:, -slot.rows :])
+        carried = self.next_state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
+        carried.copy_(x_BTC[:, -slot.rows :])
 
 
 _IM2COL_ELEMENTS = 1 << 16
@@ -78,7 +78,7 @@ _IM2COL_ELEMENTS = 1 << 16
 
 
 def _taps(x_BTC: Tensor, num_taps: int, dilation: int) -> Tensor:
-    """What each output position sees, as a view: B x T x taps x C."""
+    """Return the inputs of each output position, as a view: B x T x taps x C."""
     num_rows, length, channels = x_BTC.shape
     row, step, channel = x_BTC.stride()
     num_outputs = length - (num_taps - 1) * dilation
@@ -86,7 +86,7 @@ def _taps(x_BTC: Tensor, num_taps: int, dilation: int) -> Tensor:
 
 
 def _convolve(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    """A convolution over T without padding, as a 2-D one of height 1: its channels-last kernels need no transposition."""
+    """Convolve over T without padding, as a 2-D convolution of height 1, whose channels-last kernels need no transposition."""
     if x_BTC.device.type == "cpu" and x_BTC.numel() * kernel.shape[3] <= _IM2COL_ELEMENTS:
         return F.linear(_taps(x_BTC, kernel.shape[3], dilation).flatten(2), kernel.permute(0, 2, 3, 1).flatten(1), bias)
     image = x_BTC.transpose(1, 2).unsqueeze(2)
@@ -98,7 +98,7 @@ def _as_kernel(weight_OCK: Tensor) -> Tensor:
 
 
 class CausalConv:
-    """A dilated convolution that sees the positions before, zeros before the first."""
+    """A causal dilated convolution, with zeros before the first position."""
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout, *, dilation: int = 1) -> None:
         weight_OCK = weights(f"{name}.conv.weight")
@@ -142,8 +142,8 @@ class Repeat:
 class Upsample:
     """A transposed convolution with a kernel of two strides, one stride trimmed at each side.
 
-    Output block j is made of inputs j - 1 and j: a plain convolution of two taps, `stride` x channels wide. Block 0 is the
-    trimmed one, so the first window makes one block less, and everything after it lags: that is the lookahead.
+    Output block j depends on inputs j - 1 and j: a plain convolution of two taps, `stride` x channels wide. Block 0 is the
+    trimmed one, so the first window yields one block less and all later output lags, which is the lookahead.
     """
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
@@ -169,7 +169,7 @@ class SnakeBeta:
     """x + sin(alpha x)^2 / beta, alpha and beta per channel. Source: https://arxiv.org/abs/2006.08195."""
 
     _TILE_ROWS = 960
-    """Few channels make short inner loops; rows are taken together, by a common divisor of this and their number."""
+    """With few channels, rows are processed in groups for longer inner loops; the size divides this and their number."""
 
     def __init__(self, weights: Weights, name: str) -> None:
         alpha, beta = weights(f"{name}.alpha"), weights(f"{name}.beta")

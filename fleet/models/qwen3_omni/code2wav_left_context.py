@@ -1,7 +1,7 @@
-"""The codec decoder without state, as an approximation to compare with: each window is decoded again with a few frames before it.
+"""A stateless, approximate codec decoder for comparison: each window is decoded with a few frames before it.
 
 The transformer sees `layers x (window - 1)` frames back, so a shorter left context is wrong by as much as the signal
-itself. Makes the same number of samples as the stateful decoder; only their values differ.
+itself. It yields as many samples as the stateful decoder; only their values differ.
 """
 
 from collections.abc import Hashable, Sequence
@@ -22,7 +22,7 @@ class RecentFrames:
 
 
 class LeftContextCode2Wav:
-    """Approximate. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam needs one)."""
+    """See the module. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam needs one)."""
 
     def __init__(self, decoder: Code2Wav, left_context_frames: int) -> None:
         if left_context_frames < 1:
@@ -53,9 +53,9 @@ class LeftContextCode2Wav:
         return num_frames * self._decoder.config.samples_per_frame
 
     def skip(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
-        return self._recent(self._known(states, codes_BTQ))
+        return self._recent(self._with_context(states, codes_BTQ))
 
-    def _known(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _with_context(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> NDArray[np.int32]:
         recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
         return np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ
 
@@ -65,7 +65,7 @@ class LeftContextCode2Wav:
     def decode(
         self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[RecentFrames], NDArray[np.float32]]:
-        known_BTQ = self._known(states, codes_BTQ)
+        known_BTQ = self._with_context(states, codes_BTQ)
         _, wave_BT = self._decoder.decode([self._decoder.open() for _ in states], known_BTQ)
         num_samples = codes_BTQ.shape[1] * self._decoder.config.samples_per_frame
         return self._recent(known_BTQ), wave_BT[:, -num_samples:]

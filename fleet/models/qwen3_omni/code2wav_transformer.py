@@ -1,4 +1,4 @@
-"""The codec decoder's transformer over frames: causal, sliding, with its keys and values carried as part of the state.
+"""The codec decoder's transformer over frames: causal, with a sliding window; its keys and values are part of the state.
 
 Shapes, throughout: B requests, T frames of the window, C channels, H heads of D, W - 1 carried frames.
 Source: `transformers` 5.23 modeling_qwen3_omni_moe.py, `Qwen3OmniMoeCode2WavTransformerModel`.
@@ -16,7 +16,7 @@ from fleet.models.qwen3_omni.code2wav_layers import StateLayout, Weights, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """What every layer needs to know of where the window lies. Shapes: `cos` and `sin` B x T x 1 x D, `mask` B x 1 x T x keys."""
+    """Position of the window, for every layer. Shapes: `cos` and `sin` B x T x 1 x D, `mask` B x 1 x T x keys."""
 
     cos: Tensor
     sin: Tensor

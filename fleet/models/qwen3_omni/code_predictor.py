@@ -29,7 +29,7 @@ TOP_K, TOP_P = 50, 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDraw:
-    """How a frame's residual codes are drawn."""
+    """Parameters of the draw of a frame's residual codes."""
 
     sampling: Sampling
     salt: int
@@ -37,9 +37,9 @@ class FrameDraw:
 
 
 class _FrameLayout:
-    """Keys and values of so many frames under way: position p of each is computed at step p.
+    """Keys and values of `num_frames` frames in progress: position p of each is computed at step p.
 
-    Made once for a number of frames and used again: what a layer and step write and read are views made beforehand.
+    Created once per number of frames and reused; the views that each layer and step write and read are created in advance.
     """
 
     def __init__(self, decoder: Decoder, num_frames: int, num_codes: int, like: Tensor) -> None:
@@ -58,10 +58,10 @@ class _FrameLayout:
     def positions(self) -> Tensor:
         return self._positions[self.step]
 
-    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, look: AttentionParams) -> Tensor:
+    def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         self._written[layer][self.step].copy_(kv_Nkd)
         keys, values = self._keys[layer][self.step], self._values[layer][self.step]
-        out = F.scaled_dot_product_attention(q_Nhd.view(self._q_shape), keys, values, scale=look.scale)
+        out = F.scaled_dot_product_attention(q_Nhd.view(self._q_shape), keys, values, scale=params.scale)
         return out.reshape(self._out_shape)
 
 
@@ -78,9 +78,9 @@ class CodePredictor:
         self._heads = torch.stack([reader.get(f"{PREFIX}lm_head.{n}.weight") for n in names])
 
     def predict(self, hidden_SH: Tensor, first_SH: Tensor, draws: Sequence[FrameDraw]) -> tuple[Tensor, Tensor]:
-        """The residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's).
+        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's).
 
-        Rows beyond `draws` only pad; their codes mean nothing.
+        Rows beyond `draws` are padding; their codes have no meaning.
         """
         layout = self._layout_for(len(hidden_SH))
         noise_SRV = self._noise(draws, len(hidden_SH))
@@ -100,7 +100,7 @@ class CodePredictor:
         return torch.stack(codes, 1), sum_SH
 
     def embed(self, first_SH: Tensor, residual_SR: Tensor) -> Tensor:
-        """The sum of whole frames' code embeddings, [S, H], added in the order of `predict`."""
+        """Return the sum of whole frames' code embeddings, [S, H], added in the order of `predict`."""
         sum_SH = first_SH
         for step in range(self._num_residual):
             sum_SH = sum_SH + F.embedding(residual_SR[:, step], self._embeddings[step])
@@ -112,7 +112,7 @@ class CodePredictor:
         return self._layouts[num_frames]
 
     def _noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
-        """[S, R, V], zero for greedy rows: the highest logit is always kept, so noise 0 leaves it the argmax."""
+        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax."""
         sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
         if not sampled:
             return None
@@ -122,9 +122,9 @@ class CodePredictor:
             for row in sampled
             for codebook in range(1, self._num_residual + 1)
         ]
-        made = gumbel(keys, num_tokens, self._heads.device).view(len(sampled), self._num_residual, num_tokens)
+        sampled_noise = gumbel(keys, num_tokens, self._heads.device).view(len(sampled), self._num_residual, num_tokens)
         if len(sampled) == num_rows:
-            return made
-        noise = made.new_zeros(num_rows, self._num_residual, num_tokens)
-        noise[sampled] = made
+            return sampled_noise
+        noise = sampled_noise.new_zeros(num_rows, self._num_residual, num_tokens)
+        noise[sampled] = sampled_noise
         return noise

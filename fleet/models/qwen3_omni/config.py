@@ -1,4 +1,4 @@
-"""The parts of a Qwen3-Omni config that are read here, typed; `transformers` fills in what an old config.json leaves out."""
+"""Typed access to the parts of a Qwen3-Omni config in use; `transformers` adds defaults missing in an old config.json."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ class OmniConfig(Protocol):
 
 
 def read_config(folder: Path) -> OmniConfig:
-    """Raises: ConfigError unless the folder is a Qwen3-Omni checkpoint with a Talker, of activations that are known here."""
+    """Read the config. Raises: ConfigError unless it is of a Qwen3-Omni checkpoint with a Talker and supported activations."""
     path = folder / "config.json"
     try:
         kind = json.loads(path.read_text()).get("model_type")
@@ -73,5 +73,7 @@ def read_config(folder: Path) -> OmniConfig:
     talker = config.talker_config
     for decoder in (config.thinker_config.text_config, talker.text_config, talker.code_predictor_config):
         if decoder.hidden_act != "silu":
-            raise ConfigError(f"checkpoint {folder}: activation {decoder.hidden_act} is not known here", param="checkpoint")
+            raise ConfigError(
+                f"checkpoint {folder}: activation {decoder.hidden_act} is not supported; use one with silu", param="checkpoint"
+            )
     return config

@@ -1,6 +1,6 @@
 """The decoder stack that Thinker, Talker and code predictor share, as plain functions of rows over loaded weights.
 
-Modules of `transformers` cost more in Python than the arithmetic of a small model; written out, a layer is some twenty calls.
+The Python overhead of `transformers` modules exceeds the arithmetic of a small model; written out, a layer is twenty calls.
 Source: transformers 5.23, modeling_qwen3_omni_moe.py (`...DecoderLayer`, `...Attention`, `...SparseMoeBlock`).
 Legend: N rows, H hidden size, h query heads, k key/value heads, d head size, I inner width, E experts.
 """
@@ -30,7 +30,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlp:
-    """Routed experts, and a shared one where the model has it. Shapes: `router` [E, H], `shared_gate` [1, H]."""
+    """Routed experts, and a shared one if the model has it. Shapes: `router` [E, H], `shared_gate` [1, H]."""
 
     router: Tensor
     matrices: ExpertWeights
@@ -73,20 +73,20 @@ class DecoderShape:
 
 
 Turns = tuple[Tensor, Tensor]
-"""Cosines and signed sines: [N, 1, d], or [1, d] where all rows are at one position."""
+"""Cosines and signed sines: [N, 1, d], or [1, d] if all rows are at one position."""
 
 
 class RmsNorm:
-    """Root-mean-square norm over the last dimension, `size` wide. Its weight, if any, is the caller's to multiply."""
+    """Root-mean-square norm over the last dimension, `size` wide. The caller multiplies with the weight, if any."""
 
     def __init__(self, size: int, eps: float, like: Tensor) -> None:
         self._size, self._eps = size, eps
         self._eps_1 = torch.full((1,), eps, dtype=torch.float32, device=like.device)
-        # torch's own is one kernel on a GPU, but seven calls on a CPU
-        self._by_hand = like.device.type == "cpu" and like.dtype == torch.float32
+        # torch's norm is one kernel on a GPU, but seven calls on a CPU
+        self._unfused = like.device.type == "cpu" and like.dtype == torch.float32
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if not self._by_hand:
+        if not self._unfused:
             return F.rms_norm(rows, (self._size,), None, self._eps)
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return rows * torch.addcmul(self._eps_1, length, length, value=1.0 / self._size).rsqrt_()
@@ -97,19 +97,19 @@ class Decoder:
 
     def __init__(self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor, rope: Tensor) -> None:
         self.shape, self.layers, self._norm, self._rope = shape, layers, norm, rope
-        self._look = AttentionParams(scale=shape.head_dim**-0.5)
+        self._params = AttentionParams(scale=shape.head_dim**-0.5)
         self._row_norm = RmsNorm(len(norm), shape.eps, norm)
         self._head_norm = RmsNorm(shape.head_dim, shape.eps, norm)
 
     def turns_at(self, positions: Tensor | int) -> Turns:
-        """Of each row's position, or of one that all rows share."""
+        """Return the turns of each row's position, or of one that all rows share."""
         cos, sin = self._rope[positions].unbind(-3)
         return cos, sin
 
     def forward(
         self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Final normed rows, and the rows that enter layer `tap`. `turns` saves looking up the layout's positions."""
+        """Return the final normed rows, and the rows that enter layer `tap`. `turns`: those of the layout's positions."""
         turns = turns or self.turns_at(layout.positions)
         tapped = None
         for number, layer in enumerate(self.layers):
@@ -127,13 +127,13 @@ class Decoder:
         # rotate_half(x) * sin == roll(x) * sin with the sign of its first half flipped
         torch.addcmul(normed * cos, normed.roll(shape.head_dim // 2, -1), sin, out=turned)
         q_Nhd, kv_Nkd = heads[:, : shape.num_heads], heads[:, shape.num_heads :]
-        rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._look), layer.out)
+        rows_NH = rows_NH + F.linear(layout.attend(number, q_Nhd, kv_Nkd, self._params), layer.out)
         normed = self._row_norm(rows_NH) * layer.post_norm
         return rows_NH + layer.mlp(normed)
 
 
 def rope_table(inv_freq: Tensor, scaling: float, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """Cosines and signed sines of every position a pool can hold.
+    """Return cosines and signed sines of every position a pool can hold.
 
     Shapes: `inv_freq` [d / 2] -> [positions, 2, 1, d]. Text and audio positions have equal time, height and width, so the
     interleaved three-part rotary embedding is the plain one.

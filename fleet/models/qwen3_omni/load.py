@@ -1,4 +1,4 @@
-"""From a Qwen3-Omni folder to decoder weights: names, layouts, sizes. Both layouts of experts (one by one, fused) are read.
+"""Loading of decoder weights from a Qwen3-Omni folder. Both layouts of experts (one by one, fused) are supported.
 
 Source: transformers 5.23, configuration_qwen3_omni_moe.py and the keys of published checkpoints.
 """
@@ -20,7 +20,7 @@ AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 
 
 def load_decoder(reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int) -> Decoder:
-    """`prefix` ends where layer numbers begin; the final norm lies beside `layers.`."""
+    """Load a decoder. `prefix` ends where layer numbers begin; the final norm is beside `layers.`."""
     shape = DecoderShape(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,

@@ -1,4 +1,4 @@
-"""Which prompt positions the Talker hears: user turns, and the last assistant header.
+"""The prompt positions that the Talker reads: user turns, and the last assistant header.
 
 Source: transformers 5.23, `Qwen3OmniMoeForConditionalGeneration.generate()`.
 """
@@ -14,7 +14,7 @@ HEADER_LEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleIds:
-    """The ids that open a turn and name its role."""
+    """The ids that begin a turn and name its role."""
 
     start: int
     user: int
@@ -23,18 +23,20 @@ class RoleIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerPrompt:
-    """`kept` marks positions of user turns. `header_at` is where the last assistant turn starts, None without a whole header."""
+    """`in_user_turn` marks positions of user turns. `header_at`: start of the last assistant turn, None without a whole header."""
 
-    kept: NDArray[np.bool_]
+    in_user_turn: NDArray[np.bool_]
     header_at: int | None
 
 
 def talker_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> TalkerPrompt:
-    """A position's role is the id after the last turn start at or before it; before any, it is the prompt's second id."""
+    """Find the positions of user turns: a position's role is the id after the last turn start at or before it; before any turn
+    start, the prompt's second id.
+    """
     length = len(prompt_ids)
     at = np.arange(length)
     last_start = np.maximum.accumulate(np.where(prompt_ids == roles.start, at, -1)) if length else at
     role_ids = prompt_ids[np.minimum(np.maximum(last_start, 0) + 1, length - 1)] if length else prompt_ids
     headers = np.flatnonzero((prompt_ids[:-1] == roles.start) & (prompt_ids[1:] == roles.assistant))
     header_at = int(headers[-1]) if len(headers) and headers[-1] + HEADER_LEN <= length else None
-    return TalkerPrompt(kept=role_ids == roles.user, header_at=header_at)
+    return TalkerPrompt(in_user_turn=role_ids == roles.user, header_at=header_at)

@@ -35,18 +35,18 @@ from fleet.models.qwen3_omni.roles import HEADER_LEN
 
 DECODE = Walk("decode")
 CODES = "codes"
-"""The array of a frame's output: int32 [1, Q]."""
+"""Name of the array of a frame: int32 [1, Q]."""
 VOICE = "voice"
 """Request parameter: the speaker's name."""
 SALT = zlib.crc32(b"talker")
 NUM_NEVER_DRAWN = 1024
-"""The vocabulary's last ids are controls: of them only the end is ever drawn."""
+"""The vocabulary's last ids are control codes, of which only the end can be drawn."""
 NUM_OPENING_ROWS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeMlp:
-    """A row of the Thinker's size to one of the Talker's."""
+    """Projection from the Thinker's hidden size to the Talker's."""
 
     weight1: Tensor
     bias1: Tensor
@@ -60,8 +60,8 @@ class ResizeMlp:
 class TalkerTask:
     """One request.
 
-    Invariants: a row is appended only when its text is here (the next answer token; after the last one `tts_eos` once, then
-    `tts_pad`), so the Talker never runs ahead of the Thinker. The last code drawn makes no frame, as in `transformers`.
+    Invariants: a row is appended only when its text has arrived (the next answer token; after the last one `tts_eos` once, then
+    `tts_pad`), so the Talker never runs ahead of the Thinker. The last code drawn yields no frame, as in `transformers`.
     """
 
     def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
@@ -70,7 +70,7 @@ class TalkerTask:
         self._prompt_keys: list[NDArray[np.int64]] = []
         self._header: Tensor | None = None
         self._text: deque[Tensor] = deque()
-        # Ids whose rows are not made yet: those of many chunks, as when another worker's log is read, are made in one go.
+        # Ids that are not embedded yet: those of many chunks, as in a replay, are embedded together.
         self._text_ids: list[np.ndarray] = []
         self._text_ended = False
         self._spoke_end = False
@@ -79,7 +79,7 @@ class TalkerTask:
         self._drawn = False
         self.counts = TokenCounts()
         self.num_frames = 0
-        # Frames that an earlier owner drew, not yet taken up: [1, Q] each.
+        # Frames that an earlier owner drew, not yet replayed: [1, Q] each.
         self._history = deque(np.split(codes, len(codes)) if len(codes := history_of(request)) else ())
 
     @property
@@ -107,25 +107,25 @@ class TalkerTask:
         return self._advance()
 
     def _advance(self) -> Sequence[EngineOutput]:
-        """Append the next row if its text is here."""
+        """Append the next row if its text has arrived."""
         if not self._begun and self._header is not None and (text := self._fed_text()) is not None:
             self._rows.extend(self._program.opening_rows(self._header, text, self._speaker_id))
             self._begun = True
         nothing_to_say = self._text_ended and not self._begun
         if nothing_to_say or (self._begun and self.max_frames == 0):
             return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
-        again: list[EngineOutput] = []
+        replayed: list[EngineOutput] = []
         while self._begun:
             if self._frame_row is None and self._history:
                 codes = self._history.popleft()
-                again.append(self._take_frame(codes, self._program.embed_frame(codes)))
-                if again[-1].final:
+                replayed.append(self._take_frame(codes, self._program.embed_frame(codes)))
+                if replayed[-1].final:
                     break
             if self._frame_row is None or (text := self._next_text()) is None:
                 break
             self._rows.extend(self._frame_row + text)
             self._frame_row, self._drawn = None, False
-        return again
+        return replayed
 
     def _fed_text(self) -> Tensor | None:
         """The next row of text that was fed."""
@@ -155,11 +155,11 @@ class TalkerTask:
         return ()
 
     def prefix(self) -> Prefix:
-        """The prompt: what was spoken is in no later one."""
+        """Return the prompt only: generated speech is not part of later prompts."""
         return Prefix(keys=joined_keys(self._prompt_keys))
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """A prompt makes nothing."""
+        """Do nothing: a prompt has no output."""
 
     def next_draw(self) -> RowSampling:
         sampling = self.request.sampling
@@ -174,8 +174,8 @@ class TalkerTask:
     def ended(self) -> Sequence[EngineOutput]:
         return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
 
-    def framed(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
-        """A frame was made: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
+    def record_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
+        """Record a frame: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
         output = self._take_frame(codes, row_1H)
         if not output.final:
             self._advance()
@@ -190,7 +190,7 @@ class TalkerTask:
 
 
 def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
-    """Ids, and the contents of rows that replace them: [N]."""
+    """Return keys of a prompt: ids, or the contents of rows that replace them: [N]."""
     keys = np.asarray(arrays["ids"], np.int64)
     if len(arrays.get("rows", ())):
         keys = keys.copy()
@@ -199,12 +199,12 @@ def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
-    """The frames that an earlier owner drew, [n, Q]."""
+    """Return the frames that an earlier owner drew, [n, Q]."""
     return np.asarray(request.history.get(CODES, np.zeros((0, 1))), np.int32)
 
 
 class Talker:
-    """Holds the Thinker's embedding table too: text reaches it as ids."""
+    """Program of the Talker. It holds the Thinker's embedding table too, since text arrives as ids."""
 
     def __init__(self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int, *, tiled: bool) -> None:
         talker = config.talker_config
@@ -240,36 +240,36 @@ class Talker:
         return TalkerTask(self, request, self._speakers[voice])
 
     def check_ids(self, ids: np.ndarray) -> None:
-        """Raises: BadInput for an id that the Thinker does not have."""
+        """Raise BadInput for an id that the Thinker does not have."""
         if int(ids.min()) < 0 or int(ids.max()) >= len(self._thinker_table):
             raise BadInput(f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages")
 
     def embed_text(self, ids: np.ndarray) -> Tensor:
-        """[n] ids of the Thinker -> [n, H]. Raises: BadInput."""
+        """Embed ids of the Thinker: [n] -> [n, H]. Raises: BadInput."""
         self.check_ids(ids)
         index = torch.from_numpy(np.ascontiguousarray(ids)).long().to(self._thinker_table.device)
-        return self._projected(self._from_text, F.embedding(index, self._thinker_table))
+        return self._project(self._from_text, F.embedding(index, self._thinker_table))
 
     def embed_prompt(self, arrays: Arrays) -> Tensor:
         rows_NH = self.embed_text(arrays["ids"])
         if len(arrays.get("rows", ())):
-            given = torch.from_numpy(np.ascontiguousarray(arrays["rows"])).to(rows_NH)
+            rows = torch.from_numpy(np.ascontiguousarray(arrays["rows"])).to(rows_NH)
             index = torch.from_numpy(np.ascontiguousarray(arrays["row_index"])).long().to(rows_NH.device)
-            rows_NH[index] = self._projected(self._from_rows, given)
+            rows_NH[index] = self._project(self._from_rows, rows)
         return rows_NH
 
-    def _projected(self, projection: ResizeMlp, rows_NT: Tensor) -> Tensor:
+    def _project(self, projection: ResizeMlp, rows_NT: Tensor) -> Tensor:
         return in_tiles(projection, rows_NT) if self._tiled else projection(rows_NT)
 
     def opening_rows(self, header_3H: Tensor, first_1H: Tensor, speaker_id: int) -> Tensor:
-        """The nine rows of the last prefill."""
+        """Return the nine rows of the last prefill."""
         text_9H = torch.cat([header_3H, self.pad_text.expand(4, -1), self._bos_text, first_1H])
         ids = torch.tensor([*self._lead_ids, speaker_id, *self._tail_ids], device=text_9H.device)
         text_9H[HEADER_LEN:] += F.embedding(ids, self._codec_table)
         return text_9H
 
     def embed_frame(self, codes: NDArray[np.int32]) -> Tensor:
-        """The sum of a frame's code embeddings: [1, Q] -> [1, H]."""
+        """Return the sum of a frame's code embeddings: [1, Q] -> [1, H]."""
         codes_1Q = torch.from_numpy(codes).long().to(self._codec_table.device)
         return self._predictor.embed(F.embedding(codes_1Q[:, 0], self._codec_table), codes_1Q[:, 1:])
 
@@ -283,8 +283,10 @@ class Talker:
         first = first_S.tolist()
         speaking = [at for at, code in enumerate(first) if code >= 0 and code != self.codec_end]
         frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
-        made = dict(zip(speaking, frames, strict=True))
-        return [made[at] if at in made else (task.ended() if first[at] >= 0 else task.failed()) for at, task in enumerate(tasks)]
+        framed = dict(zip(speaking, frames, strict=True))
+        return [
+            framed[at] if at in framed else (task.ended() if first[at] >= 0 else task.failed()) for at, task in enumerate(tasks)
+        ]
 
     def _frames(
         self, tasks: Sequence[TalkerTask], last_SH: Tensor, first_S: Tensor, speaking: list[int]
@@ -299,7 +301,7 @@ class Talker:
         residual_SR, sum_SH = self._predictor.predict(last_SH, first_SH, draws)
         residual_SR = residual_SR[: len(tasks)]
         codes_SQ = torch.cat([first_S[:, None], residual_SR], 1).int().cpu().numpy()
-        return [task.framed(codes_SQ[at : at + 1], sum_SH[at : at + 1]) for at, task in enumerate(tasks)]
+        return [task.record_frame(codes_SQ[at : at + 1], sum_SH[at : at + 1]) for at, task in enumerate(tasks)]
 
 
 def _resize(reader: WeightReader, prefix: str) -> ResizeMlp:

@@ -36,8 +36,8 @@ SALT = zlib.crc32(b"thinker")
 
 
 class ThinkerTask:
-    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows go on; `tapped` keeps those rows by
-    position for the session's next request, which may have to pass them on without computing them.
+    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows are sent to the Talker; `tapped` holds
+    those rows by position for the session's next request, which sends rows that it reuses without computing them.
     """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
@@ -61,7 +61,7 @@ class ThinkerTask:
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]; where there is
-        a session, `clips` [C] too, which tells them apart.
+        a session, `clips` [C] too, which identifies them.
         """
         ids = np.asarray(piece.arrays["ids"], np.int32)
         self._program.check_ids(ids)
@@ -85,7 +85,7 @@ class ThinkerTask:
         return joined(parts)
 
     def _prompt_rows(self) -> Rows:
-        """Made when they are first computed with: whoever adopts what another worker computed of a prompt need not encode it."""
+        """Embed the prompt when it is first needed: an imported prompt need not be encoded."""
         if self._prompt is None:
             assert self._piece is not None, "a prompt that was not fed"
             self._prompt = Rows()
@@ -94,14 +94,14 @@ class ThinkerTask:
         return self._prompt
 
     def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        """Accept-layer rows of the prompt's positions among them; and, after the prompt's last, what was drawn before."""
-        again = self.answer.take_replayed() if self.answer is not None and stop >= len(self._ids) else ()
+        """Return accept-layer rows of the prompt's positions and, after its last one, replayed draws."""
+        replayed = self.answer.take_replayed() if self.answer is not None and stop >= len(self._ids) else ()
         if start < len(self._ids) and (WITH_ROWS in self._request.params or self._request.session):
-            self._take_tapped(stop, tapped_NH)
-        return [*self._prefilled(start, min(stop, len(self._ids))), *again]
+            self._store_tapped(stop, tapped_NH)
+        return [*self._prefilled(start, min(stop, len(self._ids))), *replayed]
 
-    def _take_tapped(self, stop: int, tapped_NH: Tensor | None) -> None:
-        """Of tapped rows that end before position `stop`, the multimodal ones."""
+    def _store_tapped(self, stop: int, tapped_NH: Tensor | None) -> None:
+        """Store the multimodal ones of tapped rows that end before position `stop`."""
         if tapped_NH is None:
             return
         first = stop - len(tapped_NH)
@@ -135,7 +135,7 @@ class ThinkerTask:
 
 
 class Thinker:
-    """Text and audio prompts; image and video are not read."""
+    """Program of the Thinker, for text and audio prompts; images and video are not supported."""
 
     def __init__(
         self, reader: WeightReader, config: OmniConfig, end_ids: frozenset[int], experts: Experts, num_positions: int,
@@ -164,18 +164,18 @@ class Thinker:
         return ThinkerTask(self, request)
 
     def check_ids(self, ids: NDArray[np.int32]) -> None:
-        """Raises: BadInput where ids are unknown."""
+        """Raise BadInput for unknown ids."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= len(self._table):
             raise BadInput(f"prompt_ids: empty, or an id outside 0..{len(self._table) - 1}", param="messages")
 
     def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
-        """Raises: BadInput where audio positions and audio do not agree."""
+        """Return the prompt's rows. Raises: BadInput if audio positions and clips do not agree."""
         rows_NH = F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
         at_audio = np.flatnonzero(ids == self._audio_id)
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
         if len(audio_rows) != len(at_audio):
             raise BadInput(
-                f"audio: the prompt has {len(at_audio)} audio positions, its clips make {len(audio_rows)}",
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}",
                 param="messages",
             )
         if len(at_audio):
@@ -183,10 +183,10 @@ class Thinker:
         return rows_NH
 
     def keys_of(self, ids: NDArray[np.int32], piece: EngineInput, rows_NH: Tensor) -> NDArray[np.int64]:
-        """Keys of a prompt's rows: [N].
+        """Return keys of a prompt's rows: [N].
 
-        A clip's rows change a little with the clips encoded beside it. Where bits count they are known by what they hold;
-        elsewhere by the clip, so that a new one spoils nothing.
+        A clip's rows vary slightly with the clips encoded beside it. With invariant numerics rows are identified by their
+        contents, otherwise by their clip, so that they stay reusable beside a new clip.
         """
         at_audio = np.flatnonzero(ids == self._audio_id)
         if self._one_by_one:
@@ -195,7 +195,7 @@ class Thinker:
         return prompt_keys(ids, at_audio, keys_of_clips(at_audio, piece.arrays.get("clips", np.empty(0, np.int64))))
 
     def embed_tokens(self, ids: NDArray[np.int32]) -> Tensor:
-        """Rows of an answer's tokens: [n] -> [n, H]."""
+        """Embed an answer's tokens: [n] -> [n, H]."""
         return F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
 
     def _encode(self, piece: EngineInput) -> Tensor:

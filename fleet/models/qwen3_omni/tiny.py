@@ -1,7 +1,7 @@
 """A small random checkpoint of the true Qwen3-Omni architecture, for tests and for trying Fleet without a GPU.
 
 `transformers` loads it with `Qwen3OmniMoeForConditionalGeneration.from_pretrained`, and its config carries the keys
-that vLLM needs. About 4 million parameters; its answers are noise, but every input of the real model matters to them.
+that vLLM needs. About 4 million parameters; its answers are noise, but depend on every input of the real model.
 """
 
 from importlib import import_module
@@ -40,7 +40,7 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0) -> Path:
     fill_weights(model, ends, seed)
     model.save_pretrained(out_dir)
     (out_dir / "model.safetensors").chmod(0o644)  # written 0600; the tokenizer beside it is readable by all
-    # save_pretrained writes transformers' own reading of the config, which drops the keys that only vLLM reads.
+    # save_pretrained drops the keys that only vLLM reads.
     write_json(out_dir / "config.json", config)
     write_json(out_dir / "generation_config.json", generation_config(ids))
     write_tokenizer_files(tokenizer, out_dir)

@@ -2,7 +2,7 @@
 
 The dictionaries carry the keys of the real checkpoint that `transformers` or vLLM reads; vLLM needs
 `vision_config.image_size`, `text_config.tie_word_embeddings`, `rope_scaling` and `rope_theta`, which `transformers`
-does without. Does not know about weights.
+does without. Knows no weights.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ TALKER_HIDDEN = 128
 NUM_CODE_GROUPS = 16
 CODEBOOK_SIZE = 128
 TALKER_VOCAB_SIZE = CODEBOOK_SIZE + 1024
-"""generate() never samples the top 1024 ids (codec_eos excepted), so what it samples is a code or codec_eos."""
+"""generate() never samples the top 1024 ids except codec_eos, so every sample is a code or codec_eos."""
 MROPE_SECTION = (6, 5, 5)
 """Rotary frequencies for time, height and width: half of a head of 32."""
 
@@ -45,7 +45,9 @@ def model_config(ids: TokenIds) -> Json:
 
 
 def generation_config(ids: TokenIds) -> Json:
-    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random weights never fall silent."""
+    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random weights never end speech by
+    themselves.
+    """
     return {
         "do_sample": True,
         "eos_token_id": ids.im_end,
@@ -68,7 +70,7 @@ def _rope() -> Json:
 
 
 def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
-    """What the three text decoders share."""
+    """Return the settings that the three text decoders share."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,

@@ -131,7 +131,7 @@ class TokenIds:
 
 
 def build_tokenizer() -> Tokenizer:
-    """Train the tokenizer; the same one every time.
+    """Train the tokenizer, which is deterministic.
 
     Raises: AssertionError if a role name did not become one token.
     """
@@ -187,7 +187,7 @@ def token_ids(tokenizer: Tokenizer) -> TokenIds:
 
 
 def speakable_ids(tokenizer: Tokenizer) -> list[int]:
-    """Text tokens made of whole letters and plain punctuation: the ones an answer is made of."""
+    """Return text tokens of whole letters and plain punctuation, which answers consist of."""
     texts = [(token, tokenizer.decode([token])) for token in range(NUM_TEXT_TOKENS)]
     return [token for token, text in texts if all(char.isalpha() or char in " .,!?'" for char in text)]
 

@@ -1,13 +1,13 @@
-"""Random weights that make the tiny checkpoint audible and every input of it matter.
+"""Random weights with which the tiny checkpoint is audible and depends on every input.
 
-The default initialisation of `transformers` is silent (layer scales of 0.01, ConvNeXt gammas of 1e-6) and deaf (0.02
-everywhere, so greedy decoding repeats one token). Here every matrix is Gaussian with a standard deviation of
+The default initialisation of `transformers` gives silence (layer scales of 0.01, ConvNeXt gammas of 1e-6) and ignores its input
+(0.02 everywhere, so greedy decoding repeats one token). Here every matrix is Gaussian with a standard deviation of
 `gain / sqrt(fan-in)`, which keeps activations near 1, and the attention is sharp enough that a change anywhere in the
 context changes what follows.
 
 Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries `_CONSTANT` there
 and no layer writes to it. That gives the bias-free output heads a bias, used to keep answers to printable text tokens
-and the two end tokens rare. Does not know about config files or tokenizers.
+and the two end tokens rare. Knows no config files and no tokenizers.
 """
 
 import math
@@ -27,7 +27,7 @@ _NEVER = -30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTokens:
-    """What the output heads must treat apart."""
+    """Ids that the output heads treat specially."""
 
     answer_ids: Sequence[int]
     im_end_id: int
@@ -36,7 +36,7 @@ class EndTokens:
 
 # (pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of
 # standard deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1,
-# `constant` fills, `taps` draws a smooth upsampling (its hiss would drown the rest).
+# `constant` fills, `taps` draws a smooth upsampling (a rough one would be heard as loud hiss).
 _RULES: tuple[tuple[str, str, float], ...] = (
     (r"[qk]_norm\.weight$", "constant", 1.6),
     (r"(layer_?norm|norm\d?|ln_q|ln_post)\.weight$", "around_one", 0.1),
@@ -126,7 +126,7 @@ def _fix_constant_channel(parameters: dict[str, Tensor]) -> None:
 
 
 def _shape_heads(parameters: dict[str, Tensor], ends: EndTokens) -> None:
-    """Bias the Thinker's head to printable tokens and make both end tokens rare; take the offset out of the wave."""
+    """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's offset."""
     head = parameters["thinker.lm_head.weight"]
     head[:, 0] = _NEVER
     head[list(ends.answer_ids), 0] = 0.0

@@ -4,10 +4,10 @@ Start at `generate`; `families` lists the kinds of dialogue, `table` says what i
 Knows nothing of sound and nothing of models.
 """
 
-from fleet.pocket.corpus.dialogue import Dialogue, Split, Turn, is_right
+from fleet.pocket.corpus.dialogue import ChatTurn, Dialogue, Split, is_right
 from fleet.pocket.corpus.generate import dialogues, families, sentences
 from fleet.pocket.corpus.text import SYMBOLS, decode, encode, spoken
 
 __all__ = [
-    "SYMBOLS", "Dialogue", "Split", "Turn", "decode", "dialogues", "encode", "families", "is_right", "sentences", "spoken",
+    "SYMBOLS", "Dialogue", "Split", "ChatTurn", "decode", "dialogues", "encode", "families", "is_right", "sentences", "spoken",
 ]  # fmt: skip

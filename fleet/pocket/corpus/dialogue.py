@@ -16,7 +16,7 @@ copied, not learnt by heart.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ChatTurn:
     role: Role
     text: str
 
@@ -28,7 +28,7 @@ class Dialogue:
     Invariants: the user begins, the assistant ends; every text is spoken text.
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ChatTurn, ...]
     family: str
 
 

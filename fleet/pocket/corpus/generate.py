@@ -5,7 +5,7 @@ from itertools import islice
 from random import Random
 
 from fleet.pocket.corpus import memory
-from fleet.pocket.corpus.dialogue import Dialogue, Drawn, Exchange, Split, Turn
+from fleet.pocket.corpus.dialogue import ChatTurn, Dialogue, Drawn, Exchange, Split
 from fleet.pocket.corpus.families import TABLES
 from fleet.pocket.corpus.salad import repeat, salad
 
@@ -25,7 +25,7 @@ def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
     Invariants: fewer of the same seed are the beginning of more; what a held-out user says is said nowhere in training.
     """
     for family, exchanges in islice(_conversations(split, seed), count):
-        spoken = [(Turn(role="user", text=each.question), Turn(role="assistant", text=each.answer)) for each in exchanges]
+        spoken = [(ChatTurn(role="user", text=each.question), ChatTurn(role="assistant", text=each.answer)) for each in exchanges]
         yield Dialogue(turns=tuple(turn for pair in spoken for turn in pair), family=family)
 
 

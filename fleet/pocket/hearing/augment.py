@@ -27,7 +27,7 @@ _NOISE_SLOPES: Final = {"white": 0.0, "pink": 0.5, "brown": 1.0}
 _NOISE_S = 20
 
 
-def spoil(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
+def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
     """The clip as it might come in from a microphone; `others` are what people nearby might be saying."""
     samples: Samples = (clip / np.float32(32768)).astype(np.float32)
     if rng.random() < 0.5:

@@ -18,7 +18,7 @@ from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class LogMelBatch:
     """The features of a batch of clips.
 
     Shapes: `features` clips x 128 mel bins x frames; `num_frames` one a clip.
@@ -28,13 +28,13 @@ class Heard:
     features: Tensor
     num_frames: Tensor
 
-    def here(self) -> "Heard":
+    def to_default_device(self) -> "LogMelBatch":
         """On the default device."""
         device = torch.get_default_device()
-        return Heard(features=self.features.to(device), num_frames=self.num_frames.to(device))
+        return LogMelBatch(features=self.features.to(device), num_frames=self.num_frames.to(device))
 
 
-def log_mel(clips: Sequence[NDArray[Any]]) -> Heard:
+def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
     """On the default device. Units: samples in -1..1 at 16 kHz."""
     made = _extractor()(
         list(clips),
@@ -46,7 +46,7 @@ def log_mel(clips: Sequence[NDArray[Any]]) -> Heard:
     )
     features: Tensor = made["input_features"]
     mask: Tensor = made["attention_mask"]
-    return Heard(features=features * mask[:, None], num_frames=mask.sum(1)).here()
+    return LogMelBatch(features=features * mask[:, None], num_frames=mask.sum(1)).to_default_device()
 
 
 @cache

@@ -3,11 +3,8 @@
 A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
 and a builder that was killed goes on with the shards that are missing. Files: `train-0000.npy`, the samples of all end to end,
 and `train-0000.json`, what was said by whom. Knows no network and no noise.
-
-    python -m fleet.pocket.hearing.recordings FOLDER train 20
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -26,7 +23,7 @@ from tqdm import tqdm
 
 from fleet.core.errors import ConfigError
 from fleet.pocket import teacher
-from fleet.pocket.corpus import Dialogue, Split, Turn, dialogues, sentences
+from fleet.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, sentences
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
 from fleet.pocket.teacher import Teacher, Voice
 
@@ -43,7 +40,7 @@ _FULL_SCALE = 32_767
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class SpeechRecording:
     """Mono samples of 16 kHz, int16, and the text that they say."""
 
     text: str
@@ -56,7 +53,7 @@ class SpokenDialogue:
     """Invariants: one recording for each of the user's turns."""
 
     dialogue: Dialogue
-    recordings: tuple[Recording, ...]
+    recordings: tuple[SpeechRecording, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +61,9 @@ class Recordings:
     """What a folder has of one kind."""
 
     dialogues: Sequence[SpokenDialogue]
-    sentences: Sequence[Recording]
+    sentences: Sequence[SpeechRecording]
 
-    def all(self) -> list[Recording]:
+    def all(self) -> list[SpeechRecording]:
         return [recording for each in self.dialogues for recording in each.recordings] + list(self.sentences)
 
 
@@ -106,9 +103,7 @@ def load(folder: Path, kind: Kind) -> Recordings:
     """
     files = sorted(folder.glob(f"{kind}-*.json"))
     if not files:
-        raise ConfigError(
-            f"{folder} has no recordings; run `python -m fleet.pocket.hearing.recordings {folder} {kind} 20`", param="folder"
-        )
+        raise ConfigError(f"{folder} has no recordings; run `fleet pocket train recordings`", param="folder")
     shards = [_read(file) for file in files]
     return Recordings(
         dialogues=[talk for shard in shards for talk in shard.dialogues],
@@ -131,15 +126,15 @@ def _read(file: Path) -> Recordings:
     samples = np.load(file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([0, *about["lengths"]]).tolist()
     recordings = iter([
-        Recording(text=text, voice=voice, samples=samples[start:end])
+        SpeechRecording(text=text, voice=voice, samples=samples[start:end])
         for text, voice, (start, end) in zip(about["texts"], about["voices"], pairwise(ends), strict=True)
     ])  # fmt: skip
     talks = [_with_recordings(each, recordings) for each in about["dialogues"]]
     return Recordings(dialogues=talks, sentences=list(recordings))
 
 
-def _with_recordings(about: Mapping[str, Any], recordings: Iterator[Recording]) -> SpokenDialogue:
-    dialogue = Dialogue(turns=tuple(Turn(**turn) for turn in about["turns"]), family=about["family"])
+def _with_recordings(about: Mapping[str, Any], recordings: Iterator[SpeechRecording]) -> SpokenDialogue:
+    dialogue = Dialogue(turns=tuple(ChatTurn(**turn) for turn in about["turns"]), family=about["family"])
     spoken = tuple(next(recordings) for turn in dialogue.turns if turn.role == "user")
     return SpokenDialogue(dialogue=dialogue, recordings=spoken)
 
@@ -157,18 +152,3 @@ def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], abo
 
 def _path(folder: Path, kind: Kind, shard: int) -> Path:
     return folder / f"{kind}-{shard:04d}.json"
-
-
-def main() -> None:
-    """Record what is missing of the first shards of a kind."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("kind", choices=get_args(Kind))
-    parser.add_argument("num_shards", type=int)
-    parser.add_argument("--workers", type=int, default=1)
-    given = parser.parse_args()
-    build(given.folder, given.kind, given.num_shards, given.workers)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,12 @@ from typing import Final
 import soundfile
 
 from fleet.core.errors import BadInput
-from fleet.pocket.corpus import Dialogue, Turn
+from fleet.pocket.corpus import ChatTurn, Dialogue
 from fleet.pocket.judge import ask
-from fleet.pocket.judge.ask import Asker, Question, Reply
+from fleet.pocket.judge.ask import ChatQuestion, ChatReply, JudgeClient
 from fleet.pocket.judge.spectrogram import Panel, draw
 from fleet.pocket.judge.teach import speak_all
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech, Voice
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 
 PICTURE: Final = "spectrograms.png"
 
@@ -26,7 +26,7 @@ class Scene:
     name: str
     question: str
     voice: str
-    before: tuple[Turn, ...] = ()
+    before: tuple[ChatTurn, ...] = ()
     asked_by: Voice | None = None
 
 
@@ -37,7 +37,7 @@ SCENES: Final = (
         name="remembered",
         question="what is my name",
         voice="ethan",
-        before=(Turn(role="user", text="my name is anna"), Turn(role="assistant", text="nice to meet you anna")),
+        before=(ChatTurn(role="user", text="my name is anna"), ChatTurn(role="assistant", text="nice to meet you anna")),
     ),
 )
 
@@ -45,9 +45,9 @@ SCENES: Final = (
 def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key: str | None = None) -> None:
     """Ask greedily; write NAME.wav of every answer (24 kHz, 16 bits) and one picture into `out_dir`, created if absent.
 
-    Raises: BadInput if `out_dir` is a file; BenchError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
+    Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
     """
-    asker = Asker(url, api_key=api_key)
+    asker = JudgeClient(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():
         raise BadInput(f"{out_dir} is a file; give a folder", param="OUT_DIR")
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,8 @@ def demonstrate(url: str, out_dir: Path, say: Callable[[str], None], *, api_key:
     say(f"{out_dir / PICTURE}: the spectrograms")
 
 
-def _question(scene: Scene) -> Question:
-    turns = (*scene.before, Turn(role="user", text=scene.question), Turn(role="assistant", text=""))
+def _question(scene: Scene) -> ChatQuestion:
+    turns = (*scene.before, ChatTurn(role="user", text=scene.question), ChatTurn(role="assistant", text=""))
     dialogue = Dialogue(turns=turns, family=scene.name)
     if scene.asked_by is None:
         return ask.typed(dialogue, scene.voice)
@@ -72,12 +72,12 @@ def _question(scene: Scene) -> Question:
     return replace(ask.spoken(dialogue, [_file(speech) for speech in speeches]), voice=scene.voice)
 
 
-def _file(speech: Speech) -> bytes:
+def _file(speech: SynthesizedSpeech) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, speech.samples, SAMPLE_RATE_HZ, format="WAV", subtype="PCM_16")
     return file.getvalue()
 
 
-def _title(scene: Scene, reply: Reply) -> str:
+def _title(scene: Scene, reply: ChatReply) -> str:
     how = "typed" if scene.asked_by is None else "spoken"
     return f"“{scene.question}” ({how}); {scene.voice}: “{reply.text}”"

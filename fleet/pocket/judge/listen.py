@@ -16,8 +16,8 @@ from fleet.pocket.judge import pitch
 from fleet.pocket.judge.grammar import says
 from fleet.pocket.judge.recognise import Kind, Recogniser
 from fleet.pocket.speech.analysis import analyse
-from fleet.pocket.speech.wordlock import SILENT_AFTER, SILENT_BEFORE, Frames, lock, speech_end_s
-from fleet.pocket.teacher import SAMPLE_RATE_HZ, Speech
+from fleet.pocket.speech.wordlock import SILENT_AFTER, SILENT_BEFORE, SentenceFrames, lock, speech_end_s
+from fleet.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
 Samples = NDArray[np.float32]
 HOP_SAMPLES = SAMPLE_RATE_HZ // 100
@@ -32,7 +32,7 @@ class Spoken:
     text: str
     voice: str
     samples: Samples
-    teacher: Speech
+    teacher: SynthesizedSpeech
     floor: bool
 
 
@@ -91,13 +91,13 @@ def extent(samples: Samples) -> slice:
     return slice(int(audible[0]) * HOP_SAMPLES, (int(audible[-1]) + 1) * HOP_SAMPLES)
 
 
-def _locked(answer: Spoken) -> Frames:
+def _locked(answer: Spoken) -> SentenceFrames:
     """The teacher's speech on the frame grid, without the silence around."""
     speech = answer.teacher
     end_s = speech_end_s(speech.samples, SAMPLE_RATE_HZ)
     frames = lock(analyse(speech.samples), answer.text, speech.word_starts_s, end_s)
     words = slice(SILENT_BEFORE, len(frames.cycles) - SILENT_AFTER)
-    return Frames(
+    return SentenceFrames(
         features=frames.features[words],
         pitch_hz=frames.pitch_hz[words],
         cycles=frames.cycles[words],

@@ -9,10 +9,11 @@ from fleet.core.errors import BadInput
 
 Part = Literal["typed", "speech_out", "speech_in", "speed"]
 PARTS: tuple[Part, ...] = get_args(Part)
+COMMAND = "fleet pocket eval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class JudgeOptions:
     """How many questions each part asks; the targets are meant for these numbers.
 
     `memory` and `unknown`: dialogues of these two families, some of them among the typed ones. `speech_in` questions are asked
@@ -48,9 +49,9 @@ class Options:
 
 def options_of(
     parts: Sequence[str], questions: int | None, *, own_sampling: bool, sounds: Path | None, api_key: str | None = None
-) -> Options:
+) -> JudgeOptions:
     """From a command's words. Raises: BadInput."""
     counts = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
     sizes = {} if questions is None else dict.fromkeys(counts, questions)
     known = cast("tuple[Part, ...]", tuple(parts)) or PARTS
-    return Options(parts=known, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes)
+    return JudgeOptions(parts=known, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes)

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from fleet.pocket.judge.align import align
 from fleet.pocket.speech.analysis import NUM_FEATURES, NUM_MELS, Track
-from fleet.pocket.speech.wordlock import FRAME_S, HOPS_PER_FRAME, Frames
+from fleet.pocket.speech.wordlock import FRAME_S, HOPS_PER_FRAME, SentenceFrames
 
 Errors = NDArray[np.float64]
 
 
-def errors(answer: Track, teacher: Frames) -> Errors:
+def errors(answer: Track, teacher: SentenceFrames) -> Errors:
     """Semitones, positive where the answer is higher; one for each hop that both voice."""
     pairs = align(_shape(answer.features), _shape(teacher.features.reshape(-1, NUM_FEATURES)))
     wanted_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)[pairs[:, 1]]
@@ -24,7 +24,7 @@ def errors(answer: Track, teacher: Frames) -> Errors:
     return _semitones(answer.pitch_hz[hops], wanted_hz[both][first])
 
 
-def carried_errors(teacher: Frames) -> Errors:
+def carried_errors(teacher: SentenceFrames) -> Errors:
     """What whole glottal cycles a frame cannot say: the errors of perfect codes."""
     wanted_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)
     carried_hz = np.repeat(teacher.cycles / FRAME_S, HOPS_PER_FRAME)

@@ -1,46 +1,22 @@
 """The report as one picture: right answers by family, word error rates beside the teacher's, pitch, length. Measures nothing."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from fleet.pocket.judge.report import Answered, Figure, Histogram, Report, share
+from fleet.pocket.judge.report import Figure, Histogram, JudgedAnswer, JudgeReport, share
+from fleet.reporting.plot import Axes, Panel, draw_panels, finish_bars
 
 OURS, TEACHER, NOISY, TARGET = "#2563eb", "#b45309", "#0d9488", "#6b7280"
-WIDTH_INCHES, HEIGHT_INCHES, DPI = 6.5, 4.0, 130
-
-Axes = Any
-"""`matplotlib.axes.Axes`, whose annotations are incomplete."""
-Panel = Callable[[Axes], None]
+PANEL_INCHES = (6.5, 4.0)
 
 
-def draw(report: Report, path: Path) -> None:
+def draw(report: JudgeReport, path: Path) -> None:
     """Write the picture; a report without anything to draw makes none."""
-    panels = _panels(report)
-    if not panels:
-        return
-    import matplotlib
-
-    # No window: this runs where there is no display.
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    size = (WIDTH_INCHES * columns, HEIGHT_INCHES * rows)
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    places: list[Axes] = list(axes.flat)
-    for panel, place in zip(panels, places, strict=False):
-        panel(place)
-    for place in places[len(panels) :]:
-        place.set_axis_off()
-    figure.suptitle(f"{report.model}, {report.sampling}, {report.began}", fontsize=9)
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    draw_panels(_panels(report), path, f"{report.model}, {report.sampling}, {report.began}", PANEL_INCHES)
 
 
-def _panels(report: Report) -> list[Panel]:
+def _panels(report: JudgeReport) -> list[Panel]:
     panels: list[Panel] = []
     if report.typed or report.speech_in:
         panels.append(lambda axes: _families(axes, report))
@@ -55,7 +31,7 @@ def _panels(report: Report) -> list[Panel]:
     return panels
 
 
-def _families(axes: Axes, report: Report) -> None:
+def _families(axes: Axes, report: JudgeReport) -> None:
     """Side by side: typed, and spoken in each condition."""
     ways = {"typed": OURS}
     for each in report.speech_in:
@@ -70,10 +46,10 @@ def _families(axes: Axes, report: Report) -> None:
     axes.set_xticks(range(len(families)), families, rotation=45, ha="right", fontsize=8)
     axes.set(ylabel="right answers, %", ylim=(0, 105), title="held-out questions by family")
     axes.legend(fontsize=8, loc="lower right")
-    _finish(axes)
+    finish_bars(axes)
 
 
-def _by_family(answered: Iterable[Answered]) -> dict[str, float]:
+def _by_family(answered: Iterable[JudgedAnswer]) -> dict[str, float]:
     flags: defaultdict[str, list[bool]] = defaultdict(list)
     for each in answered:
         flags[each.family].append(each.right)
@@ -101,19 +77,14 @@ def _pitch(axes: Axes, errors: Histogram) -> None:
     for semitone in (-1, 1):
         axes.axvline(semitone, color=TARGET, linestyle="--")
     axes.set(xlabel="semitones above the teacher's pitch", ylabel="voiced hops, %", title=f"pitch, {total} voiced hops of 10 ms")
-    _finish(axes)
+    finish_bars(axes)
 
 
-def _lengths(axes: Axes, report: Report) -> None:
+def _lengths(axes: Axes, report: JudgeReport) -> None:
     spoken = [each for each in report.speech_out if each.length_s > 0]
     axes.scatter([each.teacher_length_s for each in spoken], [each.length_s for each in spoken], s=8, color=OURS, alpha=0.6)
     longest_s = max((each.teacher_length_s for each in spoken), default=1.0)
     for factor, style in ((0.85, "--"), (1.0, "-"), (1.15, "--")):
         axes.plot([0, longest_s], [0, factor * longest_s], color=TARGET, linestyle=style, linewidth=1)
     axes.set(xlabel="s, the teacher", ylabel="s, the answer", title="length of the speech (dashed: 15 %)")
-    _finish(axes)
-
-
-def _finish(axes: Axes) -> None:
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", alpha=0.25)
+    finish_bars(axes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from fleet.pocket.corpus import Dialogue, Turn, dialogues, families
+from fleet.pocket.corpus import ChatTurn, Dialogue, dialogues, families
 
 _MOST_ROUNDS = 2_000
 """Of all families in turn: some have few held-out questions, and run dry when most of theirs were asked."""
@@ -15,7 +15,7 @@ def distinct(count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda 
 
 
 def _distinct(seed: int, wanted: Callable[[Dialogue], bool]) -> Iterator[Dialogue]:
-    seen: set[tuple[Turn, ...]] = set()
+    seen: set[tuple[ChatTurn, ...]] = set()
     for dialogue in dialogues("held_out", _MOST_ROUNDS * len(families()), seed):
         if dialogue.turns not in seen and wanted(dialogue):
             seen.add(dialogue.turns)

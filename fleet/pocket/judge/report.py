@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.bench.machine import Machine
 from fleet.pocket.judge.options import Part
+from fleet.reporting.files import write_json
+from fleet.reporting.machine import Machine
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +29,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return self.value is not None and (self.value <= self.target if self.at_most else self.value >= self.target)
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A question that has one right answer. `said` is how it was asked: typed, or by whom and in what."""
 
     family: str
@@ -74,7 +75,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[int, ...]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One evaluation; parts that were not asked for are empty. `began` is local time, ISO 8601; `took_s` by part.
 
     `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus that the recogniser's dictionary
@@ -89,9 +90,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     figures: tuple[Figure, ...] = ()
     took_s: dict[str, float] = {}
-    typed: tuple[Answered, ...] = ()
+    typed: tuple[JudgedAnswer, ...] = ()
     speech_out: tuple[Heard, ...] = ()
-    speech_in: tuple[Answered, ...] = ()
+    speech_in: tuple[JudgedAnswer, ...] = ()
     transcribed: tuple[Transcribed, ...] = ()
     pitch_errors: Histogram | None = None
     lacking: tuple[str, ...] = ()
@@ -102,20 +103,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(figure for figure in self.figures if figure.met is False)
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the JSON file: first what a reader wants first."""
+class JudgeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON file of a report, and whether each target is met."""
 
     met: dict[str, bool]
-    report: Report
+    report: JudgeReport
 
 
-def write_json(report: Report, path: Path) -> None:
+def write_report(report: JudgeReport, path: Path) -> None:
     met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(_File(met=met, report=report)), indent=1) + b"\n")
+    write_json(JudgeFile(met=met, report=report), path)
 
 
-def read_json(path: Path) -> Report:
-    return msgspec.json.decode(path.read_bytes(), type=_File).report
+def read_report(path: Path) -> JudgeReport:
+    return msgspec.json.decode(path.read_bytes(), type=JudgeFile).report
 
 
 def share(flags: Sequence[bool]) -> float | None:

@@ -5,24 +5,24 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fleet.bench.machine import describe_machine
 from fleet.pocket.judge import speech_in, speech_out, speed, typed
-from fleet.pocket.judge.ask import Asker
-from fleet.pocket.judge.options import Options, Part
-from fleet.pocket.judge.report import Report
+from fleet.pocket.judge.ask import JudgeClient
+from fleet.pocket.judge.options import JudgeOptions, Part
+from fleet.pocket.judge.report import JudgeReport
 from fleet.pocket.judge.words import MISSING, alike, known_words, unsayable
+from fleet.reporting.machine import describe_machine
 
 replace = msgspec.structs.replace
 
 
-def run(url: str, options: Options | None = None) -> Report:
+def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
     """Judge the fleet at `url`.
 
-    Raises: BenchError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
+    Raises: ApiError where it cannot be reached or fails a request; ConfigError where espeak-ng or pocketsphinx is missing.
     """
-    chosen = options or Options()
-    asker = Asker(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
-    report = Report(
+    chosen = options or JudgeOptions()
+    asker = JudgeClient(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
+    report = JudgeReport(
         began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         url=asker.url,
         model=asker.name,
@@ -38,27 +38,27 @@ def run(url: str, options: Options | None = None) -> Report:
     return report
 
 
-def _speed(report: Report, asker: Asker, options: Options) -> Report:
+def _speed(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
     return replace(report, figures=report.figures + speed.judge(asker, options))
 
 
-def _typed(report: Report, asker: Asker, options: Options) -> Report:
+def _typed(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
     figures, answered = typed.judge(asker, options)
     return replace(report, figures=report.figures + figures, typed=answered)
 
 
-def _speech_out(report: Report, asker: Asker, options: Options) -> Report:
+def _speech_out(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
     lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
     figures, heard, errors = speech_out.judge(asker, options)
     report = replace(report, lacking=lacking, alike=alike())
     return replace(report, figures=report.figures + figures, speech_out=heard, pitch_errors=errors)
 
 
-def _speech_in(report: Report, asker: Asker, options: Options) -> Report:
+def _speech_in(report: JudgeReport, asker: JudgeClient, options: JudgeOptions) -> JudgeReport:
     figures, answered, transcribed = speech_in.judge(asker, options)
     return replace(report, figures=report.figures + figures, speech_in=answered, transcribed=transcribed)
 
 
-_JUDGES: Mapping[Part, Callable[[Report, Asker, Options], Report]] = {
+_JUDGES: Mapping[Part, Callable[[JudgeReport, JudgeClient, JudgeOptions], JudgeReport]] = {
     "speed": _speed, "typed": _typed, "speech_out": _speech_out, "speech_in": _speech_in,
 }  # fmt: skip

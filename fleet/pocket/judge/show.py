@@ -1,16 +1,15 @@
 """The report as a table for the terminal. Measures nothing."""
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fleet.pocket.judge.report import Figure, Report
+from fleet.pocket.judge.report import Figure, JudgeReport
+from fleet.reporting.tables import NONE, table_of, target_cells
 
 _TITLES = {"typed": "typed questions", "speech_out": "speech out", "speech_in": "speech in", "speed": "speed"}
-_NOTHING = "-"
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: JudgeReport, console: Console) -> None:
     machine = report.machine
     console.print(
         f"{report.model} at {report.url}, {report.sampling}; {machine.processor}, {machine.cores} cores, "
@@ -24,10 +23,8 @@ def show(report: Report, console: Console) -> None:
     console.print(f"{targets - missed} of {targets} targets met", style="red" if missed else "green", highlight=False)
 
 
-def _table(report: Report) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for position, column in enumerate(("", "measured", "of", "target", "")):
-        table.add_column(column, justify="right" if position else "left", no_wrap=True)
+def _table(report: JudgeReport) -> Table:
+    table = table_of("", "measured", "of", "target", "")
     parts = list(dict.fromkeys(figure.part for figure in report.figures))
     for part in parts:
         took_s = report.took_s.get(part)
@@ -40,17 +37,15 @@ def _table(report: Report) -> Table:
 
 
 def _cells(figure: Figure) -> tuple[str, str, str, str, str]:
-    name = figure.name if figure.target is not None else f"  [dim]{figure.name}[/]"
     if figure.target is None:
-        return name, _number(figure), f"{figure.count}", "", ""
-    sign = "<=" if figure.at_most else ">="
-    verdict = "[green]met[/]" if figure.met else "[red]missed[/]"
-    return name, _number(figure), f"{figure.count}", f"{sign} {figure.target:g}{_unit(figure)}", verdict
+        return f"  [dim]{figure.name}[/]", _number(figure), f"{figure.count}", "", ""
+    target, verdict = target_cells(figure.target, _unit(figure), at_most=figure.at_most, met=figure.met)
+    return figure.name, _number(figure), f"{figure.count}", target, verdict
 
 
 def _number(figure: Figure) -> str:
     if figure.value is None:
-        return _NOTHING
+        return NONE
     digits = 0 if figure.unit in ("", "ms") else 1 if figure.unit == "%" else 2
     return f"{figure.value:.{digits}f}{_unit(figure)}"
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.reporting.plot import saved_figure
 
 WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
 """30 ms, in which harmonics are lines, every 10 ms."""
@@ -31,28 +32,20 @@ class Panel:
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Write the picture; one panel at least."""
-    import matplotlib
-
-    # No window: this runs where there is no display.
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import colormaps
 
     size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False, sharex=True, layout="constrained")
-    places: list[Any] = list(axes.flat)
-    colours = pyplot.get_cmap("magma", NUM_COLOURS)
     longest_s = max(MIN_S, *(len(panel.samples) / SAMPLE_RATE_HZ for panel in panels))
-    for panel, place in zip(panels, places, strict=True):
-        levels = levels_db(panel.samples)
-        length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
-        extent = (0, length_s, 0, TOP_HZ / 1000)
-        look = {"cmap": colours, "vmin": -DEPTH_DB, "vmax": 0, "interpolation": "nearest"}
-        place.imshow(levels, origin="lower", aspect="auto", extent=extent, **look)
-        place.set_title(panel.title, fontsize=9)
-        place.set(xlim=(0, longest_s), ylabel="kHz")
-    places[-1].set_xlabel("s")
-    figure.savefig(path, dpi=DPI)
-    pyplot.close(figure)
+    with saved_figure(path, len(panels), 1, size, dpi=DPI, sharex=True) as (_, places):
+        for panel, place in zip(panels, places, strict=True):
+            levels = levels_db(panel.samples)
+            length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
+            extent = (0, length_s, 0, TOP_HZ / 1000)
+            look = {"cmap": colormaps["magma"].resampled(NUM_COLOURS), "vmin": -DEPTH_DB, "vmax": 0, "interpolation": "nearest"}
+            place.imshow(levels, origin="lower", aspect="auto", extent=extent, **look)
+            place.set_title(panel.title, fontsize=9)
+            place.set(xlim=(0, longest_s), ylabel="kHz")
+        places[-1].set_xlabel("s")
 
 
 def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -21,18 +21,18 @@ from fleet.pocket.hearing.augment import add_noise, coloured
 from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ
 from fleet.pocket.hearing.voices import known_voice, unseen_voice
 from fleet.pocket.judge import ask
-from fleet.pocket.judge.ask import Asker
-from fleet.pocket.judge.options import Options
-from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.ask import JudgeClient
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Answered, Figure, Transcribed, share
+from fleet.pocket.judge.report import Figure, JudgedAnswer, Transcribed, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
-from fleet.pocket.teacher import Speech, Voice
+from fleet.pocket.teacher import SynthesizedSpeech, Voice
+from fleet.reporting.progress import progress_bar
 
 NOISE: Final = "pink"
 
-Found = tuple[tuple[Figure, ...], tuple[Answered, ...], tuple[Transcribed, ...]]
+Found = tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...], tuple[Transcribed, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +52,18 @@ CONDITIONS: Final = (
 )
 
 
-def judge(asker: Asker, options: Options) -> Found:
+def judge(asker: JudgeClient, options: JudgeOptions) -> Found:
     dialogues = distinct(options.speech_in, options.seed)
     found = [_in_condition(asker, options, condition, dialogues) for condition in CONDITIONS]
     figures, answered, transcribed = ([each for part in parts for each in part] for parts in zip(*found, strict=True))
     return tuple(figures), tuple(answered), tuple(transcribed)
 
 
-def _in_condition(asker: Asker, options: Options, condition: Condition, dialogues: Sequence[Dialogue]) -> Found:
+def _in_condition(asker: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]) -> Found:
     clips = _clips(dialogues, condition, options.seed)
     questions = [ask.spoken(dialogue, of_user) for dialogue, of_user in zip(dialogues, clips, strict=True)]
     questions += [ask.transcribe(of_user[-1]) for of_user in clips]
-    with counting(f"spoken questions, {condition.name}", len(questions)) as advance:
+    with progress_bar(COMMAND, f"spoken questions, {condition.name}", len(questions)) as advance:
         texts = [reply.text for reply in asker.ask_all(questions, options.concurrency, advance)]
     answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
     answered = [_answered(*each, condition) for each in zip(dialogues, answers, strict=True)]
@@ -74,8 +74,8 @@ def _in_condition(asker: Asker, options: Options, condition: Condition, dialogue
     return _figures(condition, answered, transcribed), tuple(answered), tuple(transcribed)
 
 
-def _answered(dialogue: Dialogue, answer: str, condition: Condition) -> Answered:
-    return Answered(
+def _answered(dialogue: Dialogue, answer: str, condition: Condition) -> JudgedAnswer:
+    return JudgedAnswer(
         family=dialogue.family,
         said=condition.name,
         question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
@@ -85,7 +85,7 @@ def _answered(dialogue: Dialogue, answer: str, condition: Condition) -> Answered
     )
 
 
-def _figures(condition: Condition, answered: Sequence[Answered], transcribed: Sequence[Transcribed]) -> tuple[Figure, ...]:
+def _figures(condition: Condition, answered: Sequence[JudgedAnswer], transcribed: Sequence[Transcribed]) -> tuple[Figure, ...]:
     right = share([each.right for each in answered])
     wer = 100 * float(jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed]))
     return (
@@ -114,7 +114,7 @@ def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> li
     return [[next(files) for turn in dialogue.turns if turn.role == "user"] for dialogue in dialogues]
 
 
-def _file(speech: Speech, condition: Condition, rng: np.random.Generator) -> bytes:
+def _file(speech: SynthesizedSpeech, condition: Condition, rng: np.random.Generator) -> bytes:
     samples: NDArray[np.float32] = soxr.resample(speech.samples, TEACHER_RATE_HZ, SAMPLE_RATE_HZ)
     if condition.noise_db is not None:
         samples = add_noise(samples, coloured(NOISE, len(samples), rng), condition.noise_db)

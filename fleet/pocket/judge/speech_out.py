@@ -13,18 +13,18 @@ import numpy as np
 import soundfile
 
 from fleet.pocket.corpus import Dialogue, spoken
-from fleet.pocket.judge.ask import MAX_ANSWER_S, Asker, Reply, typed
+from fleet.pocket.judge.ask import MAX_ANSWER_S, ChatReply, JudgeClient, typed
 from fleet.pocket.judge.grammar import says
 from fleet.pocket.judge.listen import Listened, Spoken, listen_all
-from fleet.pocket.judge.options import Options
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.pitch import within
-from fleet.pocket.judge.progress import counting
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure, Heard, Histogram, share
 from fleet.pocket.judge.teach import speak_all
 from fleet.pocket.judge.words import by_sound
 from fleet.pocket.shape import VOICES
 from fleet.pocket.teacher import SAMPLE_RATE_HZ
+from fleet.reporting.progress import progress_bar
 
 LENGTH_TOLERANCE = 0.15
 ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
@@ -34,10 +34,10 @@ HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
 Found = tuple[tuple[Figure, ...], tuple[Heard, ...], Histogram]
 
 
-def judge(asker: Asker, options: Options) -> Found:
+def judge(asker: JudgeClient, options: JudgeOptions) -> Found:
     asked = distinct(options.speech_out, options.seed)
     voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), asked, strict=False)]
-    with counting("spoken answers", len(asked)) as advance:
+    with progress_bar(COMMAND, "spoken answers", len(asked)) as advance:
         questions = [typed(dialogue, voice) for dialogue, voice in zip(asked, voices, strict=True)]
         replies = asker.ask_all(questions, options.concurrency, advance)
     if options.sounds is not None:
@@ -45,7 +45,7 @@ def judge(asker: Asker, options: Options) -> Found:
     return listen_to(asked, voices, replies, options)
 
 
-def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[Reply], options: Options) -> Found:
+def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[ChatReply], options: JudgeOptions) -> Found:
     texts = [spoken(reply.text) for reply in replies]
     said = [index for index, text in enumerate(texts) if text]
     teachers = speak_all([(texts[index], VOICES[voices[index]]) for index in said])
@@ -53,7 +53,7 @@ def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequenc
         Spoken(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
         for index, teacher in zip(said, teachers, strict=True)
     ]
-    with counting("listening", len(answers)) as advance:
+    with progress_bar(COMMAND, "listening", len(answers)) as advance:
         listened = listen_all(answers, options.workers, advance)
     heard = [
         _heard(asked[index], voices[index], texts[index], replies[index], each)
@@ -63,7 +63,7 @@ def listen_to(asked: Sequence[Dialogue], voices: Sequence[str], replies: Sequenc
     return _figures(heard, listened, len(asked), failed), tuple(heard), _histogram(listened)
 
 
-def _heard(dialogue: Dialogue, voice: str, text: str, reply: Reply, listened: Listened) -> Heard:
+def _heard(dialogue: Dialogue, voice: str, text: str, reply: ChatReply, listened: Listened) -> Heard:
     length_s = len(reply.samples) / SAMPLE_RATE_HZ
     bound_s = min(MAX_ANSWER_S, ENDLESS_RATIO * listened.teacher_length_s + ENDLESS_S)
     return Heard(
@@ -145,7 +145,7 @@ def _histogram(listened: Sequence[Listened]) -> Histogram:
     return Histogram(edges=tuple(edges.tolist()), counts=tuple(counts.tolist()))
 
 
-def _keep(folder: Path, voices: Sequence[str], replies: Sequence[Reply]) -> None:
+def _keep(folder: Path, voices: Sequence[str], replies: Sequence[ChatReply]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for index, (voice, reply) in enumerate(zip(voices, replies, strict=True)):
         name = "-".join(spoken(reply.text).split()[:8]) or "nothing"

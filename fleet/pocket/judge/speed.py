@@ -6,34 +6,32 @@ What is sent and timed is as in `fleet bench`. Means little while other things r
 from collections.abc import Sequence
 from itertools import cycle, islice
 
-from fleet.bench.load import Phase, run_phase
-from fleet.pocket.judge.ask import Asker, typed
-from fleet.pocket.judge.options import Options
-from fleet.pocket.judge.progress import counting
+from fleet.bench.load import LoadPhase, run_phase
+from fleet.pocket.judge.ask import JudgeClient, typed
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
 from fleet.pocket.judge.report import Figure
 from fleet.pocket.shape import VOICES
+from fleet.reporting.progress import progress_bar
 
 LISTENERS, WARM_UP = 4, 3
 
 
-def judge(asker: Asker, options: Options) -> tuple[Figure, ...]:
+def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[Figure, ...]:
     asked = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
-    bodies = [
-        asker.body(typed(dialogue, voice), stream=True) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)
-    ]
+    bodies = [asker.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(asked, cycle(sorted(VOICES)), strict=False)]
     _phase(asker, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
     alone = _phase(asker, "one listener", bodies, 1)
     together = _phase(asker, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
     return (*_alone(alone), *_together(together))
 
 
-def _phase(asker: Asker, name: str, bodies: Sequence[bytes], listeners: int) -> Phase:
-    with counting(name, len(bodies)) as advance:
+def _phase(asker: JudgeClient, name: str, bodies: Sequence[bytes], listeners: int) -> LoadPhase:
+    with progress_bar(COMMAND, name, len(bodies)) as advance:
         return run_phase(name, asker, bodies, listeners, advance)
 
 
-def _alone(phase: Phase) -> list[Figure]:
+def _alone(phase: LoadPhase) -> list[Figure]:
     rtf, first = phase.summary("rtf"), phase.summary("first_audio_s")
     count = len(phase.metrics)
     return [
@@ -43,7 +41,7 @@ def _alone(phase: Phase) -> list[Figure]:
     ]
 
 
-def _together(phase: Phase) -> list[Figure]:
+def _together(phase: LoadPhase) -> list[Figure]:
     count, first = len(phase.metrics), phase.summary("first_audio_s")
     underruns = sum((each.stalled_s or 0) > 0 or not each.audio_s for each in phase.metrics)
     return [

@@ -5,14 +5,14 @@ Knows no sound.
 
 from collections.abc import Sequence
 
-from fleet.pocket.corpus import Dialogue, Turn, families, is_right
+from fleet.pocket.corpus import ChatTurn, Dialogue, families, is_right
 from fleet.pocket.corpus.dialogue import DONT_KNOW
 from fleet.pocket.corpus.generate import MEMORY
-from fleet.pocket.judge.ask import Asker, typed
-from fleet.pocket.judge.options import Options
-from fleet.pocket.judge.progress import counting
+from fleet.pocket.judge.ask import JudgeClient, typed
+from fleet.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.pocket.judge.questions import distinct
-from fleet.pocket.judge.report import Answered, Figure, share
+from fleet.pocket.judge.report import Figure, JudgedAnswer, share
+from fleet.reporting.progress import progress_bar
 
 UNKNOWN, STRANGE = "unknown", "of no template"
 STRANGERS = (
@@ -25,14 +25,14 @@ STRANGERS = (
 """Asked in words and ways that no table has."""
 
 
-def judge(asker: Asker, options: Options) -> tuple[tuple[Figure, ...], tuple[Answered, ...]]:
+def judge(asker: JudgeClient, options: JudgeOptions) -> tuple[tuple[Figure, ...], tuple[JudgedAnswer, ...]]:
     common = distinct(options.typed, options.seed)
     memory = _family(MEMORY, options.memory, options.seed)
     unknown = _family(UNKNOWN, options.unknown, options.seed)
-    strange = [Dialogue(turns=(Turn(role="user", text=text), Turn(role="assistant", text=DONT_KNOW)), family=STRANGE)
+    strange = [Dialogue(turns=(ChatTurn(role="user", text=text), ChatTurn(role="assistant", text=DONT_KNOW)), family=STRANGE)
                for text in STRANGERS]  # fmt: skip
     asked = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
-    with counting("typed questions", len(asked)) as advance:
+    with progress_bar(COMMAND, "typed questions", len(asked)) as advance:
         replies = asker.ask_all([typed(dialogue) for dialogue in asked], options.concurrency, advance)
     answered = {dialogue: _answered(dialogue, reply.text) for dialogue, reply in zip(asked, replies, strict=True)}
     figures = [
@@ -49,8 +49,8 @@ def _family(name: str, count: int, seed: int) -> list[Dialogue]:
     return distinct(count, seed, lambda dialogue: dialogue.family == name)
 
 
-def _answered(dialogue: Dialogue, answer: str) -> Answered:
-    return Answered(
+def _answered(dialogue: Dialogue, answer: str) -> JudgedAnswer:
+    return JudgedAnswer(
         family=dialogue.family,
         said="typed",
         question=" / ".join(turn.text for turn in dialogue.turns[:-1]),
@@ -60,6 +60,6 @@ def _answered(dialogue: Dialogue, answer: str) -> Answered:
     )
 
 
-def _figure(name: str, answered: Sequence[Answered], target: float | None) -> Figure:
+def _figure(name: str, answered: Sequence[JudgedAnswer], target: float | None) -> Figure:
     value = share([each.right for each in answered])
     return Figure(part="typed", name=name, value=value, count=len(answered), target=target)

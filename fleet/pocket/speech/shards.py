@@ -3,19 +3,15 @@
 A shard is made by one fresh process, for espeak-ng carries its phase from text to text: so every shard is the same on every run,
 and a builder that was killed goes on with the shards that are missing. Files: `train-0000.features.npz`, `train-0000.codes.npz`.
 Knows no network.
-
-    python -m fleet.pocket.speech.shards build FOLDER train --shards 60
-    python -m fleet.pocket.speech.shards encode FOLDER train
 """
 
-import argparse
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +22,7 @@ from fleet.pocket.corpus import Split, sentences
 from fleet.pocket.shape import SEED, VOICES
 from fleet.pocket.speech.analysis import analyse
 from fleet.pocket.speech.codes import Codebook, fit
-from fleet.pocket.speech.wordlock import Frames, lock, speech_end_s
+from fleet.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
 from fleet.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 
 SENTENCES_PER_SHARD: Final = 300
@@ -52,12 +48,12 @@ class Utterance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class SpokenSentence:
     """A spoken text in frames."""
 
     text: str
     voice: str
-    frames: Frames
+    frames: SentenceFrames
 
 
 def load_utterances(folder: Path, split: Split) -> list[Utterance]:
@@ -69,10 +65,10 @@ def load_utterances(folder: Path, split: Split) -> list[Utterance]:
     ]
 
 
-def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[Spoken]:
+def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> list[SpokenSentence]:
     """Whatever has been spoken so far of a split, or of its first shards, in a fixed order."""
     return [
-        Spoken(text=text, voice=voice, frames=Frames(**arrays))
+        SpokenSentence(text=text, voice=voice, frames=SentenceFrames(**arrays))
         for path in _files(folder, split, FEATURES)[:max_shards]
         for text, voice, arrays in _read(path, _FRAME_ARRAYS)
     ]
@@ -129,7 +125,7 @@ def _make_shard(folder: Path, split: Split, voices: Mapping[str, Voice], size: i
     _write(_path(folder, split, shard, FEATURES), arrays)
 
 
-def speak(teacher: Teacher, text: str, voice: Voice) -> Frames:
+def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
     """A sentence on the frame grid, as the voice says it."""
     speech = teacher.speak(text, voice)
     return lock(analyse(speech.samples), text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
@@ -181,22 +177,3 @@ def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
     book = fit(np.concatenate([np.load(shard)["features"] for shard in shards]), seed=seed)
     book.save(path)
     return book
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Make the speech data set: build shards, fit a codebook to some, encode all.")
-    parser.add_argument("command", choices=("build", "encode"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("split", choices=get_args(Split))
-    parser.add_argument("--shards", type=int, default=60, help="build: how many in all")
-    parser.add_argument("--workers", type=int, default=1, help="build: processes at a time")
-    parser.add_argument("--fit-shards", type=int, default=FIT_SHARDS, help="encode: fit on so many if there is no codebook")
-    asked = parser.parse_args()
-    if asked.command == "build":
-        build(asked.folder, asked.split, asked.shards, workers=asked.workers)
-    else:
-        encode_missing(asked.folder, asked.split, fit_codebook(asked.folder, asked.fit_shards))
-
-
-if __name__ == "__main__":
-    main()

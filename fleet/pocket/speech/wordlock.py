@@ -21,7 +21,7 @@ _RELEASE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
+class SentenceFrames:
     """A sentence on the grid of T frames.
 
     Shapes: features [T, 8, 51]; pitch_hz [T, 8], 0 where unvoiced; cycles [T] glottal cycles, 0 in silence; pointer [T], the
@@ -41,7 +41,7 @@ def speech_end_s(samples: NDArray[np.float32], rate_hz: int) -> float:
     return (int(audible[-1]) if len(audible) else len(samples)) / rate_hz + _RELEASE_S
 
 
-def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) -> Frames:
+def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) -> SentenceFrames:
     """Stretch each word of `text` to whole frames, at least one."""
     starts_s = [*word_starts_s, max(end_s, word_starts_s[-1] + HOP_S)]
     durations = np.maximum(1, np.round(np.diff(starts_s) / FRAME_S)).astype(int)
@@ -53,7 +53,7 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
     is_spoken = (hops >= edges[0] * HOPS_PER_FRAME) & (hops < edges[-1] * HOPS_PER_FRAME)
     pitch = np.interp(source, np.arange(len(track.pitch_hz)), track.pitch_hz)
     is_voiced = is_spoken & track.is_voiced[np.minimum(np.round(source).astype(int), len(track.is_voiced) - 1)]
-    return Frames(
+    return SentenceFrames(
         features=_features(track, source, hops >= edges[0] * HOPS_PER_FRAME).astype(np.float16),
         pitch_hz=np.where(is_voiced, pitch, 0).reshape(-1, HOPS_PER_FRAME).astype(np.float16),
         cycles=_cycles(pitch, is_voiced, is_spoken),

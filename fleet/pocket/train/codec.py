@@ -2,14 +2,10 @@
 
 The forward is the model's own with its convolutions channels last, which halves a step. The network starts from what the codes
 mean: a code's row is its centroid. Knows no text.
-
-    python -m fleet.pocket.train.codec DATA_FOLDER RUN_FOLDER --steps 3000
 """
 
-import argparse
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,9 +23,9 @@ from fleet.pocket import shape
 from fleet.pocket.speech import pulses
 from fleet.pocket.speech.analysis import contour_hz
 from fleet.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook
-from fleet.pocket.speech.shards import CODEBOOK, load_spoken
-from fleet.pocket.speech.wordlock import CYCLES_RANGE, Frames
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.speech.shards import load_spoken
+from fleet.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
+from fleet.pocket.train.loop import Schedule, compiled
 
 LOOKAHEAD_SAMPLES: Final = 555
 """By so much the waveform is shorter than its frames: every transposed convolution trims both sides."""
@@ -185,7 +181,7 @@ class Example:
     """Codes [T, 8] and the frames they were made of."""
 
     codes: NDArray[np.int16]
-    frames: Frames
+    frames: SentenceFrames
 
 
 def load_examples(folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS) -> tuple[list[Example], list[Example]]:
@@ -197,7 +193,7 @@ def load_examples(folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS) 
     def of(split: Any, shards: int) -> list[Example]:
         found = [each.frames for each in load_spoken(folder, split, shards) if len(each.frames.cycles) >= CROP_FRAMES]
         if not found:
-            raise ConfigError(f"{folder} has no {split} shard; run `python -m fleet.pocket.speech.shards build`", param="folder")
+            raise ConfigError(f"{folder} has no {split} shard; run `fleet pocket train speech`", param="folder")
         return [Example(codes=book.encode(frames.features, frames.cycles), frames=frames) for frames in found]
 
     return of("train", max_shards), of("held_out", 1)[:NUM_HELD_OUT]
@@ -214,8 +210,7 @@ class Codec:
         self._model = code2wav(book, seed)
         self._examples, self._held_out = examples, held_out
         self._targets: dict[int, NDArray[np.float32]] = {}
-        can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
-        self._activation = cast(Activation, torch.compile(snake, dynamic=True)) if can_compile else snake
+        self._activation = compiled(snake, dynamic=True) if may_compile else snake
 
     @property
     def module(self) -> nn.Module:
@@ -271,21 +266,3 @@ def pitch_right(wave: NDArray[np.float32], teacher_hz: NDArray[np.float16]) -> f
     heard = np.pad(heard, (0, max(0, len(teacher_hz) - len(heard))), mode="edge")[: len(teacher_hz)]
     semitones = 12 * np.log2(heard[is_voiced] / teacher_hz[is_voiced].astype(np.float32))
     return float((np.abs(semitones) < 1).mean()) if is_voiced.any() else 1.0
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the codec's decoder.")
-    parser.add_argument("data", type=Path)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    book = Codebook.load(asked.data / CODEBOOK)
-    examples, held_out = load_examples(asked.data, book)
-    part = Codec(book, examples, held_out, seed=shape.SEED)
-    train(part, asked.run, replace(SCHEDULE, steps=asked.steps), seed=shape.SEED)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,30 +1,26 @@
 """Trains the audio tower to hear what is said, in any voice and through noise: CTC on the symbols of the text.
 
 Recordings are spoilt anew each time they are drawn. Knows no answers: those come with the Thinker.
-
-    python -m fleet.pocket.train.hearing RECORDINGS FOLDER
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import jiwer
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.pocket import shape
 from fleet.pocket.corpus import decode, encode
-from fleet.pocket.hearing.augment import add_noise, coloured, spoil
-from fleet.pocket.hearing.features import Heard, log_mel
-from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ, Recording, load
-from fleet.pocket.train.loop import Schedule, train
-from fleet.pocket.train.tower import Hearing, ctc_loss, inner, positions, slot_scores, symbols
+from fleet.pocket.hearing.augment import add_noise, augment, coloured
+from fleet.pocket.hearing.features import LogMelBatch, log_mel
+from fleet.pocket.hearing.recordings import SAMPLE_RATE_HZ, SpeechRecording, load
+from fleet.pocket.train.loop import Schedule
+from fleet.pocket.train.tower import Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
 
 BATCH_S = 40.0
 """Of clean speech."""
@@ -44,7 +40,7 @@ Item = TypeVar("Item")
 class Batches:
     """Draws recordings of about the same length, every recording equally often."""
 
-    def __init__(self, recordings: Sequence[Recording], batch_s: float = BATCH_S) -> None:
+    def __init__(self, recordings: Sequence[SpeechRecording], batch_s: float = BATCH_S) -> None:
         ordered = sorted(recordings, key=lambda each: len(each.samples))
         bounds = np.linspace(0, len(ordered), NUM_GROUPS + 1).astype(int)
         self._groups = [ordered[start:end] for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
@@ -53,35 +49,37 @@ class Batches:
         shares = np.array([len(group) / size for group, size in zip(self._groups, self._sizes, strict=True)])
         self._shares = shares / shares.sum()
 
-    def draw(self, rng: np.random.Generator) -> list[Recording]:
+    def draw(self, rng: np.random.Generator) -> list[SpeechRecording]:
         index = int(rng.choice(len(self._groups), p=self._shares))
         group = self._groups[index]
         return [group[each] for each in rng.integers(len(group), size=self._sizes[index])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HearingExam:
     """What is held out, as it is heard; in chunks of about the same length."""
 
-    chunks: Sequence[tuple[Heard, Sequence[str]]]
+    chunks: Sequence[tuple[LogMelBatch, Sequence[str]]]
 
 
-def asked(recordings: Sequence[Recording], *, noise_db: float | None = None, chunk_size: int = 32) -> Asked:
+def make_hearing_exam(
+    recordings: Sequence[SpeechRecording], *, noise_db: float | None = None, chunk_size: int = 32
+) -> HearingExam:
     ordered = sorted(recordings, key=lambda each: len(each.samples))
     chunks = [ordered[start : start + chunk_size] for start in range(0, len(ordered), chunk_size)]
     rng = np.random.default_rng(shape.SEED)
-    made = plain if noise_db is None else partial(noisy, rng=rng, snr_db=noise_db)
-    return Asked(chunks=[
+    made = to_float if noise_db is None else partial(with_pink_noise, rng=rng, snr_db=noise_db)
+    return HearingExam(chunks=[
         (log_mel([made(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks
     ])  # fmt: skip
 
 
-def plain(recording: Recording) -> NDArray[np.float32]:
+def to_float(recording: SpeechRecording) -> NDArray[np.float32]:
     return (recording.samples / 32768).astype(np.float32)
 
 
-def noisy(recording: Recording, *, rng: np.random.Generator, snr_db: float) -> NDArray[np.float32]:
-    samples = plain(recording)
+def with_pink_noise(recording: SpeechRecording, *, rng: np.random.Generator, snr_db: float) -> NDArray[np.float32]:
+    samples = to_float(recording)
     return add_noise(samples, coloured("pink", len(samples), rng), snr_db)
 
 
@@ -101,7 +99,7 @@ class HearingPart:
         self._others = [each.samples for each in known]
         self._batches = Batches(known, batch_s)
         held_out, unseen = (evenly(load(recordings, kind).all(), num_held_out) for kind in ("held_out", "unseen"))
-        self._asked = {"": asked(held_out), "_unseen_15db": asked(unseen, noise_db=NOISY_DB)}
+        self._asked = {"": make_hearing_exam(held_out), "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB)}
 
     @property
     def module(self) -> Hearing:
@@ -111,9 +109,9 @@ class HearingPart:
         """CTC per symbol. `clips`: in the batch."""
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
-        clips = [plain(each) if is_clean else spoil(each.samples, self._others, rng) for each in drawn]
+        clips = [to_float(each) if is_clean else augment(each.samples, self._others, rng) for each in drawn]
         heard = log_mel(clips)
-        scores = slot_scores(self._hearing.slots, inner(self._hearing.audio_tower, heard))
+        scores = slot_scores(self._hearing.slots, compute_states(self._hearing.audio_tower, heard))
         loss = ctc_loss(scores, positions(heard.num_frames), [encode(each.text) for each in drawn])
         return loss, {"clips": len(drawn)}
 
@@ -121,36 +119,18 @@ class HearingPart:
         """Error rates on held-out texts: by known voices, and by unseen ones in noise."""
         figures: dict[str, float] = {}
         for name, held_out in self._asked.items():
-            said, understood = zip(*heard(self._hearing, held_out), strict=True)
+            said, understood = zip(*transcribe(self._hearing, held_out), strict=True)
             figures |= {f"{key}{name}": value for key, value in error_rates(said, understood).items()}
         return figures
 
 
-def heard(hearing: Hearing, held_out: Asked) -> Iterator[tuple[str, str]]:
+def transcribe(hearing: Hearing, held_out: HearingExam) -> Iterator[tuple[str, str]]:
     """(what was said, what was heard)."""
     for made, texts in held_out.chunks:
-        features = made.here()
-        scores = slot_scores(hearing.slots, inner(hearing.audio_tower, features))
+        features = made.to_default_device()
+        scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))
         yield from zip(texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True)
 
 
 def error_rates(said: Sequence[str], understood: Sequence[str]) -> dict[str, float]:
     return {"wer": float(jiwer.wer(list(said), list(understood))), "cer": float(jiwer.cer(list(said), list(understood)))}
-
-
-def main() -> None:
-    """Train the audio tower alone."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("recordings", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
-    parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    schedule = replace(SCHEDULE, steps=given.steps, learning_rate=given.learning_rate)
-    train(HearingPart(given.recordings, shape.SEED), given.folder, schedule, seed=shape.SEED)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,11 @@
 """Trains the Thinker and its audio tower together: to answer what is spoken, to write it down, and still to answer what is typed.
 
 Begins with what both have learnt apart. Knows no speech of its own: what Pocket says is the Talker's.
-
-    python -m fleet.pocket.train.joint RECORDINGS FOLDER
 """
 
-import argparse
-import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import jiwer
 import numpy as np
@@ -24,13 +18,23 @@ from torch.nn import functional
 from fleet.core.errors import ConfigError
 from fleet.pocket import shape
 from fleet.pocket.corpus import Dialogue, dialogues, encode, is_right
-from fleet.pocket.hearing.augment import spoil
-from fleet.pocket.hearing.recordings import Kind, Recording, Recordings, SpokenDialogue, load
+from fleet.pocket.hearing.augment import augment
+from fleet.pocket.hearing.recordings import Recordings, SpeechRecording, SpokenDialogue, load
 from fleet.pocket.train import thinker
-from fleet.pocket.train.hearing import NOISY_DB, evenly, noisy, plain
-from fleet.pocket.train.listening import Clips, Embedded, Listener, Said, answer, embed, prompt, sample, speak_letters
-from fleet.pocket.train.loop import Schedule, train
-from fleet.pocket.train.thinker import Batch, Block, Sample, decoder_block, pack
+from fleet.pocket.train.hearing import evenly, to_float
+from fleet.pocket.train.listening import (
+    Clips,
+    EmbeddedPrompts,
+    ListeningThinker,
+    PromptTurn,
+    answer,
+    embed,
+    prompt,
+    sample,
+    solve_projection,
+)
+from fleet.pocket.train.loop import Schedule, compiled
+from fleet.pocket.train.thinker import Block, PackedBatch, Sample, decoder_block, pack
 from fleet.pocket.train.tower import ctc_loss
 
 NUM_ROWS = 4
@@ -48,7 +52,7 @@ NUM_SPOKEN, NUM_WRITTEN, NUM_TYPED, NUM_SOLVED = 60, 40, 60, 240
 SCHEDULE = Schedule(steps=2200, learning_rate=5e-4, warmup=60, weight_decay=0.05, evaluate_every=150)
 
 
-class Draw:
+class SampleSource:
     """Dialogues and transcriptions drawn from the recordings, spoilt anew each time."""
 
     def __init__(self, recordings: Recordings) -> None:
@@ -58,7 +62,7 @@ class Draw:
 
     def samples(self, rng: np.random.Generator, clips: Clips) -> Iterator[Sample]:
         """Without end; sounds are put into `clips`."""
-        typed = thinker.drawn(rng)
+        typed = thinker.draw_samples(rng)
         while True:
             kind = rng.random()
             if kind < ANSWER_SHARE:
@@ -68,7 +72,7 @@ class Draw:
             else:
                 yield next(typed)
 
-    def _answered(self, rng: np.random.Generator, clips: Clips) -> list[Said]:
+    def _answered(self, rng: np.random.Generator, clips: Clips) -> list[PromptTurn]:
         talk = self._talk(rng)
         is_spoken = [*(rng.random(len(talk.recordings) - 1) < EARLIER_SPOKEN_SHARE), True]
         sounds = [
@@ -83,36 +87,36 @@ class Draw:
             if rng.random() < thinker.KEPT[talk.dialogue.family]:
                 return talk
 
-    def _written(self, rng: np.random.Generator, clips: Clips) -> list[Said]:
+    def _written(self, rng: np.random.Generator, clips: Clips) -> list[PromptTurn]:
         recording = self._all[int(rng.integers(len(self._all)))]
         ask = str(rng.choice(TRANSCRIBE_ASKS))
         return transcription(recording, clips, self._spoilt(recording, rng), ask, is_first=bool(rng.random() < ASK_FIRST_SHARE))
 
-    def _spoilt(self, recording: Recording, rng: np.random.Generator) -> NDArray[np.float32]:
-        return spoil(recording.samples, self._others, rng)
+    def _spoilt(self, recording: SpeechRecording, rng: np.random.Generator) -> NDArray[np.float32]:
+        return augment(recording.samples, self._others, rng)
 
 
-def spoken_turns(talk: SpokenDialogue, clips: Clips, sounds: Sequence[NDArray[np.float32] | None]) -> list[Said]:
+def spoken_turns(talk: SpokenDialogue, clips: Clips, sounds: Sequence[NDArray[np.float32] | None]) -> list[PromptTurn]:
     """The dialogue with a sound, or none where it is typed, for each of the user's turns."""
-    turns: list[Said] = []
+    turns: list[PromptTurn] = []
     left = iter(sounds)
     for turn in talk.dialogue.turns:
         sound = next(left) if turn.role == "user" else None
         spoken = () if sound is None else clips.rows(sound, turn.text)
-        turns.append(Said(role=turn.role, rows=spoken, after="" if spoken else turn.text))
+        turns.append(PromptTurn(role=turn.role, rows=spoken, after="" if spoken else turn.text))
     return turns
 
 
 def transcription(
-    recording: Recording, clips: Clips, samples: NDArray[np.float32], ask: str, *, is_first: bool = False
-) -> list[Said]:
+    recording: SpeechRecording, clips: Clips, samples: NDArray[np.float32], ask: str, *, is_first: bool = False
+) -> list[PromptTurn]:
     rows = clips.rows(samples, recording.text)
     before, after = (ask, "") if is_first else ("", ask)
-    return [Said(role="user", rows=rows, before=before, after=after), Said(role="assistant", after=recording.text)]
+    return [PromptTurn(role="user", rows=rows, before=before, after=after), PromptTurn(role="assistant", after=recording.text)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exam:
+class JointExam:
     """Held-out questions, spoken and typed, and held-out sentences to write down; the sounds of all are in `clips`."""
 
     talks: Sequence[SpokenDialogue]
@@ -123,28 +127,23 @@ class Exam:
     clips: Clips
 
 
-def exam(
-    recordings: Recordings, *, noise_db: float | None = None, num_spoken: int = NUM_SPOKEN, num_written: int = NUM_WRITTEN,
-    num_typed: int = NUM_TYPED,
-) -> Exam:  # fmt: skip
-    """Every turn of the user is spoken."""
-    rng = np.random.default_rng(shape.SEED)
+def make_joint_exam(
+    recordings: Recordings, num_spoken: int = NUM_SPOKEN, num_written: int = NUM_WRITTEN, num_typed: int = NUM_TYPED
+) -> JointExam:
+    """Return an exam in which every turn of the user is spoken."""
     clips = Clips()
 
-    def made(recording: Recording) -> NDArray[np.float32]:
-        return plain(recording) if noise_db is None else noisy(recording, rng=rng, snr_db=noise_db)
-
     talks = evenly(recordings.dialogues, num_spoken)
-    spoken = [prompt(spoken_turns(talk, clips, [made(each) for each in talk.recordings])) for talk in talks]
+    spoken = [prompt(spoken_turns(talk, clips, [to_float(each) for each in talk.recordings])) for talk in talks]
     to_write = evenly(recordings.all(), num_written)
-    written = [prompt(transcription(each, clips, made(each), TRANSCRIBE_ASKS[1])) for each in to_write]
+    written = [prompt(transcription(each, clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in to_write]
     typed = list(dialogues("held_out", num_typed, shape.SEED))
-    return Exam(
+    return JointExam(
         talks=talks, spoken=spoken, texts=[each.text for each in to_write], written=written, typed=typed, clips=clips
     )  # fmt: skip
 
 
-def marks(listener: Listener, of: Exam) -> dict[str, float]:
+def grade(listener: ListeningThinker, of: JointExam) -> dict[str, float]:
     """The share right of the spoken and of the typed questions, and the error rate of what was written down."""
     figures: dict[str, float] = {}
     if of.talks:
@@ -168,17 +167,16 @@ class JointPart:
     name = "joint"
 
     def __init__(self, recordings: Path, parts: Path, seed: int, *, may_compile: bool = True) -> None:
-        self._listener = Listener(seed)
+        self._listener = ListeningThinker(seed)
         known = load(recordings, "train")
         if load_parts(self._listener, parts):
-            speak_letters(self._listener, [plain(each) for each in evenly(known.all(), NUM_SOLVED)])
-        self._draw = Draw(known)
-        self._exam = exam(load(recordings, "held_out"))
-        can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
-        self._block = cast(Block, torch.compile(decoder_block)) if can_compile else decoder_block
+            solve_projection(self._listener, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)])
+        self._draw = SampleSource(known)
+        self._exam = make_joint_exam(load(recordings, "held_out"))
+        self._block = compiled(decoder_block) if may_compile else decoder_block
 
     @property
-    def module(self) -> Listener:
+    def module(self) -> ListeningThinker:
         return self._listener
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
@@ -194,10 +192,10 @@ class JointPart:
 
     def evaluate(self) -> Mapping[str, float]:
         """On what is held out, by known voices and without noise."""
-        return marks(self._listener, self._exam)
+        return grade(self._listener, self._exam)
 
 
-def load_parts(listener: Listener, parts: Path) -> bool:
+def load_parts(listener: ListeningThinker, parts: Path) -> bool:
     """Returns whether the tower was trained alone: only then are there slots, and it does not yet speak to the Thinker."""
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
@@ -210,9 +208,9 @@ def load_parts(listener: Listener, parts: Path) -> bool:
     return slots.keys() <= weights.keys()
 
 
-def text_losses(listener: Listener, batch: Batch, embedded: Embedded, block: Block) -> tuple[Tensor, Tensor]:
+def text_losses(listener: ListeningThinker, batch: PackedBatch, embedded: EmbeddedPrompts, block: Block) -> tuple[Tensor, Tensor]:
     """Of the next symbol, and of pointing, as `thinker.losses` has them."""
-    states, pointing = thinker.through(listener, embedded.states, batch, block)
+    states, pointing = thinker.run_layers(listener, embedded.states, batch, block)
     weights = batch.weights[:, 1:]
     # Only where there is something to learn: most positions are sound.
     is_scored = weights > 0
@@ -221,46 +219,9 @@ def text_losses(listener: Listener, batch: Batch, embedded: Embedded, block: Blo
     return (each * weights[is_scored]).sum() / weights.sum(), thinker.pointer_loss(listener, batch, pointing)
 
 
-def sound_loss(embedded: Embedded) -> Tensor:
+def sound_loss(embedded: EmbeddedPrompts) -> Tensor:
     """Per symbol, over all groups of clips."""
     counts = [sum(len(encode(text)) for text in texts) for _, _, texts in embedded.heard]
     losses = [ctc_loss(scores, lengths, [encode(text) for text in texts]) for scores, lengths, texts in embedded.heard]
     weighted = [loss * count for loss, count in zip(losses, counts, strict=True)]
     return torch.stack(weighted).sum() / sum(counts) if weighted else embedded.states.new_zeros(())
-
-
-def judge(recordings: Path, weights: Path, count: int) -> dict[str, float]:
-    """A longer exam: by known voices, by unseen ones, and by unseen ones in noise."""
-    listener = Listener(shape.SEED)
-    listener.load_state_dict(load_file(weights))
-    listener.eval()
-    figures: dict[str, float] = {}
-    conditions: tuple[tuple[str, Kind, float | None], ...] = (
-        ("", "held_out", None), ("_unseen", "unseen", None), ("_unseen_15db", "unseen", NOISY_DB),
-    )  # fmt: skip
-    for name, kind, noise_db in conditions:
-        of = exam(load(recordings, kind), noise_db=noise_db, num_spoken=count, num_written=count, num_typed=0 if name else count)
-        figures |= {key + name: value for key, value in marks(listener, of).items()}
-    return figures
-
-
-def main() -> None:
-    """Train the Thinker and its audio tower together, or judge what was trained."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("recordings", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--learning-rate", type=float, default=SCHEDULE.learning_rate)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--judge", type=int, default=0, metavar="COUNT", help="only judge, on so many of each kind")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.judge:
-        print(json.dumps(judge(given.recordings, given.folder / "joint.safetensors", given.judge)))
-        return
-    schedule = replace(SCHEDULE, steps=given.steps, learning_rate=given.learning_rate)
-    train(JointPart(given.recordings, given.folder, shape.SEED), given.folder, schedule, seed=shape.SEED)
-
-
-if __name__ == "__main__":
-    main()

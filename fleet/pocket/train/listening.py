@@ -11,24 +11,25 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from fleet.pocket import shape
-from fleet.pocket.corpus import decode, encode
+from fleet.pocket.corpus import encode
 from fleet.pocket.hearing.features import log_mel
-from fleet.pocket.train.thinker import MAX_ANSWER_LEN, USER_WEIGHT, Sample, Thinker, opening
-from fleet.pocket.train.tower import BLANK, SLOTS, Hearing, inner, positions, slot_scores
+from fleet.pocket.train import thinker
+from fleet.pocket.train.thinker import USER_WEIGHT, Sample, ThinkerModel, opening
+from fleet.pocket.train.tower import BLANK, SLOTS, Hearing, compute_states, positions, slot_scores
 
 FIRST_ROW = shape.VOCAB_SIZE
 MAX_CLIP_ROWS = 1024
 CLIPS_AT_ONCE = 12
+ANSWER_BATCH = 32
 _HOP_SAMPLES = 160
-_END, _PAD = shape.TOKEN_ID["<|im_end|>"], shape.TOKEN_ID["<|endoftext|>"]
+_END = shape.TOKEN_ID["<|im_end|>"]
 _AUDIO_START, _AUDIO_END = shape.TOKEN_ID["<|audio_start|>"], shape.TOKEN_ID["<|audio_end|>"]
 _AUDIO_PAD = shape.TOKEN_ID["<|audio_pad|>"]
 
 
-class Listener(Thinker):
+class ListeningThinker(ThinkerModel):
     """Names as in the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`; `slots.*` serves training only."""
 
     def __init__(self, seed: int) -> None:
@@ -55,7 +56,7 @@ class Clips:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class PromptTurn:
     """A turn as it reaches the Thinker: text, rows of sound (spoken, if there are any), text.
 
     A typed turn's text is in `after`.
@@ -71,7 +72,7 @@ class Said:
         return [*opening(self.role), *encode(self.before), *sound, *encode(self.after), _END]
 
 
-def sample(turns: Sequence[Said]) -> Sample:
+def sample(turns: Sequence[PromptTurn]) -> Sample:
     """Weighted as a typed dialogue is; nothing of a spoken turn can be foretold."""
     ids: list[int] = []
     weights: list[float] = []
@@ -83,13 +84,13 @@ def sample(turns: Sequence[Said]) -> Sample:
     return Sample(ids=ids, weights=weights)
 
 
-def prompt(turns: Sequence[Said]) -> list[int]:
+def prompt(turns: Sequence[PromptTurn]) -> list[int]:
     """Everything before the last answer."""
     return [symbol for turn in turns[:-1] for symbol in turn.ids()] + opening("assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embedded:
+class EmbeddedPrompts:
     """What the Thinker reads, and what the tower's head heard: of each group of clips the scores, lengths and texts.
 
     Shapes: `states` rows x row length x hidden.
@@ -99,12 +100,12 @@ class Embedded:
     heard: Sequence[tuple[Tensor, Tensor, Sequence[str]]]
 
 
-def embed(listener: Listener, ids: Tensor, clips: Clips) -> Embedded:
+def embed(listener: ListeningThinker, ids: Tensor, clips: Clips) -> EmbeddedPrompts:
     """Only the clips that are in `ids` are listened to."""
     is_sound = ids >= FIRST_ROW
     states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_sound, _AUDIO_PAD))
     if not is_sound.any():
-        return Embedded(states=states, heard=())
+        return EmbeddedPrompts(states=states, heard=())
     numbers, offsets = (ids[is_sound] - FIRST_ROW) // MAX_CLIP_ROWS, (ids[is_sound] - FIRST_ROW) % MAX_CLIP_ROWS
     firsts = torch.zeros(len(clips.samples), dtype=torch.int64)
     rows: list[Tensor] = []
@@ -118,12 +119,12 @@ def embed(listener: Listener, ids: Tensor, clips: Clips) -> Embedded:
             rows.append(of_clip[:length])
         heard.append((slot_scores(listener.slots, states_of_group), lengths, [clips.texts[number] for number in group]))
     states = states.masked_scatter(is_sound[..., None], torch.cat(rows)[firsts[numbers] + offsets])
-    return Embedded(states=states, heard=heard)
+    return EmbeddedPrompts(states=states, heard=heard)
 
 
-def _listen(listener: Listener, samples: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
+def _listen(listener: ListeningThinker, samples: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
     features = log_mel(samples)
-    return inner(listener.audio_tower, features), positions(features.num_frames)
+    return compute_states(listener.audio_tower, features), positions(features.num_frames)
 
 
 def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
@@ -133,7 +134,7 @@ def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
 
 
 @torch.no_grad()
-def speak_letters(listener: Listener, samples: Sequence[NDArray[Any]], ridge: float = 1e-3) -> None:
+def solve_projection(listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3) -> None:
     """Solve for the tower's last layer: at each position it says the sum of the text's rows of the symbols heard there.
 
     So the Thinker, which knows the text's rows, begins by nearly reading what was said.
@@ -144,7 +145,7 @@ def speak_letters(listener: Listener, samples: Sequence[NDArray[Any]], ridge: fl
     for start in range(0, len(samples), CLIPS_AT_ONCE):
         states, lengths = _listen(listener, samples[start : start + CLIPS_AT_ONCE])
         symbols = slot_scores(listener.slots, states).argmax(-1)
-        targets = letters(symbols, table)
+        targets = symbol_rows(symbols, table)
         for of_clip, target, length in zip(states, targets, lengths.tolist(), strict=True):
             said.append(of_clip[:length])
             wanted.append(target[:length])
@@ -159,7 +160,7 @@ def _with_ones(states: Tensor) -> Tensor:
     return torch.cat((states, states.new_ones(len(states), 1)), 1)
 
 
-def letters(symbols: Tensor, table: Tensor) -> Tensor:
+def symbol_rows(symbols: Tensor, table: Tensor) -> Tensor:
     """Shapes: clips x slots -> clips x positions x hidden."""
     before = torch.cat((torch.full_like(symbols[:, :1], BLANK), symbols[:, :-1]), 1)
     is_new = (symbols != BLANK) & (symbols != before)
@@ -168,39 +169,12 @@ def letters(symbols: Tensor, table: Tensor) -> Tensor:
     return torch.where(is_new.unflatten(1, (-1, SLOTS)).any(-1)[..., None], summed, table[_AUDIO_PAD])
 
 
-@torch.inference_mode()
 def answer(
-    listener: Listener, prompts: Sequence[Sequence[int]], clips: Clips, *, batch_size: int = 32, max_len: int = MAX_ANSWER_LEN
+    listener: ListeningThinker, prompts: Sequence[Sequence[int]], clips: Clips, *, max_len: int = thinker.MAX_ANSWER_LEN
 ) -> list[str]:
-    """The likeliest answer, symbol by symbol, to each prompt."""
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    said: dict[int, str] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        said |= zip(chosen, _answer_batch(listener, [prompts[index] for index in chosen], clips, max_len), strict=True)
-    return [said[index] for index in range(len(prompts))]
+    """Return the most likely answer, symbol by symbol, to each prompt."""
 
+    def embed_ids(ids: Tensor) -> Tensor:
+        return embed(listener, ids, clips).states
 
-def _answer_batch(listener: Listener, prompts: Sequence[Sequence[int]], clips: Clips, max_len: int) -> list[str]:
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[_PAD] * (longest - len(each)) + list(each) for each in prompts])
-    mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
-    states = embed(listener, ids, clips).states
-    cache = DynamicCache()
-    said: list[Tensor] = []
-    has_ended = torch.zeros(len(prompts), dtype=torch.bool)
-    while len(said) < max_len and not has_ended.all():
-        at = (mask.cumsum(1) - 1).clamp(min=0)[:, -states.shape[1] :]
-        result = listener.model(inputs_embeds=states, attention_mask=mask, position_ids=at, past_key_values=cache)
-        ids = listener.lm_head(result.last_hidden_state[:, -1:]).argmax(-1)
-        states = listener.model.embed_tokens(ids)
-        said.append(ids)
-        has_ended |= ids[:, 0] == _END
-        mask = torch.cat((mask, torch.ones_like(ids)), 1)
-    return [_text(row) for row in torch.cat(said, 1).tolist()]
-
-
-def _text(ids: Sequence[int]) -> str:
-    """Up to the turn's end; no text at all if there is a special symbol in it."""
-    text = ids[: ids.index(_END)] if _END in ids else ids
-    return decode(text) if all(each < BLANK for each in text) else ""
+    return thinker.answer(listener, prompts, embed_ids=embed_ids, batch_size=ANSWER_BATCH, max_len=max_len)

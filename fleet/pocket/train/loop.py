@@ -7,11 +7,12 @@ renamed into place; a kill loses at most `SAVE_EVERY_S` of work. Knows no model.
 import json
 import math
 import os
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from tqdm import tqdm
 from fleet.core.errors import ConfigError
 
 SAVE_EVERY_S = 60.0
+
+Compilable = TypeVar("Compilable", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,14 @@ class Schedule:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-class Part(Protocol):
+def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable:
+    """Return the function compiled, or itself where there is no C++ compiler."""
+    if not any(map(shutil.which, ("g++", "clang++"))):
+        return function
+    return cast(Compilable, torch.compile(function, dynamic=dynamic))
+
+
+class TrainablePart(Protocol):
     """One trainable part of the model."""
 
     name: str
@@ -72,7 +82,13 @@ class Part(Protocol):
 
 
 def train(
-    part: Part, folder: Path, schedule: Schedule, *, seed: int, start: Mapping[str, Tensor] | None = None, device: str = "cpu"
+    part: TrainablePart,
+    folder: Path,
+    schedule: Schedule,
+    *,
+    seed: int,
+    start: Mapping[str, Tensor] | None = None,
+    device: str = "cpu",
 ) -> Path:
     """Train to the schedule's end, going on from what `folder` holds, and return the file of the weights.
 
@@ -85,10 +101,10 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     part.module.to(device)
     with torch.device(device):
-        return _train(_Run(part, folder, schedule), part.name, schedule, seed, start or {})
+        return _train(TrainingRun(part, folder, schedule), part.name, schedule, seed, start or {})
 
 
-def _train(run: "_Run", name: str, schedule: Schedule, seed: int, start: Mapping[str, Tensor]) -> Path:
+def _train(run: "TrainingRun", name: str, schedule: Schedule, seed: int, start: Mapping[str, Tensor]) -> Path:
     step = run.resume(start)
     saved_s = time.monotonic()
     with tqdm(total=schedule.steps, initial=step, desc=name, unit="step", mininterval=5) as bar:
@@ -106,8 +122,8 @@ def _train(run: "_Run", name: str, schedule: Schedule, seed: int, start: Mapping
     return run.weights
 
 
-class _Run:
-    def __init__(self, part: Part, folder: Path, schedule: Schedule) -> None:
+class TrainingRun:
+    def __init__(self, part: TrainablePart, folder: Path, schedule: Schedule) -> None:
         self._part, self._schedule = part, schedule
         self._optimizer = torch.optim.AdamW(
             [parameter for parameter in part.module.parameters() if parameter.requires_grad],

@@ -21,7 +21,7 @@ NEAR = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class PointerTargets:
     """What each row is about to speak.
 
     Shapes: `symbol_BF` the index in the text of the symbol spoken in the frame to be predicted, the text's length at the end;
@@ -49,7 +49,7 @@ class PointerHeads(nn.Module):
         self.lag = nn.Linear(HIDDEN, NUM_LAGS)
         self.symbols = nn.Linear(HIDDEN, 2 * VOCAB_SIZE)
 
-    def forward(self, tapped: Tapped, spoken: Spoken) -> dict[str, Tensor]:
+    def forward(self, tapped: Tapped, spoken: PointerTargets) -> dict[str, Tensor]:
         """The three losses: `lag`, `symbol` and `pointer`."""
         real = spoken.is_real_BF
         ahead = torch.arange(real.shape[1]) - spoken.symbol_BF - FIRST_LAG
@@ -64,7 +64,7 @@ class PointerHeads(nn.Module):
         }
 
 
-def _masses(tapped: Tapped, spoken: Spoken) -> list[Tensor]:
+def _masses(tapped: Tapped, spoken: PointerTargets) -> list[Tensor]:
     """[B, F] a head: the log of the attention on its two symbols, which may be one where text is short."""
     scores_BhFK, first_key = _scores(tapped, spoken)
     masses: list[Tensor] = []
@@ -77,14 +77,14 @@ def _masses(tapped: Tapped, spoken: Spoken) -> list[Tensor]:
     return masses
 
 
-def pointer_accuracy(tapped: Tapped, spoken: Spoken, first_frame: int) -> float:
+def pointer_accuracy(tapped: Tapped, spoken: PointerTargets, first_frame: int) -> float:
     """How often the first head looks hardest within a symbol of the truth, from a frame on."""
     scores_BhFK, first_key = _scores(tapped, spoken)
     is_near = (scores_BhFK[:, 0].argmax(-1) - first_key - spoken.fed(0)).abs() <= NEAR
     return float(is_near[:, first_frame:][spoken.is_real_BF[:, first_frame:]].float().mean())
 
 
-def _scores(tapped: Tapped, spoken: Spoken) -> tuple[Tensor, int]:
+def _scores(tapped: Tapped, spoken: PointerTargets) -> tuple[Tensor, int]:
     """Those of the rows that predict, and the key of symbol 0: keys end with the rows, whatever came before them."""
     num_before = tapped.scores_BhLK.shape[-1] - tapped.scores_BhLK.shape[-2]
     return tapped.scores_BhLK[:, :, spoken.first_row :], num_before + spoken.first_row

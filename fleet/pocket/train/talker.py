@@ -6,9 +6,7 @@ written its folder is looked at again now and then; a run resumes exactly once t
 Knows neither how codes are made nor how they sound.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +18,9 @@ from torch import Tensor, nn
 from fleet.core.errors import ConfigError
 from fleet.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
 from fleet.pocket.speech.shards import CODES, Utterance, load_utterances
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.train.loop import Schedule
 from fleet.pocket.train.pointer import PointerHeads, pointer_accuracy
-from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Batch, Prefixes, Sampler, make_batch
+from fleet.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Prefixes, Sampler, TalkerBatch, make_batch
 from fleet.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
 from fleet.pocket.train.talker_speak import speak
 
@@ -86,7 +84,7 @@ class TalkerPart:
         self._listed, self._sampler = listed, Sampler(utterances)
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
-    def _forward(self, batch: Batch, dropout: float) -> Trunk:
+    def _forward(self, batch: TalkerBatch, dropout: float) -> Trunk:
         text_rows = self._lean.text_rows(self._table.to(torch.get_default_device()))
         past: Past | None = None
         if batch.prefix_GP is not None:
@@ -98,7 +96,7 @@ class TalkerPart:
         codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, heard], 1)
         return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
 
-    def _losses(self, batch: Batch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
+    def _losses(self, batch: TalkerBatch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
         first = F.cross_entropy(self._lean.first_logits(hidden).flatten(0, 1), batch.first_BF.flatten(), ignore_index=IGNORED)
@@ -127,7 +125,7 @@ class TalkerPart:
         weights = [sum(len(each.codes) for each in part) for part in parts]
         return {name: float(np.average([each[name] for each in figures], weights=weights)) for name in figures[0]}
 
-    def _forced_part(self, batch: Batch) -> dict[str, float]:
+    def _forced_part(self, batch: TalkerBatch) -> dict[str, float]:
         trunk = self._forward(batch, 0.0)
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
@@ -160,20 +158,3 @@ class TalkerPart:
 
 def _share(right: Tensor) -> float:
     return float(right.float().mean())
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Train Pocket's Talker on the coded speech in WORK/data, into WORK/run.")
-    parser.add_argument("work", type=Path, nargs="?", default=Path(".fleet/pocket"))
-    parser.add_argument("--steps", type=int, default=SCHEDULE.steps)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--evaluate-every", type=int, default=SCHEDULE.evaluate_every)
-    chosen = parser.parse_args(arguments)
-    torch.set_num_threads(chosen.threads)
-    part = TalkerPart(chosen.work / "data", steps=chosen.steps)
-    schedule = replace(SCHEDULE, steps=chosen.steps, evaluate_every=chosen.evaluate_every)
-    train(part, chosen.work / "run", schedule, seed=SEED)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ from fleet.pocket.corpus import dialogues, encode
 from fleet.pocket.shape import CODEBOOK_SIZE, CODEC_IDS, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, VOCAB_SIZE
 from fleet.pocket.speech.shards import Utterance
 from fleet.pocket.speech.wordlock import SILENT_AFTER
-from fleet.pocket.train.pointer import Spoken
+from fleet.pocket.train.pointer import PointerTargets
 
 FIRST_ROW = 8
 """The last of the nine opening rows: it holds the first symbol and predicts the first frame."""
@@ -39,7 +39,7 @@ USER = [TOKEN_ID[name] for name in ("<|im_start|>", "<|user|>", "<|says|>")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TalkerBatch:
     """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `heard_BTQ` what is fed back, `alone_BT` where of that only
     the first code is, `codes_BTQ` what is true, `first_BF` the first code to predict, `prefix_GP`.
     """
@@ -51,7 +51,7 @@ class Batch:
     codes_BTQ: Tensor
     first_BF: Tensor
     prefix_GP: Tensor | None
-    spoken: Spoken
+    spoken: PointerTargets
 
     @property
     def is_frame_BT(self) -> Tensor:
@@ -80,7 +80,7 @@ def make_batch(
     utterances: Sequence[Utterance],
     prefix_GP: NDArray[np.int64] | None,
     rng: np.random.Generator | None,
-) -> Batch:
+) -> TalkerBatch:
     """`rng` spoils what is fed back, so that the Talker learns to go on from its own mistakes; without one, all is true."""
     spoken = [with_lead(each.codes) for each in utterances]
     num_frames = max(map(len, spoken))
@@ -89,10 +89,10 @@ def make_batch(
     for row, each in enumerate(spoken):
         codes[row, : len(each)] = each
         first[row, : len(each) + 1] = [*each[:, 0], END]
-    heard = codes if rng is None else noisy(codes, rng)
+    heard = codes if rng is None else corrupt_codes(codes, rng)
     alone = np.zeros(codes.shape[:2], bool) if rng is None else rng.random(codes.shape[:2]) < NOISE
     text = torch.tensor([text_side(encode(each.text), FIRST_ROW + num_frames + 1) for each in utterances])
-    return Batch(
+    return TalkerBatch(
         text_BL=text,
         controls_B6=torch.tensor([controls(each.voice) for each in utterances]),
         heard_BTQ=torch.as_tensor(heard),
@@ -104,7 +104,7 @@ def make_batch(
     )
 
 
-def noisy(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def corrupt_codes(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """A few codes replaced by any other; the last, a count of glottal cycles, by the one below or above."""
     others = rng.integers(0, CODEBOOK_SIZE, codes_BTQ.shape)
     steps = rng.choice((-1, 1), codes_BTQ.shape[:2])
@@ -112,14 +112,14 @@ def noisy(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.
     return np.where(rng.random(codes_BTQ.shape) < NOISE, others, codes_BTQ)
 
 
-def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) -> Spoken:
+def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) -> PointerTargets:
     symbol = np.zeros(first_BF.shape, np.int64)
     for row, each in enumerate(utterances):
         end = LEAD_FRAMES + len(each.pointer) - SILENT_AFTER
         # Before the first word the first symbol is next to be spoken.
         symbol[row, LEAD_FRAMES:end] = np.maximum(each.pointer[: end - LEAD_FRAMES], 0)
         symbol[row, end:] = len(encode(each.text))
-    return Spoken(
+    return PointerTargets(
         symbol_BF=torch.as_tensor(symbol),
         is_real_BF=first_BF != IGNORED,
         num_symbols_B=torch.tensor([len(encode(each.text)) for each in utterances]),

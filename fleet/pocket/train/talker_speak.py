@@ -18,7 +18,7 @@ from fleet.pocket.train.talker_forward import Lean, Past, Trunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class SpokenCodes:
     """Shapes: codes [T, Q], the silent lead included. `ended`: by itself, not by the limit."""
 
     codes: NDArray[np.int64]
@@ -28,7 +28,7 @@ class Said:
 @torch.no_grad()
 def speak(
     lean: Lean, table_VH: Tensor, texts: Sequence[str], voices: Sequence[str], prefix_P: Sequence[int], max_frames: int
-) -> list[Said]:
+) -> list[SpokenCodes]:
     """Each text after the same prefix (ids as in `Batch.prefix_GP`, none for none)."""
     text_rows = lean.text_rows(table_VH)
     ids = torch.tensor([text_side(encode(text), FIRST_ROW + 1 + max_frames) for text in texts])
@@ -51,7 +51,7 @@ def speak(
         trunk = lean.trunk(row_B1H, trunk.past)
     codes = torch.stack(frames, 1).cpu().numpy() if frames else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
     return [
-        Said(codes=each[:length], ended=ended)
+        SpokenCodes(codes=each[:length], ended=ended)
         for each, length, ended in zip(codes, lengths_B.tolist(), ended_B.tolist(), strict=True)
     ]
 

@@ -4,30 +4,26 @@ Several dialogues share a row, each blind to the others and counting its positio
 The forward pass is the model's own without its masks and caches. Knows no sound: speech reaches the Thinker in the text's place.
 """
 
-import argparse
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
-from pathlib import Path
+from itertools import takewhile
 from string import ascii_lowercase
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
 from fleet.pocket import shape
-from fleet.pocket.corpus import Dialogue, Turn, decode, dialogues, encode, is_right
-from fleet.pocket.train.loop import Schedule, train
+from fleet.pocket.corpus import SYMBOLS, ChatTurn, Dialogue, decode, dialogues, encode, is_right
+from fleet.pocket.train.loop import Schedule, compiled
 
-NUM_STEPS, LEARNING_RATE, EVALUATE_EVERY = 4500, 1.5e-3, 250
+SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
 USER_WEIGHT = 0.1
 """Of the loss on what the user says: not for its own sake, it teaches spelling early."""
@@ -53,7 +49,7 @@ Words = Sequence[tuple[str, int]]
 Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Thinker(nn.Module):
+class ThinkerModel(nn.Module):
     """The text model and its head, named as in the HF Thinker: `model.*` and `lm_head.weight`."""
 
     def __init__(self, seed: int) -> None:
@@ -66,7 +62,7 @@ class Thinker(nn.Module):
         self.model.embed_tokens.weight.requires_grad_(False)
 
 
-def _initialise(thinker: Thinker, generator: torch.Generator) -> None:
+def _initialise(thinker: ThinkerModel, generator: torch.Generator) -> None:
     """Every matrix keeps its input's scale, and what is added to the stream shrinks with the number of additions."""
     num_added = 2 * len(thinker.model.layers)
     for name, parameter in thinker.named_parameters():
@@ -77,15 +73,15 @@ def _initialise(thinker: Thinker, generator: torch.Generator) -> None:
             nn.init.normal_(parameter, std=std, generator=generator)
 
 
-def hidden_states(thinker: Thinker, batch: "Batch", block: Block | None = None) -> Tensor:
+def hidden_states(thinker: ThinkerModel, batch: "PackedBatch", block: Block | None = None) -> Tensor:
     """What the head reads, as the HF model computes it.
 
     Shapes: rows x row length x hidden.
     """
-    return through(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)[0]
+    return run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)[0]
 
 
-def through(thinker: Thinker, states: Tensor, batch: "Batch", block: Block) -> tuple[Tensor, Tensor]:
+def run_layers(thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block) -> tuple[Tensor, Tensor]:
     """From what the first layer reads to what the head reads; and what layer `POINTER_LAYER` reads."""
     text: Any = thinker.model
     cos, sin = _angles(thinker, batch)
@@ -96,7 +92,7 @@ def through(thinker: Thinker, states: Tensor, batch: "Batch", block: Block) -> t
     return text.norm(states), pointing
 
 
-def _angles(thinker: Thinker, batch: "Batch") -> tuple[Tensor, Tensor]:
+def _angles(thinker: ThinkerModel, batch: "PackedBatch") -> tuple[Tensor, Tensor]:
     text: Any = thinker.model
     angles = batch.positions[:, None, :, None] * text.rotary_emb.inv_freq
     return angles.cos(), angles.sin()
@@ -126,7 +122,7 @@ def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class PackedBatch:
     """Rows of packed dialogues.
 
     Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position may look.
@@ -155,7 +151,7 @@ class Sample:
     asked: Sequence[tuple[int, int]] = ()
 
 
-def turn_ids(turn: Turn) -> list[int]:
+def turn_ids(turn: ChatTurn) -> list[int]:
     return [*opening(turn.role), *encode(turn.text), _END]
 
 
@@ -164,7 +160,7 @@ def opening(role: str) -> list[int]:
     return [_START, shape.TOKEN_ID[f"<|{role}|>"], _SAYS]
 
 
-def sample(turns: Iterable[Turn]) -> Sample:
+def sample(turns: Iterable[ChatTurn]) -> Sample:
     ids: list[int] = []
     weights: list[float] = []
     sources: list[tuple[int, int]] = []
@@ -220,7 +216,7 @@ def _run(left: Words, left_at: int, right: Words, right_at: int) -> int:
     return sum(sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], way)) for way in (ahead, back))
 
 
-def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN) -> Batch:
+def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN) -> PackedBatch:
     """Rows filled until `MAX_MISSES` samples have fitted in none of them."""
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
     free = [row_len] * num_rows
@@ -239,7 +235,7 @@ def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW
     return _batch(rows, row_len)
 
 
-def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> Batch:
+def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> PackedBatch:
     ids, positions = np.full((len(rows), row_len), _PAD), np.zeros((len(rows), row_len), np.int64)
     weights = np.zeros((len(rows), row_len), np.float32)
     # Padding is a dialogue of its own, so that no row of the mask is empty.
@@ -254,7 +250,7 @@ def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> Batch:
             for asking, source in each.sources:
                 sources[row, span.start + asking, span.start + source] = True
     mask = (owner[:, :, None] == owner[:, None, :]) & np.tri(row_len, dtype=np.bool_)
-    return Batch(
+    return PackedBatch(
         ids=torch.as_tensor(ids),
         positions=torch.as_tensor(positions),
         weights=torch.as_tensor(weights),
@@ -263,7 +259,7 @@ def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> Batch:
     )
 
 
-def drawn(rng: np.random.Generator) -> Iterator[Sample]:
+def draw_samples(rng: np.random.Generator) -> Iterator[Sample]:
     """Training dialogues without end, some about words that do not exist."""
     seed = int(rng.integers(2**62))
     for dialogue in dialogues("invented", 2**62, seed):
@@ -276,22 +272,19 @@ class ThinkerPart:
 
     name = "thinker"
 
-    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT, num_shown: int = 0) -> None:
-        """`num_shown`: of the mistakes of an evaluation, how many are printed."""
-        self._thinker = Thinker(seed)
+    def __init__(self, seed: int, *, may_compile: bool = True, num_held_out: int = NUM_HELD_OUT) -> None:
+        self._thinker = ThinkerModel(seed)
         self._held_out = list(dialogues("held_out", num_held_out, seed))
         self._known = list(dialogues("train", num_held_out // 2, seed))
-        self._num_shown = num_shown
-        can_compile = may_compile and any(map(shutil.which, ("g++", "clang++")))
-        self._block = cast(Block, torch.compile(decoder_block)) if can_compile else decoder_block
+        self._block = compiled(decoder_block) if may_compile else decoder_block
 
     @property
-    def module(self) -> Thinker:
+    def module(self) -> ThinkerModel:
         return self._thinker
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         """Cross-entropy per weighted symbol, and of pointing. `fill`: the share of positions that is not padding."""
-        batch = pack(drawn(rng))
+        batch = pack(draw_samples(rng))
         text, pointer = losses(self._thinker, batch, self._block)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
         return text + POINTER_WEIGHT * pointer, figures | {"fill": float((batch.ids != _PAD).float().mean())}
@@ -299,30 +292,22 @@ class ThinkerPart:
     def evaluate(self) -> Mapping[str, float]:
         """The share of dialogues whose last answer is right, over all and by family: `right` held out, `known` trained on."""
         held_out, known = (is_answered(self._thinker, asked) for asked in (self._held_out, self._known))
-        for dialogue in islice(
-            (each for each, right in zip(self._held_out, held_out, strict=True) if not right), self._num_shown
-        ):
-            self._show(dialogue)
         return shares("right", self._held_out, held_out) | shares("known", self._known, known)
 
-    def _show(self, dialogue: Dialogue) -> None:
-        said = " / ".join(turn.text for turn in dialogue.turns[:-1])
-        tqdm.write(f"{said} > {answer(self._thinker, [prompt(dialogue)])[0]} ({dialogue.turns[-1].text})")
 
-
-def losses(thinker: Thinker, batch: Batch, block: Block | None = None) -> tuple[Tensor, Tensor]:
+def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block | None = None) -> tuple[Tensor, Tensor]:
     """Of the next symbol, and of pointing: where an answer repeats a word, one head is to look at what it repeats.
 
     What is remembered must be found before it can be said; being shown where shortens the search from hours to minutes.
     """
-    states, pointing = through(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)
+    states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block or decoder_block)
     logits = thinker.lm_head(states[:, :-1])
     weights = batch.weights[:, 1:]
     each = functional.cross_entropy(logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
     return (each * weights.flatten()).sum() / weights.sum(), pointer_loss(thinker, batch, pointing)
 
 
-def pointer_loss(thinker: Thinker, batch: Batch, states: Tensor) -> Tensor:
+def pointer_loss(thinker: ThinkerModel, batch: PackedBatch, states: Tensor) -> Tensor:
     """`states`: what layer `POINTER_LAYER` reads."""
     layer: Any = thinker.model.layers[POINTER_LAYER]
     attention = layer.self_attn
@@ -350,7 +335,7 @@ def scores(asked: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float
 
 
 @torch.inference_mode()
-def is_answered(thinker: Thinker, asked: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
+def is_answered(thinker: ThinkerModel, asked: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
     """Whether the likeliest answer is the right one: it is if every symbol of the right one is likeliest after those before.
 
     So nothing need be generated, and the result is the same as if it were.
@@ -363,7 +348,7 @@ def is_answered(thinker: Thinker, asked: Sequence[Dialogue], batch_size: int = 2
     return [found[index] for index in range(len(asked))]
 
 
-def _is_answered_batch(thinker: Thinker, asked: Sequence[Dialogue]) -> list[bool]:
+def _is_answered_batch(thinker: ThinkerModel, asked: Sequence[Dialogue]) -> list[bool]:
     made = [sample(dialogue.turns) for dialogue in asked]
     batch = _batch([[each] for each in made], max(len(each.ids) for each in made))
     likeliest = thinker.lm_head(hidden_states(thinker, batch)).argmax(-1)
@@ -380,59 +365,45 @@ def prompt(dialogue: Dialogue) -> list[int]:
 
 @torch.inference_mode()
 def answer(
-    thinker: Thinker, prompts: Sequence[Sequence[int]], *, batch_size: int = 64, max_len: int = MAX_ANSWER_LEN
+    thinker: ThinkerModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    embed_ids: Callable[[Tensor], Tensor] | None = None,
+    batch_size: int = 64,
+    max_len: int = MAX_ANSWER_LEN,
 ) -> list[str]:
-    """The likeliest answer, symbol by symbol, to each prompt."""
+    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: of the prompts; the text table by default."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    said: dict[int, str] = {}
+    answers: dict[int, str] = {}
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        said |= zip(chosen, _answer_batch(thinker, [prompts[index] for index in chosen], max_len), strict=True)
-    return [said[index] for index in range(len(prompts))]
+        batch = _answer_batch(thinker, [prompts[index] for index in chosen], embed_ids or thinker.model.embed_tokens, max_len)
+        answers |= zip(chosen, batch, strict=True)
+    return [answers[index] for index in range(len(prompts))]
 
 
-def _answer_batch(thinker: Thinker, prompts: Sequence[Sequence[int]], max_len: int) -> list[str]:
+def _answer_batch(
+    thinker: ThinkerModel, prompts: Sequence[Sequence[int]], embed_ids: Callable[[Tensor], Tensor], max_len: int
+) -> list[str]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[_PAD] * (longest - len(each)) + list(each) for each in prompts])
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
+    states = embed_ids(ids)
     cache = DynamicCache()
-    said: list[Tensor] = []
+    drawn: list[Tensor] = []
     has_ended = torch.zeros(len(prompts), dtype=torch.bool)
-    while len(said) < max_len and not has_ended.all():
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        result = thinker.model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+    while len(drawn) < max_len and not has_ended.all():
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -states.shape[1] :]
+        result = thinker.model(inputs_embeds=states, attention_mask=mask, position_ids=positions, past_key_values=cache)
         ids = thinker.lm_head(result.last_hidden_state[:, -1:]).argmax(-1)
-        said.append(ids)
+        states = thinker.model.embed_tokens(ids)
+        drawn.append(ids)
         has_ended |= ids[:, 0] == _END
         mask = torch.cat((mask, torch.ones_like(ids)), 1)
-    return [_until_end(row) for row in torch.cat(said, 1).tolist()]
+    return [_until_end(row) for row in torch.cat(drawn, 1).tolist()]
 
 
 def _until_end(ids: Sequence[int]) -> str:
-    """The text before the turn's end. A special symbol in it makes it no answer at all."""
+    """Return the text before the turn's end; no text if it contains a special symbol."""
     text = ids[: ids.index(_END)] if _END in ids else ids
-    return decode(text) if all(each < _START for each in text) and _PAD not in text else ""
-
-
-def main() -> None:
-    """Train the Thinker alone."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
-    parser.add_argument("--evaluate-every", type=int, default=EVALUATE_EVERY)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--show", type=int, default=0, help="how many mistakes of every evaluation to print")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    part = ThinkerPart(shape.SEED, num_shown=given.show)
-    plan = schedule(given.steps, given.learning_rate, given.evaluate_every)
-    train(part, given.folder, plan, seed=shape.SEED)
-
-
-def schedule(steps: int = NUM_STEPS, learning_rate: float = LEARNING_RATE, evaluate_every: int = EVALUATE_EVERY) -> Schedule:
-    return Schedule(steps=steps, learning_rate=learning_rate, weight_decay=0.1, evaluate_every=evaluate_every)
-
-
-if __name__ == "__main__":
-    main()
+    return decode(text) if all(each < len(SYMBOLS) for each in text) else ""

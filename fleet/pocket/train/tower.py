@@ -17,7 +17,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from fleet.pocket import shape
 from fleet.pocket.corpus import SYMBOLS
-from fleet.pocket.hearing.features import Heard
+from fleet.pocket.hearing.features import LogMelBatch
 
 BLANK = len(SYMBOLS)
 SLOTS = 2
@@ -55,7 +55,7 @@ def positions(num_frames: Tensor) -> Tensor:
     return num_frames // CHUNK_FRAMES * CHUNK_POSITIONS + (tail + 7) // 8
 
 
-def inner(tower: Any, heard: Heard) -> Tensor:
+def compute_states(tower: Any, heard: LogMelBatch) -> Tensor:
     """What the tower's last layer reads.
 
     Shapes: clips x positions of the longest x width; what is beyond a clip's own positions means nothing.
@@ -67,7 +67,7 @@ def inner(tower: Any, heard: Heard) -> Tensor:
     return functional.gelu(tower.proj1(tower.ln_post(states)))
 
 
-def _embedded(tower: Any, heard: Heard) -> Tensor:
+def _embedded(tower: Any, heard: LogMelBatch) -> Tensor:
     """Chunks on their own through the convolutions; only those in which a clip has a frame."""
     num_clips, num_mels, num_frames = heard.features.shape
     num_chunks = -(-num_frames // CHUNK_FRAMES)

@@ -21,7 +21,7 @@ _PCM_PEAK = 32767
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Raises: ConfigError if the checkpoint holds no codec decoder, or an option has no meaning here."""
+    """Build the stage. Raises: ConfigError if the checkpoint has no codec decoder, or an option is invalid."""
     torch.set_num_threads(options.threads)
     # TensorFloat-32 would cost three decimal digits of the wave.
     torch.backends.cudnn.allow_tf32 = False
@@ -32,7 +32,7 @@ def build(options: BuildOptions) -> BuiltStage:
     if left_context is not None:
         if not isinstance(left_context, int):
             field = f"stages.{options.stage}.extra.left_context"
-            raise ConfigError(f"{field}: {left_context!r} is no number of frames; give a whole number such as 25", param=field)
+            raise ConfigError(f"{field}: {left_context!r} is not a number of frames; give a whole number such as 25", param=field)
         engine = CodecEngine(LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch)
 
     def open_task(spec: RequestSpec, _blob: bytes | None) -> Code2WavTask:
@@ -42,14 +42,14 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class Code2WavTask:
-    """One answer's codes, one item of sound per window."""
+    """One request; one item of audio per window."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Sound that was told is not decoded again, but for the last of it, of which the rest is made."""
-        pcm = made.get((AUDIO, DECODE), {}).get("pcm")
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request, with logged audio as its history, which is not decoded again."""
+        pcm = logged.get((AUDIO, DECODE), {}).get("pcm")
         history = {} if pcm is None else {"wave": pcm.astype(np.float32) / _PCM_PEAK}
         return replace(self._request, history=history), ()
 

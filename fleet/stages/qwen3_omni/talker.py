@@ -22,7 +22,7 @@ CODES = EdgeName("codes")
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Raises: ConfigError."""
+    """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
     config = read_config(setup.folder)
     reader = setup.reader()
@@ -36,7 +36,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class TalkerAdapter:
-    """One request. User turns go on as the Thinker prefills them; the last assistant header goes with the first answer token."""
+    """One request. User turns are fed as the Thinker prefills them, the last assistant header with the first answer token."""
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
         self._spec = spec
@@ -45,39 +45,39 @@ class TalkerAdapter:
         self._at = 0
         self._answering = False
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Raises: BadInput if the prompt does not end in an assistant turn to speak."""
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request. Raises: BadInput if the prompt does not end in an assistant turn."""
         if self._prompt.header_at is None:
             raise BadInput("messages: the prompt has no assistant header, so nothing can be spoken", param="messages")
         sampling = sampling_of(self._spec, QWEN3_OMNI, TALKER)
-        num_positions = int(self._prompt.kept.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
+        num_positions = int(self._prompt.in_user_turn.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
         params = {**self._spec.params, NUM_POSITIONS: str(num_positions)}
-        history = made.get((CODES, DECODE), {})
+        history = logged.get((CODES, DECODE), {})
         return EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history), ()
 
     def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
         if walk == PREFILL and len(arrays.get("ids", ())):
-            return [EngineInput(walk=PREFILL, arrays=self._kept(arrays), final=final)]
-        made = dict(arrays)
+            return [EngineInput(walk=PREFILL, arrays=self._select_user_turns(arrays), final=final)]
+        fed = dict(arrays)
         if not self._answering and len(arrays.get("ids", ())):
             self._answering = True
-            made |= self._opening(arrays["ids"])
-        return [EngineInput(walk=walk, arrays=made, final=final)]
+            fed |= self._opening(arrays["ids"])
+        return [EngineInput(walk=walk, arrays=fed, final=final)]
 
-    def _kept(self, arrays: Arrays) -> Arrays:
-        """The chunk's positions in user turns, and those of them that have rows."""
+    def _select_user_turns(self, arrays: Arrays) -> Arrays:
+        """Return the chunk's positions in user turns, and their rows."""
         start, self._at = self._at, self._at + len(arrays["ids"])
-        kept = self._prompt.kept[start : self._at]
-        made: dict[str, np.ndarray] = {"ids": arrays["ids"][kept]}
+        selected = self._prompt.in_user_turn[start : self._at]
+        fed: dict[str, np.ndarray] = {"ids": arrays["ids"][selected]}
         if len(arrays.get("row_positions", ())):
             at = arrays["row_positions"] - start
-            wanted = kept[at]
-            made["rows"] = arrays["rows"][wanted]
-            made["row_index"] = (np.cumsum(kept) - 1)[at[wanted]].astype(np.int32)
-        return made
+            wanted = selected[at]
+            fed["rows"] = arrays["rows"][wanted]
+            fed["row_index"] = (np.cumsum(selected) - 1)[at[wanted]].astype(np.int32)
+        return fed
 
     def _opening(self, ids: np.ndarray) -> Arrays:
-        """The assistant header, and what the prompt itself lets the assistant begin with."""
+        """Return the assistant header, and the prompt's own beginning of the answer before the first token."""
         assert self._prompt.header_at is not None
         text_at = self._prompt.header_at + HEADER_LEN
         header = self._prompt_ids[self._prompt.header_at : text_at]

@@ -28,7 +28,7 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Raises: ConfigError."""
+    """Build the stage. Raises: ConfigError."""
     setup = prepare_stage(options)
     config = read_config(setup.folder)
     reader = setup.reader()
@@ -50,19 +50,21 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class ThinkerAdapter:
-    """One request. Edges that it does not run get nothing."""
+    """One request. Edges that it does not run get no items."""
 
-    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, watch: StopDetector) -> None:
+    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
         self._spec, self._blob, self._features = spec, blob, features
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
         min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens
-        self._tokens = AnswerTokens(client=TEXT, spoken=spoken, watch=watch, given=spec.given, min_tokens=min_tokens)
+        self._tokens = AnswerTokens(
+            client=TEXT, spoken=spoken, stop_detector=stop_detector, given=spec.given, min_tokens=min_tokens
+        )
         self._gives_text = TEXT in running
 
-    def open(self, made: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Raises: BadInput where clips and blob do not agree."""
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request and prompt. Raises: BadInput if clips and blob do not agree."""
         spec = self._spec
         sampling = sampling_of(spec, QWEN3_OMNI, THINKER)
         params = {NUM_POSITIONS: str(len(spec.prompt_ids) + sampling.max_tokens)}
@@ -74,7 +76,7 @@ class ThinkerAdapter:
             arrays |= self._features(clips)
             if spec.session:
                 arrays["clips"] = np.array([content_key(clip.tobytes()) for clip in clips], np.int64)
-        history = self._tokens.history(made)
+        history = self._tokens.history(logged)
         request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
@@ -94,17 +96,17 @@ class ThinkerAdapter:
 
 
 def cut_clips(spec: RequestSpec, blob: bytes | None) -> list[NDArray[np.float32]]:
-    """Raises: BadInput where the blob is shorter than the clips say."""
+    """Return the samples of each clip. Raises: BadInput if the blob is too short."""
     samples = np.frombuffer(blob or b"", dtype="<f4")
     if any(clip.offset_samples + clip.num_samples > len(samples) for clip in spec.audio):
-        raise BadInput(f"audio: the request's clips need more samples than the {len(samples)} that came", param="messages")
+        raise BadInput(f"audio: the request's clips need more samples than the {len(samples)} received", param="messages")
     return [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
 
 
 def feature_extractor(folder: Path) -> Features:
-    """Mel features as `Qwen3OmniMoeProcessor` makes them: clips padded to the request's longest, none cut.
+    """Return a function that computes mel features like `Qwen3OmniMoeProcessor`: clips padded to the longest, none cut.
 
-    Raises: ConfigError if the folder does not say how.
+    Raises: ConfigError if the folder has no preprocessor configuration.
     """
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(folder)
@@ -112,7 +114,7 @@ def feature_extractor(folder: Path) -> Features:
         raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
 
     def extract(clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        made = extractor(
+        features = extractor(
             list(clips),
             sampling_rate=extractor.sampling_rate,
             padding=True,  # pyright: ignore[reportArgumentType]
@@ -121,8 +123,8 @@ def feature_extractor(folder: Path) -> Features:
             return_tensors="np",
         )
         return {
-            "features": np.asarray(made["input_features"], np.float32),
-            "feature_mask": np.asarray(made["attention_mask"], np.float32),
+            "features": np.asarray(features["input_features"], np.float32),
+            "feature_mask": np.asarray(features["attention_mask"], np.float32),
         }
 
     return extract

@@ -11,7 +11,7 @@ from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.graphs import Graph
 from tests.web.conftest import Gateway, Loaded
 from tests.web.plausible import busy
-from web.realtime.story import SessionView
+from web.realtime.session_views import SessionView
 
 LIVE_PAGES = ("overview", "requests", "workers", "queues", "transfers", "sessions", "jobs", "logs")
 NUM_TICKS, NUM_PREFILL = 40, 6

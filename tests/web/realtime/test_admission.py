@@ -25,7 +25,7 @@ class Line:
 
     def fill(self, by_secret: bool, number: int) -> None:
         for _ in range(number):
-            assert self.join(by_secret).turn.is_set()
+            assert self.join(by_secret).admitted.is_set()
 
     def leave(self, by_secret: bool) -> None:
         self.admission.release(by_secret=by_secret)
@@ -34,10 +34,10 @@ class Line:
 def test_secrets_together_take_their_share_of_the_places_and_of_the_line() -> None:
     line = Line()
     line.fill(SECRET, 3)
-    assert not any(line.join(SECRET).turn.is_set() for _ in range(3))
+    assert not any(line.join(SECRET).admitted.is_set() for _ in range(3))
     with pytest.raises(Overloaded, match=r"6 voice sessions of client secrets .*voice\.secret_share"):
         line.join(SECRET)
-    assert line.join(KEY).turn.is_set() and not line.join(KEY, "key").turn.is_set()
+    assert line.join(KEY).admitted.is_set() and not line.join(KEY, "key").admitted.is_set()
     assert line.positions["key"] == [1], "secrets that may not enter are not before it"
     with pytest.raises(Overloaded, match="8 voice sessions are open or waiting"):
         line.join(KEY)
@@ -50,9 +50,9 @@ def test_client_with_the_api_key_passes_secrets_that_may_not_enter() -> None:
     line.fill(KEY, 1)
     key = line.join(KEY, "key")
     line.leave(KEY)
-    assert key.turn.is_set() and not any(waiter.turn.is_set() for waiter in secrets)
+    assert key.admitted.is_set() and not any(waiter.admitted.is_set() for waiter in secrets)
     line.leave(SECRET)
-    assert [waiter.turn.is_set() for waiter in secrets] == [True, False] and line.positions["secret"] == [1]
+    assert [waiter.admitted.is_set() for waiter in secrets] == [True, False] and line.positions["secret"] == [1]
 
 
 def test_line_is_in_order_of_arrival_where_all_may_enter() -> None:
@@ -62,7 +62,7 @@ def test_line_is_in_order_of_arrival_where_all_may_enter() -> None:
     assert line.positions == {"": [], "True": [1, 3], "False": [2]}
     for number in range(3):
         line.leave(KEY)
-        assert [waiter.turn.is_set() for waiter in waiters] == [place <= number for place in range(3)]
+        assert [waiter.admitted.is_set() for waiter in waiters] == [place <= number for place in range(3)]
     assert line.positions["False"] == [2, 1]
 
 
@@ -70,14 +70,14 @@ def test_places_of_the_api_key_are_kept_from_sessions_that_come_from_other_gatew
     """These are never refused: their gateway died."""
     line = Line()
     for _ in range(9):
-        line.admission.take(by_secret=SECRET)
-    assert line.join(KEY).turn.is_set() and not line.join(KEY).turn.is_set() and not line.join(SECRET).turn.is_set()
+        line.admission.add(by_secret=SECRET)
+    assert line.join(KEY).admitted.is_set() and not line.join(KEY).admitted.is_set() and not line.join(SECRET).admitted.is_set()
 
 
 @pytest.mark.parametrize(("sessions", "share", "most"), [(1, 0.75, 1), (2, 0.75, 1), (10, 0.7, 7), (4, 0.1, 1), (5, 1.0, 5)])
 def test_share_of_the_places_is_rounded_down_and_never_nothing(sessions: int, share: float, most: int) -> None:
     admission = Admission(VoiceConfig(max_sessions=sessions, secret_share=share))
-    entered = [admission.join(by_secret=True, on_position=lambda _: None).turn.is_set() for _ in range(sessions)]
+    entered = [admission.join(by_secret=True, on_position=lambda _: None).admitted.is_set() for _ in range(sessions)]
     assert sum(entered) == most
 
 
@@ -98,4 +98,4 @@ async def test_client_that_leaves_gives_its_place_to_the_next() -> None:
     await cancelled(line, first, lambda: None)
     assert line.positions["True"] == [3, 2]
     await cancelled(line, second, lambda: line.leave(KEY))
-    assert third.turn.is_set()
+    assert third.admitted.is_set()

@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
 
 INSTRUCTIONS = "Speak like a captain."
 SESSION: RealtimeSessionCreateRequestParam = {

@@ -13,8 +13,8 @@ from fleet.core.errors import EngineError
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
-from tests.web.realtime.page import opened
-from tests.web.realtime.spoken import blocks, silence, speech
+from tests.web.realtime.socket_client import opened
+from tests.web.realtime.speech_samples import blocks, silence, speech
 from web.realtime import session_registry
 
 PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence"]
@@ -254,7 +254,7 @@ async def test_words_come_once_however_long_ago_they_were_written_down(loaded: L
 
         def written(session: str) -> int:
             state = msgspec.msgpack.decode(first.client.held[session].fields.get("state", b"\x80"))
-            return (state.get("run") or {}).get("sent_chars", 0)
+            return (state.get("response") or {}).get("sent_chars", 0)
 
         async with opened(first) as page:
             await page.ask("hello")

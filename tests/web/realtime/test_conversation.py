@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput, NotFound
+from fleet.processing import AudioPart, Recording, TextPart
 from web.realtime.conversation import Clip, Conversation, Item, Part, PlayedSpeech
-from web.schema.chat import InputAudioPartBody
 
 RATE_HZ = 24_000
 SECOND = bytes(2 * 16_000)
@@ -19,8 +19,8 @@ def text(item_id: str, words: str, role: str = "user") -> Item:
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:
     samples = int(seconds * RATE_HZ)
-    said = PlayedSpeech(text=words, whole=samples, sent=samples, heard=samples)
-    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, said=said)])
+    said = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
+    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=said)])
 
 
 def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
@@ -78,9 +78,10 @@ def test_the_prompt_merges_what_was_said_in_several_goes() -> None:
     talk.add(item, clips)
     messages = talk.messages("Be brief.")
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
-    assert messages[2].content == "one two three"
-    content = messages[3].content
-    assert isinstance(content, list) and isinstance(content[0], InputAudioPartBody)
+    assert messages[2].content == TextPart(text="one two three", where="messages[2].content")
+    assert isinstance(messages[3].content, tuple)
+    (speech,) = messages[3].content
+    assert isinstance(speech, AudioPart) and isinstance(speech.data, Recording) and len(speech.data.samples) == 16_000
 
 
 @given(st.lists(st.sampled_from(["text", "sound"]), max_size=40))
@@ -100,7 +101,7 @@ def test_speech_too_long_ago_leaves_its_words() -> None:
     talk = Conversation(10, 2.0)
     for name in ("a", "b"):
         talk.add(*voiced(name))
-    talk.note_transcript("a", 0, "good morning")
+    talk.set_transcript("a", 0, "good morning")
     talk.add(*voiced("c"))
     assert [item.id for item in talk.items] == ["a", "b", "c"]
-    assert talk.messages("")[0].content == "good morning"
+    assert talk.messages("")[0].content == TextPart(text="good morning", where="messages[0].content")

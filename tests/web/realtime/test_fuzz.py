@@ -21,9 +21,9 @@ from fleet.core.errors import BadInput
 from tests.support import await_until
 from tests.web.conftest import Gateway
 from tests.web.fake_client import Script
-from tests.web.realtime.page import opened
+from tests.web.realtime.socket_client import opened
 from web.http.errors import status_of
-from web.realtime.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
+from web.realtime.protocol.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
 from web.realtime.session import Session
 
 KINDS = (

@@ -12,8 +12,8 @@ import pytest
 from tests.support import wait_until
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script, sine
-from tests.web.realtime.page import Page, opened
-from tests.web.realtime.spoken import blocks, silence, speech
+from tests.web.realtime.socket_client import Page, opened
+from tests.web.realtime.speech_samples import blocks, silence, speech
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="")

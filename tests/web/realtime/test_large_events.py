@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.web.conftest import Gateway
-from tests.web.realtime.page import Page, opened
-from web.realtime.client_events import MAX_PLAIN_BYTES
+from tests.web.realtime.socket_client import Page, opened
+from web.realtime.protocol.client_events import MAX_PLAIN_BYTES
 
 PCM = b"\x00\x01" * 108_000
 """Four and a half seconds."""

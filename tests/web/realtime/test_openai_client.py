@@ -12,7 +12,7 @@ from openai.types.realtime import RealtimeServerEvent
 from tests.support import wait_until
 from tests.web.conftest import Gateway
 from tests.web.fake_client import RATE_HZ, Script, sine
-from tests.web.realtime.spoken import blocks, silence, speech
+from tests.web.realtime.speech_samples import blocks, silence, speech
 
 
 @asynccontextmanager

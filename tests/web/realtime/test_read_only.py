@@ -9,8 +9,8 @@ from tests.support import wait_until
 from tests.web.conftest import HELLO, Gateway, Loaded, serving
 from tests.web.console.busy_gateway import read_only
 from tests.web.fake_client import Script
-from tests.web.realtime.page import opened
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
+from tests.web.realtime.socket_client import opened
 
 
 @pytest.fixture(scope="module")

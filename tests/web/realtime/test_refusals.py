@@ -17,11 +17,11 @@ from websockets.typing import Origin, Subprotocol
 
 from fleet.core.errors import BadInput, FleetError, RedisUnreachable
 from tests.web.conftest import Gateway
-from tests.web.realtime.page import opened
-from tests.web.realtime.refusals import refusal_of
+from tests.web.realtime.refused_socket import refusal_of
+from tests.web.realtime.socket_client import opened
 from web.http.errors import Unauthorized
 from web.http.protocol.abuse import PERIOD_S
-from web.realtime.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
+from web.realtime.transport.refusal import MAX_REASON_BYTES, RefusalLog, clipped_reason, close_code, close_reason
 
 KEY = "the-right-key"
 WRONG_KEY = "a-wrong-key"

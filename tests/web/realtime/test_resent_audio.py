@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 from tests.web.conftest import Gateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.page import Page, opened
-from tests.web.realtime.spoken import blocks, silence, speech
+from tests.web.realtime.socket_client import Page, opened
+from tests.web.realtime.speech_samples import blocks, silence, speech
 
 SECONDS = 6
 """Audio is sent about one second ahead of its listener."""

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -15,14 +14,15 @@ from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.fake_client import FakeClient, FakeVoice, Script
+from tests.web.realtime.manual_clock import ManualClock
 from web.gateway.gateway import Gateway
 from web.realtime import session_registry
-from web.realtime.pace import BURST, PER_S, Pace
-from web.realtime.secrets import API_KEY
-from web.realtime.served import default_settings
-from web.realtime.server_events import Error, ResponseCreated, ServerEvent
+from web.realtime.discard_limit import BURST, PER_S, DiscardLimit
+from web.realtime.protocol.capabilities import default_settings
+from web.realtime.protocol.server_events import Error, ResponseCreated, ServerEvent
 from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
+from web.realtime.transport.client_secrets import API_KEY
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
 SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})
@@ -37,10 +37,10 @@ class Client:
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
     closed: tuple[int, str] | None = None
 
-    def tell(self, event: ServerEvent) -> None:
+    def send(self, event: ServerEvent) -> None:
         self.events.append(event)
 
-    def sound(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:
@@ -53,38 +53,40 @@ class Client:
 
 @dataclass(slots=True)
 class Talk:
-    """A session of a session_registry whose clock stands still unless the test turns it."""
+    """A session of a registry whose clock stands still unless the test advances it."""
 
-    session_registry: SessionRegistry
+    registry: SessionRegistry
     fake: FakeClient
     gateway: Gateway
-    now: list[float]
+    clock: ManualClock
     client: Client = field(default_factory=Client)
 
     async def begin(self) -> Session:
-        return await self.session_registry.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
+        return await self.registry.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
 
     async def passes(self, seconds: float) -> None:
-        """Let the time pass, and let the gateway see it more than once."""
-        self.now[0] += seconds
-        looked = self.fake.num_saved
-        await await_until(lambda: self._seen(looked + 3), "the gateway to look at the session")
+        """Let time pass, and let the gateway check its sessions twice."""
+        self.clock.advance(seconds)
+        for _ in range(2):
+            num_writes = self.fake.num_saved
+            for session in self.registry.sessions.values():
+                session.publish()
+            await await_until(lambda: self._is_checked(num_writes), "the gateway to check the session")  # noqa: B023
 
-    async def _seen(self, number: int) -> bool:
-        return self.fake.num_saved >= number or not self.session_registry.sessions
+    async def _is_checked(self, num_writes: int) -> bool:
+        return self.fake.num_saved > num_writes or not self.registry.sessions
 
 
 @pytest.fixture
 async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
-    monkeypatch.setattr(session_registry, "RENEW_S", 0.001)
     monkeypatch.setattr(session_registry, "SETTLE_S", 0.0)
     fake = FakeClient(loaded.config.graph_declaration(), Tokenizer.from_file(str(loaded.checkpoint / "tokenizer.json")))
-    gateway = Gateway(loaded.config, fake, loaded.frontend)
-    now = [1000.0]
-    talk = Talk(SessionRegistry(gateway, lambda: now[0]), fake, gateway, now)
+    config = loaded.config.model_copy(update={"voice": VoiceConfig(reconnect_timeout_s=MAX_S)})
+    gateway, clock = Gateway(config, fake, loaded.frontend), ManualClock()
+    talk = Talk(SessionRegistry(gateway, clock), fake, gateway, clock)
     yield talk
-    for name in list(talk.session_registry.sessions):
-        talk.session_registry.end(name)
+    for name in list(talk.registry.sessions):
+        talk.registry.end(name)
     await await_until(lambda: _none_held(fake), "the sessions to end")
 
 
@@ -97,10 +99,10 @@ async def test_session_ends_at_its_longest_duration_whatever_its_client_sends(ta
     session = await talk.begin()
     step_s = MAX_S / 6
     for _ in range(5):
-        session.num_received += 1
+        session.num_frames += 1
         await talk.passes(step_s)
     assert talk.client.error is None and talk.client.closed is None
-    session.num_received += 1
+    session.num_frames += 1
     await talk.passes(step_s)
     assert talk.client.error == "session_expired" and talk.client.closed is not None and talk.client.closed[0] == 1001
 
@@ -118,7 +120,7 @@ async def test_client_that_sends_silence_is_not_idle(talk: Talk) -> None:
     session = await talk.begin()
     for _ in range(3):
         await talk.passes(IDLE_S - 1)
-        session.num_received += 1
+        session.num_frames += 1
         await session.receive(SILENCE)
         await talk.passes(0)
     assert talk.client.error is None
@@ -133,30 +135,24 @@ async def test_client_that_is_answered_is_not_idle(talk: Talk) -> None:
     await session.receive(json.dumps({"type": "response.create"}))
     await talk.passes(3 * IDLE_S / 2)
     await session.receive(json.dumps({"type": "response.cancel"}))
-    await await_until(lambda: _silent(session), "the answer to be over")
-    await talk.passes(0)
+    await talk.passes(10)
+    assert not session.responses.is_busy
     assert talk.client.error is None
     await talk.passes(IDLE_S)
     assert talk.client.error == "session_idle"
 
 
-async def _silent(session: Session) -> bool:
-    await asyncio.sleep(0)
-    return not session.answering
-
-
 async def test_client_that_is_away_is_not_idle_but_grows_old(talk: Talk) -> None:
-    """`voice.reconnect_timeout_s`, on the clock of the event loop, bounds how long a client may be away."""
     session = await talk.begin()
-    talk.session_registry.lost(session, talk.client)
+    talk.registry.on_lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
     again = Client()
-    assert await talk.session_registry.resume(session.id, again, NOTHING, API_KEY) is session
+    assert await talk.registry.resume(session.id, again, NOTHING, API_KEY) is session
     await talk.passes(IDLE_S - 1)
     assert again.error is None
-    talk.session_registry.lost(session, again)
-    await talk.passes(MAX_S)
-    assert not talk.session_registry.sessions
+    talk.registry.on_lost(session, again)
+    await talk.passes(MAX_S - 3 * IDLE_S + 1)
+    assert not talk.registry.sessions
 
 
 async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk) -> None:
@@ -170,11 +166,14 @@ async def test_client_that_creates_and_cancels_in_turn_is_slowed_down(talk: Talk
             await asyncio.sleep(0)
             await session.receive('{"type":"response.cancel"}')
 
-    started = time.monotonic()
     flooding = asyncio.create_task(flood())
-    await await_until(lambda: _is(lambda: _num_created(talk.client) >= BURST), "the burst to be used up")
-    await asyncio.wait({flooding}, timeout=0.3)
-    assert _num_created(talk.client) <= BURST + PER_S * (time.monotonic() - started) + 1
+    for seconds in (0, 1):
+        talk.clock.advance(seconds)
+        most = BURST + PER_S * seconds
+        await await_until(lambda: _is(lambda: _num_created(talk.client) >= most), "the burst to be used up")  # noqa: B023
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert _num_created(talk.client) <= most + 1
     flooding.cancel()
 
 
@@ -187,15 +186,15 @@ def _num_created(client: Client) -> int:
 
 
 def test_pace_recovers_with_time_and_never_beyond_the_burst() -> None:
-    pace = Pace()
+    pace = DiscardLimit()
     for _ in range(BURST):
         assert pace.delay_s(100.0) == 0
-        pace.discard(100.0)
-    pace.discard(100.0)
+        pace.count(100.0)
+    pace.count(100.0)
     assert pace.delay_s(100.0) == 1 / PER_S and pace.delay_s(100.0 + 1 / PER_S) == 0
     assert pace.delay_s(10_000.0) == 0
     for _ in range(BURST + 1):
-        pace.discard(10_000.0)
+        pace.count(10_000.0)
     assert pace.delay_s(10_000.0) == 1 / PER_S
 
 
@@ -218,7 +217,7 @@ async def test_client_that_leaves_while_its_session_is_begun_leaves_none_behind(
     entering = asyncio.create_task(talk.begin())
     if others:
         await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
-        talk.session_registry.end(others.pop().id)
+        talk.registry.end(others.pop().id)
     await asked.wait()
     entering.cancel()
     await asyncio.wait({entering})

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.web.conftest import Gateway, Loaded, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
-from tests.web.realtime.page import Event, Page, opened
-from tests.web.realtime.spoken import blocks, silence, speech
-from web.realtime.client_events import SessionUpdate, parse_event
-from web.realtime.settings import Settings, merged
-from web.realtime.update import read_patch
+from tests.web.realtime.socket_client import Event, Page, opened
+from tests.web.realtime.speech_samples import blocks, silence, speech
+from web.realtime.protocol.client_events import SessionUpdate, parse_event
+from web.realtime.protocol.session_update import read_patch
+from web.realtime.protocol.settings import Settings, merged
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
 PCMU = {"type": "audio/pcmu"}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput
-from web.realtime.client_events import SessionUpdate, parse_event
-from web.realtime.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
-from web.realtime.update import read_patch
+from web.realtime.protocol.client_events import SessionUpdate, parse_event
+from web.realtime.protocol.session_update import read_patch
+from web.realtime.protocol.settings import EAGERNESS_MS, SemanticVad, ServerVad, Settings, TranscriptionSettings, merged
 
 ON, OFF = 200, 60_000
 

@@ -6,12 +6,12 @@ import hashlib
 import numpy as np
 
 from tests.support import REPO
-from tests.web.realtime.spoken import blocks, silence, speech
-from web.realtime.input_buffer import AudioInputBuffer
-from web.realtime.turns import FRAME_SAMPLES, Paused, Started, Stopped, TurnEvent, TurnRules
-from web.realtime.vad import Together, Vad, judge
+from tests.web.realtime.speech_samples import blocks, silence, speech
+from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_detector import FRAME_SAMPLES, TurnEvent, TurnPaused, TurnRules, TurnStarted, TurnStopped
+from web.realtime.audio.vad import Vad, VadBatcher, speech_probabilities
 
-FOLDER = REPO / "web" / "realtime" / "vad_model"
+FOLDER = REPO / "web" / "realtime" / "audio" / "vad_model"
 SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",
@@ -20,13 +20,15 @@ SHA256 = {
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
-    ear, told = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
+    buffer, told = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
     for block in blocks(pcm, block_ms):
-        for piece in ear.pieces(block):
-            ear.hear(piece)
-            while (frame := ear.next_frame()) is not None:
-                told += ear.judged(frame, 0.0 if frame.still and gated else judge([ear.vad], [frame.samples])[0])
-            ear.forget_silence()
+        for piece in buffer.split(block):
+            buffer.append(piece)
+            while (frame := buffer.next_frame()) is not None:
+                told += buffer.classify(
+                    frame, 0.0 if frame.is_silent and gated else speech_probabilities([buffer.vad], [frame.samples])[0]
+                )
+            buffer.drop_silence()
     return told
 
 
@@ -40,7 +42,7 @@ def test_speech_is_a_turn_however_it_is_cut() -> None:
     pcm = silence(500) + speech("what day comes after monday") + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
         started, paused, stopped = events(pcm, block_ms)
-        assert isinstance(started, Started) and isinstance(paused, Paused) and isinstance(stopped, Stopped)
+        assert isinstance(started, TurnStarted) and isinstance(paused, TurnPaused) and isinstance(stopped, TurnStopped)
         assert 8_000 <= started.voiced <= 8_000 + 2 * FRAME_SAMPLES and started.voiced - started.start == 4_800
         assert (paused.end, stopped.end, stopped.voiced_end) == (40_448, 40_448, 36_864) and stopped.voiced_ms > 1_700
 
@@ -49,11 +51,11 @@ def test_stillness_takes_no_sound_and_no_time_away() -> None:
     """What came is kept where it was, however often it was still before: the resampler's delay does not add up."""
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
-    ear = AudioInputBuffer(24_000, TurnRules())
+    buffer = AudioInputBuffer(24_000, TurnRules())
     for block in blocks(20 * tick.tobytes() + silence(1_000), 20):
-        ear.hear(block)
-    assert ear.position == 21 * 16_000
-    heard = np.abs(np.frombuffer(ear.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
+        buffer.append(block)
+    assert buffer.position == 21 * 16_000
+    heard = np.abs(np.frombuffer(buffer.peek(0, 20 * 16_000), "<i2").astype(int)).reshape(20, 16_000)
     loud = [np.flatnonzero(second > 5_000) for second in heard]
     assert all(abs(int(at[0]) - 8_000) < 32 and abs(int(at[-1]) - 8_160) < 32 for at in loud)
 
@@ -62,8 +64,8 @@ def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
     hum = np.random.default_rng(1).integers(-40, 40, 2 * 24_000).astype("<i2").tobytes()
     pcm = hum + speech("what day comes after monday") + hum + speech("count from one to five") + hum
     told, all_judged = events(pcm), events(pcm, gated=False)
-    ends = [[event.voiced_end for event in those if isinstance(event, Stopped)] for those in (told, all_judged)]
-    starts = [[event.voiced for event in those if isinstance(event, Started)] for those in (told, all_judged)]
+    ends = [[event.voiced_end for event in those if isinstance(event, TurnStopped)] for those in (told, all_judged)]
+    starts = [[event.voiced for event in those if isinstance(event, TurnStarted)] for those in (told, all_judged)]
     assert len(ends[0]) == 2
     for one, other in (ends, starts):
         assert np.allclose(one, other, atol=2 * FRAME_SAMPLES), "no more than where a frame's verdict is a close one"
@@ -72,15 +74,17 @@ def test_what_is_too_quiet_to_be_judged_changes_no_turn() -> None:
 def test_streams_judged_together_are_judged_as_alone() -> None:
     spoken = np.frombuffer(speech("what day comes after monday"), "<i2").astype(np.float32) / np.float32(32768)
     streams = [spoken[offset : offset + 20 * 512].reshape(20, 512) for offset in (0, 700, 5_000)]
-    alone = [[judge([vad], [frame])[0] for frame in stream] for vad, stream in ((Vad(), stream) for stream in streams)]
+    alone = [
+        [speech_probabilities([vad], [frame])[0] for frame in stream] for vad, stream in ((Vad(), stream) for stream in streams)
+    ]
     vads = [Vad() for _ in streams]
-    together = [judge(vads, [stream[at] for stream in streams]) for at in range(20)]
+    together = [speech_probabilities(vads, [stream[at] for stream in streams]) for at in range(20)]
     assert np.abs(np.array(alone).T - together).max() < 1e-4 and np.array(alone).max() > 0.9
 
 
 async def test_many_streams_are_judged_in_one_call_and_a_recording_waits_for_nobody() -> None:
     """On a clock that stands still."""
-    together, streams, frame = Together(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
+    together, streams, frame = VadBatcher(lambda: 100.0), [Vad() for _ in range(8)], np.zeros(512, np.float32)
     first = await together.probability(streams[0], frame)
     others = await asyncio.gather(*(together.probability(vad, frame) for vad in streams[1:]))
     assert np.allclose(others, first, atol=1e-6)

@@ -12,7 +12,7 @@ from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, tap, tapped
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, Double, Script, tone
 from web.http.errors import Unauthorized
-from web.realtime.refusal import UNAUTHORIZED, close_reason
+from web.realtime.transport.refusal import UNAUTHORIZED, close_reason
 
 
 def test_an_answer_goes_on_after_the_connection_is_lost(typist: Page, double: Double) -> None:

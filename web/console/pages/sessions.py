@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from web.console.page_context import PageContext, Query, stream_path
 from web.gateway.gateway import Gateway
-from web.realtime.story import SessionView
-from web.realtime.views import read_views
+from web.realtime.session_views import SessionView, read_views
 
 MAX_ROWS = 100
 

@@ -1,0 +1,38 @@
+"""Errors of a call of the gateway's API, each one line."""
+
+from collections.abc import Callable
+
+from fleet.core.errors import FleetError
+
+
+class ApiError(FleetError):
+    """A call of the API failed; the message names the address and the cause."""
+
+    code = "api_failed"
+
+
+class ApiRefused(ApiError):
+    """The gateway answered with another status than 200."""
+
+    def __init__(self, url: str, http_status: int, reason: str) -> None:
+        super().__init__(f"{url} refused with status {http_status}: {reason}")
+        self.http_status = http_status
+
+
+class ApiUnreachable(ApiError):
+    """No gateway listens at the address, or the connection to it broke."""
+
+
+class ApiSilent(ApiUnreachable):
+    """The gateway sent nothing for the time-out.
+
+    The connection is still open, since closing it cancels the request; `close` closes it.
+    """
+
+    def __init__(self, url: str, timeout_s: float, close: Callable[[], None]) -> None:
+        super().__init__(f"{url} sent nothing for {timeout_s:g} s")
+        self.close = close
+
+
+class StreamError(ApiError):
+    """A streamed answer carries an error, or stopped before its end."""

@@ -1,0 +1,1 @@
+"""Reports of measurements: statistics, machine description, tables, pictures, JSON and progress. Knows no measurement."""

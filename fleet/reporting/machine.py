@@ -1,0 +1,56 @@
+"""Description of the machine of a measurement, without which reports cannot be compared."""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+
+LIBRARIES = ("torch", "transformers", "redis", "nixl", "numpy", "starlette", "uvicorn", "msgspec")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """`load_1min`: mean number of running processes in the minute before the measurement."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+    libraries: dict[str, str]
+    load_1min: float
+
+
+def describe_machine() -> Machine:
+    return Machine(
+        processor=_processor(),
+        cores=usable_cores(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        system=f"{platform.system()} {platform.release()}",
+        python=sys.version.split()[0],
+        libraries={name: version for name in LIBRARIES if (version := _version(name))},
+        load_1min=round(os.getloadavg()[0], 2),
+    )
+
+
+def usable_cores() -> int:
+    """Return the number of cores this process may run on: a container's share, not the host's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """Return the processor's name, which Linux gives in /proc/cpuinfo only."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,36 @@
+"""The benchmark of many voice sessions on one gateway."""
+
+from pathlib import Path
+
+import msgspec
+
+from fleet.bench.voice_sessions_result import VoiceSessionsResult
+from tests.support import run_cli
+
+SESSIONS, TURNS = 6, 2
+
+
+class ReportPart(msgspec.Struct):
+    voice_sessions: VoiceSessionsResult
+
+
+class BenchReportFile(msgspec.Struct):
+    report: ReportPart
+
+
+def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> None:
+    """Underruns depend on the machine; they are measured, not tested."""
+    out = tmp_path / "out.json"
+    arguments = ["--voice", "--sessions", str(SESSIONS), "--engine", "fake", "--requests", str(TURNS), "--json", str(out)]
+    done = run_cli("bench", *arguments, cwd=tmp_path, timeout_s=110)
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(out.read_bytes(), type=BenchReportFile).report.voice_sessions
+    assert not found.faults
+    assert [len(session.turns) for session in found.sessions] == [TURNS] * SESSIONS
+    assert [session.console for session in found.sessions].count(True) == 1
+    assert all(3.5 < turn.answer_s < 4.5 for turn in found.turns), "every answer is complete"
+    queued = found.queued
+    assert queued is not None and queued.position == 1 and not queued.early
+    assert queued.admitted_ms is not None and queued.answered
+    assert {"web", "conductor"} <= set(found.cores)
+    assert "got queue position 1" in done.stdout

@@ -1,0 +1,150 @@
+"""Chaos clients: an answer resumes at another gateway after a cut or a silence, and each event arrives once."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fleet.api_client.errors import ApiUnreachable
+from fleet.chaos import clients
+from fleet.chaos.clients import Gateways
+from fleet.core.errors import GatewayStopping
+from tests.support import wait_until
+from web.http.errors import envelope_of
+from web.http.sse import event
+
+FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class ScriptedGateway:
+    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed.
+
+    `left`: the client of a silent one has closed. `saw_left`: the same of `watched`, at each request to this one.
+    """
+
+    sends: bytes
+    then: str = "end"
+    url: str = ""
+    requests: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    closing: threading.Event = field(default_factory=threading.Event)
+    left: threading.Event = field(default_factory=threading.Event)
+    watched: "ScriptedGateway | None" = None
+    saw_left: list[bool] = field(default_factory=list[bool])
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        handler.rfile.read(int(handler.headers.get("content-length", "0")))
+        self.requests.append((handler.command, handler.path, handler.headers.get("last-event-id", "")))
+        if self.watched is not None:
+            self.saw_left.append(self.watched.left.wait(0.3))
+        handler.send_response(200)
+        handler.send_header("x-request-id", "req-1" if handler.command == "POST" else "req-of-this-call")
+        handler.send_header("transfer-encoding", "chunked")
+        handler.end_headers()
+        handler.wfile.write(b"%x\r\n%b\r\n" % (len(self.sends), self.sends))
+        if self.then == "silence":
+            self._await_leaving(handler.connection)
+        elif self.then == "end":
+            handler.wfile.write(b"0\r\n\r\n")
+
+    def _await_leaving(self, connection: socket.socket) -> None:
+        connection.settimeout(0.01)
+        while not self.left.is_set() and not self.closing.is_set():
+            with suppress(TimeoutError):
+                if connection.recv(1) == b"":
+                    self.left.set()
+
+
+@contextmanager
+def serving(*gateways: ScriptedGateway) -> Iterator[list[str]]:
+    with ExitStack() as stack:
+        for gateway in gateways:
+            stack.enter_context(_served(gateway))
+        yield [gateway.url for gateway in gateways]
+
+
+@contextmanager
+def _served(gateway: ScriptedGateway) -> Iterator[None]:
+    class ScriptedHandler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.close_connection = True
+            gateway.answer(self)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ScriptedHandler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    gateway.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield
+    finally:
+        gateway.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("then", ["cut", "silence"])
+def test_answer_resumes_at_another_gateway(then: str) -> None:
+    lost, other = ScriptedGateway(FIRST + SECOND[:9], then), ScriptedGateway(SECOND + LAST)
+    with serving(lost, other) as urls:
+        stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + SECOND + LAST
+    assert (stream.request_id, stream.gateway_changes) == ("req-1", 1)
+    assert lost.requests == [("POST", "/v1/chat/completions", "")]
+    assert other.requests == [("GET", "/v1/fleet/requests/req-1/stream", "1.0")]
+
+
+@pytest.mark.parametrize("before", [FIRST, b""])
+def test_stopping_gateway_is_followed_by_another(before: bytes) -> None:
+    leave = event(envelope_of(GatewayStopping("this gateway stops")))
+    leaving, other = ScriptedGateway(before + leave), ScriptedGateway(SECOND + LAST)
+    with serving(leaving, other) as urls:
+        stream = Gateways(urls).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == before + SECOND + LAST
+    assert stream.gateway_changes == 1 and other.requests == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
+
+
+def test_client_without_an_event_id_resumes_from_the_beginning() -> None:
+    lost, other = ScriptedGateway(FIRST[:5], "cut"), ScriptedGateway(FIRST + LAST)
+    with serving(lost, other) as urls:
+        stream = Gateways(urls).receive(b"{}", lambda: False)
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + LAST
+    assert other.requests == [("GET", "/v1/fleet/requests/req-1/stream", "")]
+
+
+def test_unreachable_gateway_is_skipped() -> None:
+    with serving(ScriptedGateway(b"")) as gone:
+        pass
+    with serving(ScriptedGateway(FIRST + LAST)) as there:
+        stream = Gateways([*gone, *there]).receive(b"{}", lambda: False)
+    assert (stream.request_id, stream.gateway_changes) == ("req-1", 0)
+
+
+def test_client_gives_up_without_any_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
+    with serving(ScriptedGateway(b"")) as gone:
+        pass
+    with pytest.raises(ApiUnreachable, match="no gateway could be reached: nothing answers at"):
+        Gateways(gone).receive(b"{}", lambda: False)
+
+
+def test_silent_connection_stays_open_until_another_gateway_answers() -> None:
+    """A slow gateway would take the close for a cancelled request."""
+    silent, other = ScriptedGateway(FIRST, "silence"), ScriptedGateway(SECOND + LAST)
+    with serving(silent, other) as urls:
+        other.watched = silent
+        stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
+        wait_until(silent.left.is_set, "the silent connection to be closed in the end")
+    assert b"".join(piece for _, piece in stream.pieces) == FIRST + SECOND + LAST
+    assert other.saw_left == [False], "the silent connection was open during the request to the other gateway"

@@ -1,0 +1,152 @@
+"""What comes is kept to the sample: the resampler swallows no end of it, and none of it opens what comes after."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.web.conftest import Gateway
+from tests.web.realtime.socket_client import opened
+from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
+
+RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
+NEAR = RATE_HZ // 500
+"""An edge is smeared by less."""
+DITHER = 2
+"""Of 32768: what the resampler makes of silence."""
+
+
+def tone(rate_hz: int, ms: int) -> bytes:
+    return (10_000 * np.sin(2 * np.pi * 400 * np.arange(rate_hz * ms // 1000) / rate_hz)).astype("<i2").tobytes()
+
+
+def quiet(rate_hz: int, ms: int) -> bytes:
+    return bytes(2 * (rate_hz * ms // 1000))
+
+
+def hear(buffer: AudioInputBuffer, pcm: bytes, step: int | None = None) -> None:
+    for piece in _cut(buffer, pcm, step):
+        buffer.append(piece)
+
+
+def _cut(buffer: AudioInputBuffer, pcm: bytes, step: int | None) -> Iterator[bytes]:
+    for start in range(0, len(pcm), step or len(pcm)):
+        yield from buffer.split(pcm[start : start + (step or len(pcm))])
+
+
+def level(pcm: bytes) -> NDArray[np.int_]:
+    return np.abs(np.frombuffer(pcm, "<i2").astype(int))
+
+
+def loud(pcm: bytes) -> NDArray[np.intp]:
+    """The samples that nobody would take for the edge of something."""
+    return np.flatnonzero(level(pcm) > 3_000)
+
+
+def same(one: bytes, other: bytes) -> bool:
+    return len(one) == len(other) and int(np.abs(level(one) - level(other)).max()) <= 2 * DITHER
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+def test_the_end_of_a_sound_is_kept_though_all_that_comes_next_is_still(rate_hz: int) -> None:
+    """Recordings come in pieces as long as stillness has to be; what is too short to be speech yet may become some."""
+    buffer = AudioInputBuffer(rate_hz, TurnRules())
+    pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
+    hear(buffer, pcm)
+    at = loud(buffer.peek(0, buffer.position))
+    assert abs(int(at[0]) - RATE_HZ * 420 // 1000) < NEAR and abs(int(at[-1]) - RATE_HZ // 2) < NEAR
+    assert buffer.position == len(pcm) // 2 * RATE_HZ // rate_hz, "and the stillness after it was none to resample"
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+@pytest.mark.parametrize("rules", [None, TurnRules()])
+def test_what_is_taken_ends_where_the_sound_does(rate_hz: int, rules: TurnRules | None) -> None:
+    buffer, before = AudioInputBuffer(rate_hz, rules), 0
+    for ms in (100, 3, 1_234, 700):
+        pcm = tone(rate_hz, ms)
+        hear(buffer, pcm, 2 * rate_hz // 50)
+        came = before + len(pcm) // 2
+        length = came * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
+        assert (buffer.received, buffer.retained_ms) == (came * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
+        taken = buffer.take_all()
+        assert len(taken) == 2 * length and int(loud(taken)[-1]) > length - NEAR, "its end is there"
+        assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
+        before = came
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+@pytest.mark.parametrize("take", [True, False])
+def test_nothing_of_what_was_taken_or_thrown_away_opens_the_next(rate_hz: int, take: bool) -> None:
+    buffer = AudioInputBuffer(rate_hz, None)
+    hear(buffer, tone(rate_hz, 300))
+    if take:
+        buffer.take_all()
+    else:
+        buffer.clear()
+    assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
+    hear(buffer, quiet(rate_hz, 200))
+    assert int(level(buffer.take_all()).max()) <= DITHER
+
+
+@pytest.mark.parametrize("take", [True, False])
+def test_half_a_sample_does_not_shift_what_comes_after_its_turn(take: bool) -> None:
+    buffer = AudioInputBuffer(24_000, None)
+    hear(buffer, tone(24_000, 200) + b"\x55")
+    if take:
+        buffer.take_all()
+    else:
+        buffer.clear()
+    clean = AudioInputBuffer(24_000, None)
+    for listening in (buffer, clean):
+        hear(listening, tone(24_000, 200))
+    assert same(buffer.take_all(), clean.take_all())
+
+
+def test_half_a_sample_is_made_whole_within_its_turn() -> None:
+    buffer, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
+    hear(buffer, pcm, 801)
+    hear(clean, pcm)
+    assert same(buffer.take_all(), clean.take_all())
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+def test_taking_moves_nothing_that_comes_later(rate_hz: int) -> None:
+    """Still or not, taken, thrown away or neither: a tick is where it was."""
+    buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
+    second = silent + tone(rate_hz, 20) + silent
+    for number in range(12):
+        begin = buffer.received
+        hear(buffer, second, 2 * rate_hz // 50)
+        assert buffer.received - buffer.position <= RATE_HZ * 12 // 100
+        at = begin + loud(buffer.peek(begin, buffer.position))
+        middle = begin + len(silent) // 2 * RATE_HZ / rate_hz
+        assert abs(int(at[0]) - middle) < NEAR and abs(int(at[-1]) - middle - RATE_HZ // 50) < NEAR
+        if number % 3 == 1:
+            buffer.take_all()
+        elif number % 3 == 2:
+            buffer.clear()
+    assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
+
+
+async def test_a_tenth_of_a_second_is_enough_to_be_committed_and_comes_whole(gateway: Gateway) -> None:
+    """Two turns of a client that says itself when one ends; what it throws away in between is in neither."""
+    sound, still = tone(24_000, 100), quiet(24_000, 100)
+    async with opened(gateway) as page:
+        await page.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
+        kept: list[bytes] = []
+        for pcm, event in ((sound, "commit"), (sound, "clear"), (still + b"\x55", "commit"), (still + sound, "commit")):
+            await page.send("input_audio_buffer.append", audio=b64encode(pcm).decode())
+            await page.send(f"input_audio_buffer.{event}")
+            if event == "clear":
+                await page.until("input_audio_buffer.cleared")
+                continue
+            item = (await page.until("conversation.item.done"))["item"]["id"]
+            await page.send("conversation.item.retrieve", item_id=item)
+            body = (await page.until("conversation.item.retrieved"))["item"]
+            kept.append(b64decode(body["content"][0]["audio"]))
+    assert "error" not in page.kinds() and [len(pcm) for pcm in kept] == [len(sound), len(still), len(still + sound)]
+    assert int(loud(kept[0])[-1]) > len(sound) // 2 - NEAR and int(level(kept[1]).max()) <= DITHER
+    assert int(loud(kept[2])[0]) > len(still) // 2 - NEAR, "no noise, and nothing of what was before"

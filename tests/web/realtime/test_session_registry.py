@@ -1,0 +1,120 @@
+"""Who is let in, who waits and is told so, and what a lost client's session costs after its time."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.support import wait_until
+from tests.web.conftest import Gateway, Loaded, serving
+from tests.web.fake_client import Script
+from tests.web.realtime.socket_client import opened
+from web.realtime.transport import voice_socket
+
+VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
+
+
+@pytest.fixture(scope="module")
+def small(loaded: Loaded) -> Iterator[Gateway]:
+    """Room for two sessions, two more in line, and little patience."""
+    config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
+    with serving(Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)) as gateway:
+        yield gateway
+
+
+def address(gateway: Gateway, path: str) -> str:
+    return gateway.url.replace("http", "ws") + path
+
+
+SAMPLE = bytes(2)
+"""A frame of audio; none is refused, and so none is answered."""
+
+
+async def next_error(socket: ClientConnection) -> str:
+    while (event := await next_event(socket))["type"] != "error":
+        continue
+    return str(event)
+
+
+async def next_event(socket: ClientConnection) -> dict[str, object]:
+    return json.loads(await socket.recv())
+
+
+async def test_a_full_house_tells_each_its_place_in_line(small: Gateway) -> None:
+    async with opened(small) as first, opened(small):
+        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
+            assert (await next_event(third))["position"] == 1
+            told = await next_event(fourth)
+            assert told["type"] == "error" and told["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
+            assert "place 2" in str(told)
+            async with connect(address(small, "/console/ws")) as fifth:
+                refused = await next_event(fifth)
+                assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
+                await fifth.wait_closed()
+                assert fifth.close_code == 1013
+                assert (fifth.close_reason or "").startswith("rate_limit_error.rate_limit_exceeded: ")
+            # What is said meanwhile is heard once there is a session.
+            await third.send('{"type":"input_audio_buffer.clear"}')
+            await first.socket.close()
+            assert (await next_event(third))["type"] == "session.created"
+            assert "place 1" in str(await next_event(fourth))
+            kinds = [(await next_event(third))["type"] for _ in range(2)]
+            assert "input_audio_buffer.cleared" in kinds
+            await third.close()
+            assert (await next_event(fourth))["type"] == "session.created"
+
+
+async def test_who_leaves_the_line_is_not_waited_for(small: Gateway) -> None:
+    async with opened(small) as first, opened(small):
+        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
+            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
+            await third.close()
+            assert (await next_event(fourth))["position"] == 1
+            await first.socket.close()
+            assert (await next_event(fourth))["type"] == "session.created"
+
+
+async def test_a_client_that_does_not_come_back_in_time_is_given_up(small: Gateway) -> None:
+    small.client.script = Script(stall_at=4)
+    async with opened(small) as page:
+        await page.ask("hello")
+        await page.until("response.output_audio_transcript.delta")
+        await page.drop()
+    (fake,) = [stream for stream in small.client.streams.values() if not stream.finished]
+    wait_until(lambda: fake.aborted, "the abort of what nobody will hear")
+    wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
+
+
+async def test_frames_sent_in_line_are_bounded_by_their_number_too(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
+    async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
+        assert (await next_event(third))["position"] == 1
+        for _ in range(101):
+            await third.send("")
+        assert "too much was sent" in str(await next_event(third))
+        await third.wait_closed()
+
+
+async def test_frames_of_all_clients_in_line_are_bounded_together(small: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
+    async with opened(small) as first, opened(small):
+        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
+            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
+            for _ in range(60):
+                await third.send(SAMPLE)
+                await fourth.send(SAMPLE)
+            reading = [asyncio.create_task(next_error(socket)) for socket in (third, fourth)]
+            (refused, *_), others = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            assert "too much was sent" in refused.result()
+            for task in others:
+                task.cancel()
+        # what they sent does not count once they have left
+        async with connect(address(small, "/console/ws")) as third:
+            while (await next_event(third))["position"] != 1:
+                continue
+            for _ in range(90):
+                await third.send(SAMPLE)
+            await first.socket.close()
+            assert (await next_event(third))["type"] == "session.created"

@@ -1,0 +1,85 @@
+"""Where turns begin and end, from probabilities alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from web.realtime.audio.turn_detector import (
+    FRAME_MS,
+    FRAME_SAMPLES,
+    TurnDetector,
+    TurnEvent,
+    TurnPaused,
+    TurnResumed,
+    TurnRules,
+    TurnStarted,
+    TurnStopped,
+)  # fmt: skip
+
+
+def run(probabilities: list[float], rules: TurnRules) -> list[TurnEvent]:
+    detector, events = TurnDetector(rules), list[TurnEvent]()
+    for index, probability in enumerate(probabilities, 1):
+        events += detector.feed(probability, index * FRAME_SAMPLES)
+    return events
+
+
+def frames(ms: int, probability: float) -> list[float]:
+    return [probability] * (ms // FRAME_MS)
+
+
+RULES = TurnRules(prefix_ms=300, silence_ms=512, speculate_ms=192)
+
+
+def test_a_turn_begins_with_its_prefix_and_ends_after_silence() -> None:
+    started, paused, stopped = run(frames(640, 0.0) + frames(960, 0.9) + frames(640, 0.0), RULES)
+    assert started == TurnStarted(start=(640 - 300) * 16, voiced=640 * 16)
+    assert paused == TurnPaused(end=(640 + 960 + 192) * 16)
+    assert stopped == TurnStopped(end=(640 + 960 + 192) * 16, voiced_end=1600 * 16, voiced_ms=960)
+
+
+def test_a_click_is_no_turn() -> None:
+    assert run([0.0, 0.99, 0.0] * 20, RULES) == []
+
+
+def test_speech_that_goes_on_is_told_once() -> None:
+    events = run(frames(320, 0.9) + frames(320, 0.0) + frames(320, 0.9) + frames(640, 0.0), RULES)
+    assert [type(event) for event in events] == [TurnStarted, TurnPaused, TurnResumed, TurnPaused, TurnStopped]
+
+
+def test_silence_shorter_than_speculation_ends_the_turn_at_once() -> None:
+    events = run(frames(320, 0.9) + frames(320, 0.0), TurnRules(silence_ms=96, speculate_ms=192))
+    assert [type(event) for event in events] == [TurnStarted, TurnStopped]
+
+
+def test_a_turn_without_end_is_ended() -> None:
+    events = run(frames(3200, 0.9), TurnRules(longest_ms=1024))
+    assert [type(event) for event in events][:2] == [TurnStarted, TurnStopped]
+    starts = [event.start for event in events if isinstance(event, TurnStarted)]
+    ends = [event.end for event in events if isinstance(event, TurnStopped)]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), "no sound is in two turns"
+
+
+@given(
+    st.lists(st.floats(0, 1), max_size=300),
+    st.builds(
+        TurnRules,
+        threshold=st.floats(0, 1), prefix_ms=st.integers(0, 1000), silence_ms=st.integers(32, 1000),
+        speculate_ms=st.integers(0, 600), longest_ms=st.integers(100, 5000),
+    ),
+)  # fmt: skip
+def test_events_alternate_and_turns_never_overlap(probabilities: list[float], rules: TurnRules) -> None:
+    speaking, paused, last_end = False, None, 0
+    for event in run(probabilities, rules):
+        match event:
+            case TurnStarted(start, voiced):
+                assert not speaking and last_end <= start <= voiced
+                speaking, paused = True, None
+            case TurnPaused(end):
+                assert speaking and paused is None and rules.speculate_ms
+                paused = end
+            case TurnResumed():
+                assert speaking and paused is not None
+                paused = None
+            case TurnStopped(end, voiced_end, voiced_ms):
+                assert speaking and end == (paused or end) and voiced_end <= max(end, voiced_end) and voiced_ms >= FRAME_MS
+                speaking, last_end = False, end

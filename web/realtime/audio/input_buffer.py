@@ -1,0 +1,204 @@
+"""Buffer of a session's input audio: resampled to 16 kHz, retained while it may belong to a turn, cut into frames to classify.
+
+Knows no conversation and no socket.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from web.realtime.audio.turn_detector import FRAME_SAMPLES, RATE_HZ, TurnDetector, TurnEvent, TurnRules, TurnStopped
+from web.realtime.audio.vad import Samples, Vad
+
+Pcm = NDArray[np.int16]
+SLICE_S = 0.5
+"""Longest piece of input that is processed before other sessions of the process have their turn."""
+SILENT_PEAK = 52
+"""Of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any voice at a microphone."""
+SILENT_S = 0.5
+"""After so much silence the model's state holds nothing of use."""
+RESAMPLER_DELAY_S = 0.12
+"""Upper bound of what the resampler holds back: 118 ms at 8 kHz, under 42 ms from 22 kHz on."""
+RETAINED_MS = 1000
+"""Silence that is retained while a detector runs: more than the prefix of a turn needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `is_silent`: it needs no model to be classified."""
+
+    pcm: Pcm
+    end: int
+    is_silent: bool
+
+    @property
+    def samples(self) -> Samples:
+        return self.pcm.astype(np.float32) * np.float32(1 / 32768)
+
+
+class AudioInputBuffer:
+    """Units: positions count samples at 16 kHz since the session's first.
+
+    Long silence before any speech skips resampling and voice detection, and is stored as zeros: most microphones are silent.
+    Invariants: `_retained` holds the last samples, up to `position`; all of them after `_silent_from`, if set, are zeros.
+    """
+
+    def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
+        self.position = 0
+        self.vad = Vad()
+        self.detector: TurnDetector | None = None
+        self._retained = bytearray()
+        self._odd_byte = b""
+        self._quiet_s = 0.0
+        self._silent_from: int | None = None
+        self._classified = 0
+        self.set_rate(rate_hz)
+        self.set_rules(rules)
+
+    def set_rate(self, rate_hz: int) -> None:
+        self.rate_hz = rate_hz
+        self._num_received, self._received_from = 0, self.position
+        self._resampler = None if rate_hz == RATE_HZ else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
+
+    def set_rules(self, rules: TurnRules | None) -> None:
+        """Set the rules of turn detection; None: the client commits its turns."""
+        if rules is None:
+            self.detector = None
+        elif self.detector is None or not self.detector.speaking:
+            self.detector = TurnDetector(rules)
+            self._classified = self.position
+            self.vad.reset()
+        else:
+            self.detector.rules = rules
+
+    @property
+    def retained_ms(self) -> int:
+        """Length of the retained audio, including what the resampler holds back."""
+        return (len(self._retained) // 2 + self._held_back_len) * 1000 // RATE_HZ
+
+    @property
+    def received(self) -> int:
+        """End of all received audio; `position` is behind it by what the resampler holds back."""
+        return self._received_from + self._num_received * RATE_HZ // self.rate_hz
+
+    @property
+    def _held_back_len(self) -> int:
+        return max(0, self.received - self.position)
+
+    def split(self, pcm: bytes) -> Iterator[bytes]:
+        """Split input into pieces short enough for other sessions to have their turn in between.
+
+        `pcm` is PCM16 little-endian mono at `rate_hz`; a sample that is cut in two is completed by the next call.
+        """
+        pcm, self._odd_byte = self._odd_byte + pcm, b""
+        if len(pcm) % 2:
+            pcm, self._odd_byte = pcm[:-1], pcm[-1:]
+        step = 2 * max(1, int(self.rate_hz * SLICE_S))
+        for start in range(0, len(pcm), step):
+            yield pcm[start : start + step]
+
+    def append(self, piece: bytes) -> None:
+        samples = np.frombuffer(piece, "<i2")
+        self._num_received += len(samples)
+        if self._is_silent(samples):
+            # Zeros also stand for the samples that the resampler held back and no longer returns.
+            resampled = bytes(2 * self._held_back_len)
+        elif self._resampler is None:
+            resampled = piece
+        else:
+            resampled = self._resampler.resample_chunk(samples).astype("<i2", copy=False).tobytes()
+        self._retained += resampled
+        self.position += len(resampled) // 2
+
+    def _is_silent(self, samples: Pcm) -> bool:
+        """Return True if the input has been silent for so long, before any speech, that it needs no processing.
+
+        It must have been silent before these samples too, since what the resampler holds back is discarded.
+        """
+        is_quiet = int(np.maximum.reduce(samples)) < SILENT_PEAK and int(np.minimum.reduce(samples)) > -SILENT_PEAK
+        before_s = self._quiet_s
+        self._quiet_s = before_s + len(samples) / self.rate_hz if is_quiet else 0.0
+        if self._quiet_s < SILENT_S or before_s < RESAMPLER_DELAY_S or self.detector is None or self.detector.speaking:
+            self._silent_from = None
+        elif self._silent_from is None:
+            self._silent_from = self.position
+            self.vad.reset()
+            if self._resampler is not None:
+                self._resampler.clear()
+        return self._silent_from is not None
+
+    def next_frame(self) -> Frame | None:
+        """Return the next frame to classify, if it is complete."""
+        if self.detector is None:
+            self._classified = self.position
+        if self.position - self._classified < FRAME_SAMPLES:
+            return None
+        is_silent = self._silent_from is not None and self._classified >= self._silent_from
+        start = 2 * (self._classified - self._first)
+        pcm = np.frombuffer(bytes(self._retained[start : start + 2 * FRAME_SAMPLES]), "<i2")
+        self._classified += FRAME_SAMPLES
+        return Frame(pcm=pcm, end=self._classified, is_silent=is_silent)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return True if a complete frame waits to be classified."""
+        return self.detector is not None and self.position - self._classified >= FRAME_SAMPLES
+
+    def classify(self, frame: Frame, probability: float) -> list[TurnEvent]:
+        """Pass the frame's probability of speech to the detector, unless the frame was discarded meanwhile."""
+        if self.detector is None or frame.end != self._classified:
+            return []
+        events = self.detector.feed(probability, frame.end)
+        if any(isinstance(event, TurnStopped) for event in events):
+            self.vad.reset()
+        return events
+
+    def take(self, start: int, end: int) -> bytes:
+        """Remove the audio up to `end`, and return PCM16 at 16 kHz from `start` on, as far as it is retained."""
+        pcm = self.peek(start, end)
+        del self._retained[: max(0, 2 * (end - self._first))]
+        return pcm
+
+    def take_all(self) -> bytes:
+        """Remove and return all retained audio to its last sample; a turn that has begun ends here."""
+        pcm = bytes(self._retained) + self._flush_resampler()
+        self.clear()
+        return pcm
+
+    def _flush_resampler(self) -> bytes:
+        """Return the samples that the resampler holds back. It must be cleared before its next use."""
+        if self._resampler is None:
+            return b""
+        end = self._resampler.resample_chunk(np.empty(0, np.int16), last=True).astype("<i2", copy=False).tobytes()
+        # A fraction of a sample is rounded as positions are.
+        return end[: 2 * self._held_back_len].ljust(2 * self._held_back_len, b"\0")
+
+    def peek(self, start: int, end: int) -> bytes:
+        """Return the audio as `take` does, and retain it."""
+        return bytes(self._retained[max(0, 2 * (start - self._first)) : max(0, 2 * (end - self._first))])
+
+    @property
+    def _first(self) -> int:
+        return self.position - len(self._retained) // 2
+
+    def clear(self) -> None:
+        """Discard all audio received so far; positions still count it."""
+        self.position += self._held_back_len
+        self._odd_byte = b""
+        if self._resampler is not None:
+            self._resampler.clear()
+        self._retained.clear()
+        self._classified = self.position
+        if self.detector is not None:
+            self.detector.cut(self.position)
+
+    def drop_silence(self) -> None:
+        """Drop audio in which no turn began, except for its end."""
+        if self.detector is None or self.detector.speaking:
+            return
+        limit = 2 * (RATE_HZ * RETAINED_MS // 1000 + FRAME_SAMPLES)
+        if len(self._retained) > limit:
+            del self._retained[: len(self._retained) - limit]

@@ -1,0 +1,51 @@
+"""Prompt of a voice response: the conversation as messages with recordings, and its generation options. Knows no socket."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fleet.core.ids import RequestId
+from fleet.processing import Message
+from web.gateway.gateway import ActiveRequest, Gateway, RequestOverrides
+from web.gateway.sampling import new_seed
+from web.gateway.stored_body import stored_body
+from web.schema.chat import AudioOptions, ChatOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    messages: tuple[Message, ...]
+    options: ChatOptions
+
+    async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
+        """Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable."""
+        gateway.check_num_messages(len(self.messages))
+        overrides = RequestOverrides(where="conversation")
+        stored = stored_body(self.options, self.messages)
+        return await gateway.submit_chat(self.options, self.messages, request_id, overrides, stored=stored, kind="voice")
+
+    def shortened(self) -> "Prompt | None":
+        """Drop the oldest third of the turns and retain the instructions; None if there is nothing left to drop."""
+        instructions = [message for message in self.messages if message.role == "system"][:1]
+        turns = self.messages[len(instructions) :]
+        if len(turns) < 2:
+            return None
+        return replace(self, messages=(*instructions, *turns[max(1, len(turns) // 3) :]))
+
+
+def make_prompt(
+    model: str, messages: Sequence[Message], *, spoken: bool, voice: str, max_output_tokens: int | None, session: str | None
+) -> Prompt:
+    """`session` names the conversation, so that each turn computes only what is new; None for a prompt outside of it.
+
+    The seed is drawn here: the same prompt submitted again has the same response.
+    """
+    options = ChatOptions(
+        model=model,
+        modalities=["text", "audio"] if spoken else ["text"],
+        audio=AudioOptions(voice=voice or None) if spoken else None,
+        stream=True,
+        seed=new_seed(),
+        max_tokens=max_output_tokens,
+        prompt_cache_key=session,
+    )
+    return Prompt(messages=tuple(messages), options=options)

@@ -1,0 +1,1 @@
+"""Protocol of a voice socket: events in both directions, the settings of a session, and the merging of `session.update`."""

@@ -1,0 +1,51 @@
+"""What of a session's settings this server can do: its defaults, and what its model refuses. Knows no session and no socket."""
+
+import msgspec
+
+from fleet.core.errors import BadInput, UnsupportedValue
+from fleet.processing import TextPart
+from web.gateway.gateway import Gateway
+from web.realtime.protocol.settings import VOICE_FIELD, Settings
+
+
+def default_settings(gateway: Gateway) -> Settings:
+    settings = Settings(model=gateway.model)
+    if not gateway.speaks:
+        return msgspec.structs.replace(settings, output_modalities=("text",))
+    return _with_voice(settings, gateway.frontend.voice(None))
+
+
+def served(gateway: Gateway, before: Settings, settings: Settings) -> tuple[Settings, list[BadInput]]:
+    """Restore each field that this model cannot serve to what it was before, and list the refusals. The default voice stands
+    where none is named.
+    """
+    refused: list[BadInput] = []
+    try:
+        check_speaks(gateway, "session.output_modalities", spoken="audio" in settings.output_modalities)
+    except BadInput as error:
+        refused.append(error)
+        settings = msgspec.structs.replace(settings, output_modalities=before.output_modalities)
+    try:
+        gateway.frontend.check_text(TextPart(text=settings.instructions, where="session.instructions"))
+    except BadInput as error:
+        refused.append(error)
+        settings = msgspec.structs.replace(settings, instructions=before.instructions)
+    try:
+        gateway.frontend.voice(settings.audio.output.voice or None, VOICE_FIELD)
+    except BadInput as error:
+        refused.append(error)
+        settings = _with_voice(settings, before.audio.output.voice)
+    if not settings.audio.output.voice and gateway.speaks:
+        settings = _with_voice(settings, gateway.frontend.voice(None))
+    return settings, refused
+
+
+def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
+    """Raises: UnsupportedValue."""
+    if spoken and not gateway.speaks:
+        raise UnsupportedValue(f'{where}: this model does not speak; use ["text"]', param=where)
+
+
+def _with_voice(settings: Settings, voice: str) -> Settings:
+    output = msgspec.structs.replace(settings.audio.output, voice=voice)
+    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, output=output))

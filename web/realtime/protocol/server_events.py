@@ -1,0 +1,345 @@
+"""What a voice socket says, in OpenAI's GA names, nulls written out; and what is our own, told only to who asks for it.
+
+Source: openai 3.54 types. Data only.
+"""
+
+import secrets
+
+import msgspec
+from msgspec import field
+
+from web.realtime.protocol.settings import PcmFormat, Settings
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}_{secrets.token_hex(11)}"
+
+
+def _event_id() -> str:
+    return new_id("event")
+
+
+class ServerEvent(msgspec.Struct, kw_only=True, tag_field="type"):
+    event_id: str = field(default_factory=_event_id)
+
+
+class PartBody(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A part of an item; what a kind does not have is left out."""
+
+    type: str
+    text: str | None = None
+    audio: str | None = None
+    transcript: str | None = None
+
+
+class SpokenInput(msgspec.Struct, kw_only=True, tag_field="type", tag="input_audio"):
+    """The user's speech: null until it has been transcribed."""
+
+    transcript: str | None
+    audio: str | None | msgspec.UnsetType = msgspec.UNSET
+
+
+ItemPart = PartBody | SpokenInput
+
+
+class ItemBody(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "realtime.item"
+    type: str = "message"
+    status: str
+    role: str
+    content: list[ItemPart]
+
+
+class InputTokens(msgspec.Struct, kw_only=True):
+    text_tokens: int = 0
+    audio_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class OutputTokenDetails(msgspec.Struct, kw_only=True):
+    text_tokens: int = 0
+    audio_tokens: int = 0
+
+
+class UsageBody(msgspec.Struct, kw_only=True):
+    total_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_token_details: InputTokens = field(default_factory=InputTokens)
+    output_token_details: OutputTokenDetails = field(default_factory=OutputTokenDetails)
+
+
+class FailureBody(msgspec.Struct, kw_only=True):
+    type: str
+    code: str | None
+    message: str
+
+
+class StatusDetails(msgspec.Struct, kw_only=True):
+    type: str
+    reason: str | None = None
+    error: FailureBody | None = None
+
+
+class ResponseOutput(msgspec.Struct, kw_only=True):
+    format: PcmFormat = PcmFormat()
+    voice: str
+
+
+class ResponseAudio(msgspec.Struct, kw_only=True):
+    output: ResponseOutput
+
+
+class ResponseBody(msgspec.Struct, kw_only=True):
+    object: str = "realtime.response"
+    id: str
+    status: str
+    status_details: StatusDetails | None
+    output: list[ItemBody]
+    conversation_id: str | None
+    output_modalities: list[str]
+    max_output_tokens: int | str
+    audio: ResponseAudio
+    usage: UsageBody | None
+    metadata: dict[str, str] | None
+    fleet_ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Fields of the request that have no effect; an extension of OpenAI's object, left out where there are none."""
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    type: str
+    code: str | None
+    message: str
+    param: str | None
+    event_id: str | None
+
+
+class TranscriptionError(msgspec.Struct, kw_only=True):
+    type: str
+    code: str | None
+    message: str
+    param: str | None
+
+
+class Error(ServerEvent, tag="error", kw_only=True):
+    error: ErrorDetail
+
+
+class SessionCreated(ServerEvent, tag="session.created", kw_only=True):
+    session: Settings
+
+
+class SessionUpdated(ServerEvent, tag="session.updated", kw_only=True):
+    session: Settings
+
+
+class SpeechStarted(ServerEvent, tag="input_audio_buffer.speech_started", kw_only=True):
+    audio_start_ms: int
+    item_id: str
+
+
+class SpeechStopped(ServerEvent, tag="input_audio_buffer.speech_stopped", kw_only=True):
+    audio_end_ms: int
+    item_id: str
+
+
+class Committed(ServerEvent, tag="input_audio_buffer.committed", kw_only=True):
+    previous_item_id: str | None
+    item_id: str
+
+
+class Cleared(ServerEvent, tag="input_audio_buffer.cleared", kw_only=True):
+    pass
+
+
+class TimeoutTriggered(ServerEvent, tag="input_audio_buffer.timeout_triggered", kw_only=True):
+    audio_start_ms: int
+    audio_end_ms: int
+    item_id: str
+
+
+class ItemAdded(ServerEvent, tag="conversation.item.added", kw_only=True):
+    previous_item_id: str | None
+    item: ItemBody
+
+
+class ItemDone(ServerEvent, tag="conversation.item.done", kw_only=True):
+    previous_item_id: str | None
+    item: ItemBody
+
+
+class ItemDeleted(ServerEvent, tag="conversation.item.deleted", kw_only=True):
+    item_id: str
+
+
+class ItemRetrieved(ServerEvent, tag="conversation.item.retrieved", kw_only=True):
+    item: ItemBody
+
+
+class ItemTruncated(ServerEvent, tag="conversation.item.truncated", kw_only=True):
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+
+
+class TranscriptionUsage(msgspec.Struct, kw_only=True):
+    type: str = "duration"
+    seconds: float
+
+
+class TranscriptionDelta(ServerEvent, tag="conversation.item.input_audio_transcription.delta", kw_only=True):
+    item_id: str
+    content_index: int
+    delta: str
+
+
+class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_transcription.completed", kw_only=True):
+    item_id: str
+    content_index: int
+    transcript: str
+    usage: TranscriptionUsage
+
+
+class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transcription.failed", kw_only=True):
+    item_id: str
+    content_index: int
+    error: TranscriptionError
+
+
+class ResponseCreated(ServerEvent, tag="response.created", kw_only=True):
+    response: ResponseBody
+
+
+class ResponseDone(ServerEvent, tag="response.done", kw_only=True):
+    response: ResponseBody
+
+
+class OutputItemAdded(ServerEvent, tag="response.output_item.added", kw_only=True):
+    response_id: str
+    output_index: int = 0
+    item: ItemBody
+
+
+class OutputItemDone(ServerEvent, tag="response.output_item.done", kw_only=True):
+    response_id: str
+    output_index: int = 0
+    item: ItemBody
+
+
+class OfPart(ServerEvent, kw_only=True):
+    """What every event about the one part of a response's one item names."""
+
+    response_id: str
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+
+
+class ContentPartAdded(OfPart, tag="response.content_part.added", kw_only=True):
+    part: PartBody
+
+
+class ContentPartDone(OfPart, tag="response.content_part.done", kw_only=True):
+    part: PartBody
+
+
+class OutputAudioDelta(OfPart, tag="response.output_audio.delta", kw_only=True):
+    delta: str
+
+
+class OutputAudioDone(OfPart, tag="response.output_audio.done", kw_only=True):
+    pass
+
+
+class TranscriptDelta(OfPart, tag="response.output_audio_transcript.delta", kw_only=True):
+    delta: str
+
+
+class TranscriptDone(OfPart, tag="response.output_audio_transcript.done", kw_only=True):
+    transcript: str
+
+
+class TextDelta(OfPart, tag="response.output_text.delta", kw_only=True):
+    delta: str
+
+
+class TextDone(OfPart, tag="response.output_text.done", kw_only=True):
+    text: str
+
+
+class FleetEvent(ServerEvent, kw_only=True):
+    """Ours: told on the console's socket, and on the other one where the client asks (`?fleet=1`)."""
+
+
+class State(FleetEvent, tag="fleet.state", kw_only=True):
+    """listening, hearing, thinking, speaking or interrupted."""
+
+    state: str
+
+
+class Queue(FleetEvent, tag="fleet.queue", kw_only=True):
+    """How many are before this client and itself, 1 being the next."""
+
+    position: int
+
+
+class RequestOf(FleetEvent, tag="fleet.request", kw_only=True):
+    response_id: str
+    request_id: str
+
+
+class TimingPart(msgspec.Struct, kw_only=True):
+    name: str
+    ms: float
+
+
+class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
+    """From the user's last voiced sample to the first voiced sample of the answer, as a listener who plays what comes without
+    delay hears it; the parts add up to it. Where no voice ends the turn it begins with the request, and for text it ends with the
+    first text.
+
+    `voice_to_voice_ms`: null unless a spoken turn, the end of whose voice is known, is answered aloud. `voiced_end_ms`: where the
+    user's sample lies in the sound that the session heard; null where it is not known. Part `silence`: from the first sound made
+    to the first voiced sample.
+    """
+
+    response_id: str
+    request_id: str
+    item_id: str
+    voice_to_voice_ms: float | None
+    voiced_end_ms: int | None
+    parts: list[TimingPart]
+
+
+class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
+    """The first voiced sample of a response was sent: `sample` is its place in the response's sound."""
+
+    response_id: str
+    sample: int
+
+
+class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
+    """Binary frames with this serial are sound of this response."""
+
+    serial: int
+    response_id: str
+    item_id: str
+    rate: int
+
+
+class Resumed(FleetEvent, tag="fleet.resumed", kw_only=True):
+    """A session goes on over another socket. `transcript`: all that the answer under way has told so far; "" without
+    one, or where that is not known here yet."""
+
+    session_id: str
+    response_id: str | None
+    item_id: str | None
+    transcript: str
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_event(event: ServerEvent) -> str:
+    return _encode(event).decode()

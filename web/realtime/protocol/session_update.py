@@ -1,0 +1,83 @@
+"""A `session.update` as it is applied: every field that is valid and served, and a refusal for each of the others.
+
+A refused audio format leaves none: audio of one format must never be read, or played, as another.
+Knows no socket.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+from pydantic import ValidationError
+
+from fleet.core.errors import BadInput
+from web.gateway.gateway import Gateway
+from web.realtime.protocol.capabilities import served
+from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
+from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merged
+
+Side = Literal["input", "output"]
+Fields = Mapping[str, object]
+DETECTION = ("audio", "input", "turn_detection")
+OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("audio", "input", "transcription"), DETECTION})
+"""Objects whose fields are refused one by one. Of any other, a mistake in one field refuses the whole."""
+
+
+def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
+    """The settings after the update, and the refusals of it in order."""
+    patch, invalid = read_patch(fields)
+    changed, unserved = merged(settings, patch)
+    changed, unable = served(gateway, settings, changed)
+    refused = [*invalid, *unserved, *unable]
+    for side in ("input", "output"):
+        if _format_refused(side, changed, patch, refused):
+            changed = _without_format(changed, side)
+    return changed, refused
+
+
+def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
+    """The valid fields as a patch, and one refusal for each field that is not valid."""
+    refused: list[BadInput] = []
+    while True:
+        try:
+            return SessionPatch.model_validate(fields), refused
+        except ValidationError as error:
+            wrong = bad_field(error, "session", within="session")
+            path = _invalid_path(error.errors(include_url=False, include_input=False)[0]["loc"])
+            if not path:
+                raise wrong from error
+            refused.append(wrong)
+            fields = _without(fields, path)
+
+
+def _invalid_path(loc: Sequence[int | str]) -> tuple[str, ...]:
+    """The innermost field whose removal removes the mistake. A location also names branches of unions and items of lists."""
+    path: tuple[str, ...] = ()
+    for piece in loc:
+        if path not in OBJECTS:
+            break
+        # The kind of turn detection stands in the location before its field.
+        if isinstance(piece, str) and not (path == DETECTION and piece in DETECTION_KINDS):
+            path = (*path, piece)
+    return path
+
+
+def _without(fields: Fields, path: Sequence[str]) -> Fields:
+    name, *rest = path
+    inner = fields[name]
+    if rest and isinstance(inner, Mapping):
+        return {**fields, name: _without(inner, rest)}  # pyright: ignore[reportUnknownArgumentType]
+    return {other: value for other, value in fields.items() if other != name}
+
+
+def _format_refused(side: Side, changed: Settings, patch: SessionPatch, refused: list[BadInput]) -> bool:
+    where, beta = f"session.audio.{side}.format", f"{side}_audio_format"
+    if any(error.param is not None and error.param.startswith(where) for error in refused):
+        return True
+    value = getattr(patch, beta)
+    return value is not None and (value != SAME_IN_BETA or getattr(changed.audio, side).format != PcmFormat())
+
+
+def _without_format(settings: Settings, side: Side) -> Settings:
+    changed = msgspec.structs.replace(getattr(settings.audio, side), format=None)
+    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, **{side: changed}))

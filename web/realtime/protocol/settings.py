@@ -1,0 +1,368 @@
+"""A session's configuration: as it is kept and told, what a client may change of it, and how the two are merged.
+
+One shape for both: what is kept is the `session` object of the wire. Knows no voice of the model's and no socket.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from fleet.core.errors import BadInput, UnsupportedValue
+from web.realtime.audio.turn_detector import TurnRules
+from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
+
+OUTPUT_RATE_HZ = 24_000
+MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
+EAGERNESS_MS = {"low": 1000, "medium": 600, "auto": 600, "high": 400}
+"""`semantic_vad` is served as silence: how long it must last, as whoever is eager to answer waits less."""
+MAX_INSTRUCTIONS = 32_768
+VOICE_FIELD = "session.audio.output.voice"
+INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
+SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
+"""In words for refusals."""
+
+
+class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
+    type: str = "audio/pcm"
+    rate: int = OUTPUT_RATE_HZ
+
+
+class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class NoiseReduction(msgspec.Struct, frozen=True, kw_only=True):
+    """Accepted and told; nothing is done: the detector and the model hear through noise."""
+
+    type: str
+
+
+class ServerVad(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_vad"):
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    idle_timeout_ms: int | None = None
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+class SemanticVad(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="semantic_vad"):
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+
+TurnDetection = ServerVad | SemanticVad
+
+
+class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
+    """`format` is null while one that the client asked for is refused: audio in it must not be read as another."""
+
+    format: PcmFormat | None = PcmFormat()
+    transcription: TranscriptionSettings | None = None
+    noise_reduction: NoiseReduction | None = None
+    turn_detection: TurnDetection | None = ServerVad()
+
+
+class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """`format` is null while one that the client asked for is refused: it would play audio in another as noise."""
+
+    format: PcmFormat | None = PcmFormat()
+    voice: str = ""
+    speed: float = 1.0
+
+
+class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
+    input: AudioInput = AudioInput()
+    output: AudioOutput = AudioOutput()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` and `model` are the server's; the rest a client may change. `fleet_ignored` names fields that were given and have no
+    effect; OpenAI's object has no such field, and it is left out while there are none.
+    """
+
+    type: str = "realtime"
+    object: str = "realtime.session"
+    id: str = ""
+    model: str = ""
+    output_modalities: tuple[Literal["audio", "text"], ...] = ("audio",)
+    instructions: str = ""
+    tools: tuple[str, ...] = ()
+    tool_choice: Literal["auto", "none"] = "auto"
+    max_output_tokens: int | Literal["inf"] = "inf"
+    truncation: Literal["auto", "disabled"] = "auto"
+    tracing: None = None
+    prompt: None = None
+    include: tuple[str, ...] | None = None
+    expires_at: int = 0
+    audio: SessionAudio = SessionAudio()
+    fleet_ignored: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def detection(self) -> TurnDetection | None:
+        return self.audio.input.turn_detection
+
+    def rules(self, speculate_ms: int, longest_ms: int) -> TurnRules | None:
+        """None: turns are the client's to end."""
+        match self.detection:
+            case ServerVad() as vad:
+                return TurnRules(
+                    threshold=vad.threshold, prefix_ms=vad.prefix_padding_ms, silence_ms=vad.silence_duration_ms,
+                    speculate_ms=speculate_ms, longest_ms=longest_ms,
+                )  # fmt: skip
+            case SemanticVad() as semantic:
+                silence_ms = EAGERNESS_MS[semantic.eagerness]
+                return TurnRules(silence_ms=silence_ms, speculate_ms=speculate_ms, longest_ms=longest_ms)
+            case None:
+                return None
+
+
+class Patch(BaseModel):
+    """Strict about what it knows; of fields it does not know it takes no notice."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+def _format(value: object) -> object:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("audio/pcmu", "audio/pcma"):
+        raise UnservedValue(f"{kind} is not served; use audio/pcm")
+    return value
+
+
+class FormatPatch(Patch):
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Annotated[int, Field(ge=MIN_INPUT_RATE_HZ, le=MAX_INPUT_RATE_HZ)] | None = None
+
+
+AnyFormat = Annotated[FormatPatch, BeforeValidator(_format)]
+
+
+class TranscriptionPatch(Patch):
+    model: Annotated[str, Field(max_length=256)] | None = None
+    language: Annotated[str, Field(max_length=64)] | None = None
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class NoiseReductionPatch(Patch):
+    type: Literal["near_field", "far_field"]
+
+
+class ServerVadPatch(Patch):
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5_000)] | None = None
+    silence_duration_ms: Annotated[int, Field(ge=32, le=10_000)] | None = None
+    idle_timeout_ms: Annotated[int, Field(ge=1_000, le=120_000)] | None = None
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+
+
+class SemanticVadPatch(Patch):
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] | None = None
+    create_response: bool | None = None
+    interrupt_response: bool | None = None
+
+
+class VoiceId(Patch):
+    id: Annotated[str, Field(max_length=128)]
+
+
+class AudioInputPatch(Patch):
+    format: AnyFormat | None = None
+    transcription: TranscriptionPatch | None = None
+    noise_reduction: NoiseReductionPatch | None = None
+    turn_detection: Annotated[ServerVadPatch | SemanticVadPatch, Field(discriminator="type")] | None = None
+
+
+class AudioOutputPatch(Patch):
+    format: AnyFormat | None = None
+    voice: Annotated[str, Field(max_length=128)] | VoiceId | None = None
+    speed: Annotated[float, Field(ge=0.25, le=1.5)] | None = None
+
+
+class AudioPatch(Patch):
+    input: AudioInputPatch | None = None
+    output: AudioOutputPatch | None = None
+
+
+Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2, fail_fast=True)]
+
+
+def _choice(value: object) -> object:
+    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model need not use them."""
+    if value in EMPTY:
+        return None
+    name = "tool_choice"
+    try:
+        check_tool_choice(name, value)
+    except UnsupportedValue as error:
+        raise UnservedValue(error.message.removeprefix(f"{name}: ")) from error
+    if not isinstance(value, dict):
+        return value
+    return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
+
+
+ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
+
+
+def _no_prompt(value: object) -> object:
+    if value is not None:
+        raise UnservedValue("no prompts are kept here; send the text itself as instructions")
+    return value
+
+
+def _session_type(value: object) -> object:
+    if value == "transcription":
+        message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
+        raise UnservedValue(message)
+    return value
+
+
+def _truncation(value: object) -> object:
+    if isinstance(value, dict):
+        raise UnservedValue("a ratio of what is kept is not served; use auto or disabled")
+    return value
+
+
+Unserved = Annotated[None, BeforeValidator(_no_prompt)]
+OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
+
+
+class SessionPatch(Patch):
+    """`session` of a `session.update`: what is not given stays, what is null is off or the default again."""
+
+    type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
+    model: Annotated[str, Field(max_length=256)] | None = None
+    output_modalities: Modalities | None = None
+    instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
+    tools: list[object] | None = None
+    tool_choice: ToolChoice = None
+    prompt: Unserved = None
+    truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
+    max_output_tokens: OutputTokens | None = None
+    audio: AudioPatch | None = None
+    modalities: object = None
+    input_audio_format: object = None
+    output_audio_format: object = None
+    turn_detection: object = None
+
+
+BETA = {
+    "modalities": "output_modalities",
+    "input_audio_format": "audio.input.format",
+    "output_audio_format": "audio.output.format",
+    "turn_detection": "audio.input.turn_detection",
+}
+"""Fields of a session in the dialect before GA: a client of it must be told, or it would wonder why nothing happens."""
+RESPONSE_BETA = {
+    "modalities": "output_modalities",
+    "output_audio_format": "audio.output.format",
+    "voice": "audio.output.voice",
+    "max_response_output_tokens": "max_output_tokens",
+}
+"""Fields of a response in the dialect before GA."""
+SAME_IN_BETA = "pcm16"
+"""The default format in the dialect before GA."""
+
+
+def beta_refusal(whole: str, name: str, now: str) -> UnsupportedValue:
+    """The refusal of a field of the dialect before GA; `now` is its GA name."""
+    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{now}", param=f"{whole}.{name}")
+
+
+def merged(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
+    """Merge what is served of the patch, and list a refusal for each field that is not, which stays as it was."""
+    refused: list[BadInput] = []
+    for name, now in BETA.items():
+        # A null turn_detection asks for push to talk; any other null is a field without a value.
+        if getattr(patch, name) is not None or (name == "turn_detection" and name in patch.model_fields_set):
+            refused.append(beta_refusal("session", name, now))
+    given = patch.model_fields_set
+    changes: dict[str, object] = {}
+    if "output_modalities" in given:
+        # Sound comes with its words: both is the same as audio, and OpenAI's service knows no both.
+        changes["output_modalities"] = ("audio",) if "audio" in (patch.output_modalities or ["audio"]) else ("text",)
+    if "instructions" in given:
+        changes["instructions"] = patch.instructions or ""
+    if "max_output_tokens" in given:
+        changes["max_output_tokens"] = patch.max_output_tokens or "inf"
+    if "tools" in given:
+        changes["fleet_ignored"] = ("session.tools",) if patch.tools else msgspec.UNSET
+    if "tool_choice" in given:
+        changes["tool_choice"] = patch.tool_choice or "auto"
+    if "truncation" in given:
+        changes["truncation"] = patch.truncation or "auto"
+    audio = settings.audio
+    if patch.audio is not None and patch.audio.input is not None:
+        audio = msgspec.structs.replace(audio, input=_input(audio.input, patch.audio.input))
+    if patch.audio is not None and patch.audio.output is not None:
+        audio = msgspec.structs.replace(audio, output=_output(audio.output, patch.audio.output, refused))
+    return msgspec.structs.replace(settings, audio=audio, **changes), refused
+
+
+def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
+    given = patch.model_fields_set
+    changes: dict[str, object] = {}
+    if "format" in given:
+        rate = patch.format.rate if patch.format is not None else None
+        changes["format"] = PcmFormat(rate=rate or OUTPUT_RATE_HZ)
+    if "transcription" in given:
+        changes["transcription"] = _transcription(now.transcription, patch.transcription)
+    if "noise_reduction" in given:
+        reduced = patch.noise_reduction
+        changes["noise_reduction"] = NoiseReduction(type=reduced.type) if reduced is not None else None
+    if "turn_detection" in given:
+        changes["turn_detection"] = _detection(now.turn_detection, patch.turn_detection)
+    return msgspec.structs.replace(now, **changes)
+
+
+def _transcription(now: TranscriptionSettings | None, patch: TranscriptionPatch | None) -> TranscriptionSettings | None:
+    if patch is None:
+        return None
+    return msgspec.structs.replace(now or TranscriptionSettings(), **patch.model_dump(exclude_unset=True))
+
+
+def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None) -> TurnDetection | None:
+    """Of the same kind: merged. Of another: its defaults, and what is given."""
+    if patch is None:
+        return None
+    kind = ServerVad if isinstance(patch, ServerVadPatch) else SemanticVad
+    base = now if isinstance(now, kind) else kind()
+    fields = patch.model_dump(include=patch.model_fields_set - {"type"})
+    optional = {"idle_timeout_ms"}
+    kept = {name: value for name, value in fields.items() if value is not None or name in optional}
+    return msgspec.structs.replace(base, **kept)
+
+
+def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) -> AudioOutput:
+    given = patch.model_fields_set
+    changes: dict[str, object] = {}
+    if "format" in given:
+        try:
+            check_output_format(patch.format, OUTPUT_FORMAT)
+            changes["format"] = PcmFormat()
+        except BadInput as error:
+            refused.append(error)
+    if "voice" in given:
+        changes["voice"] = voice_name(patch.voice) if patch.voice is not None else ""
+    if "speed" in given and patch.speed not in (None, 1.0):
+        where = "session.audio.output.speed"
+        refused.append(UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where))
+    return msgspec.structs.replace(now, **changes)
+
+
+def check_output_format(given: FormatPatch | None, where: str) -> None:
+    """Raises: UnsupportedValue."""
+    if given is not None and given.rate not in (None, OUTPUT_RATE_HZ):
+        message = f"{where}.rate: {given.rate} is not served; sound comes at {OUTPUT_RATE_HZ} Hz"
+        raise UnsupportedValue(message, param=f"{where}.rate")
+
+
+def voice_name(voice: str | VoiceId) -> str:
+    return voice if isinstance(voice, str) else voice.id

@@ -1,0 +1,138 @@
+"""Stored form of a session, from which any gateway can continue it: fields of a hash, audio apart, only changes written.
+
+Knows no Redis: the fields go through the gateway's client.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from fleet.core.errors import UnknownWireVersion
+from fleet.core.ids import RequestId
+from web.gateway.gateway import Gateway
+from web.realtime.clock import Clock
+from web.realtime.context import SharedAudio
+from web.realtime.conversation import Clip, Item
+from web.realtime.generation import Generation
+from web.realtime.protocol.server_events import Resumed
+from web.realtime.protocol.settings import Settings
+from web.realtime.response_stream import ResponsePlan, ResponseStream, TurnTimestamps
+from web.realtime.session import Session
+
+STATE, CLIP = "state", "clip:"
+VERSION = 2
+
+
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
+    response_id: str
+    item_id: str
+    request_id: str
+    is_active: bool
+    sent_samples: int
+    sent_chars: int
+    plan: ResponsePlan
+
+
+class StoredSession(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    conversation_id: str
+    created_us: int
+    num_turns: int
+    settings: Settings
+    items: list[Item]
+    response: StoredResponse | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(StoredSession).decode
+
+
+class Snapshot:
+    """Last written form of a session, from which `changes` computes what to write next."""
+
+    def __init__(self, fields: Mapping[str, bytes] | None = None) -> None:
+        self._state = (fields or {}).get(STATE, b"")
+        self._clips = {name for name in fields or {} if name.startswith(CLIP)}
+
+    def changes(self, session: Session) -> tuple[dict[str, bytes], list[str]]:
+        """Return the fields to write and to delete; they count as written from now on."""
+        fields: dict[str, bytes] = {}
+        state = _encode(_stored(session))
+        if state != self._state:
+            self._state = fields[STATE] = state
+        clips = {CLIP + name: clip for name, clip in session.context.conversation.clips.items()}
+        fields |= {name: clip.pcm for name, clip in clips.items() if name not in self._clips}
+        removed = sorted(self._clips - clips.keys())
+        self._clips = set(clips)
+        return fields, removed
+
+    def forget(self) -> None:
+        """Have everything written again: the last write may have failed."""
+        self._state, self._clips = b"", set()
+
+
+def _stored(session: Session) -> StoredSession:
+    response = session.responses.current
+    return StoredSession(
+        version=VERSION,
+        conversation_id=session.context.conversation_id,
+        created_us=session.created_us,
+        num_turns=session.stats.num_turns,
+        settings=session.settings,
+        items=session.context.conversation.items,
+        response=_stored_response(response) if response is not None else None,
+    )
+
+
+def _stored_response(response: ResponseStream) -> StoredResponse:
+    return StoredResponse(
+        response_id=response.id, item_id=response.item_id, request_id=response.generation.request_id,
+        is_active=response.is_active, sent_samples=response.playhead.sent, sent_chars=response.sent_chars, plan=response.plan,
+    )  # fmt: skip
+
+
+def restore(
+    gateway: Gateway, fields: Mapping[str, bytes], shared: SharedAudio, clock: Clock, on_change: Callable[[], None]
+) -> Session:
+    """Restore a session as its last gateway wrote it, and continue its response from there.
+
+    Raises: UnknownWireVersion if another version wrote it.
+    """
+    try:
+        stored = _decode(fields[STATE])
+    except (KeyError, msgspec.DecodeError) as error:
+        raise UnknownWireVersion(f"the session cannot be read ({error}); are all gateways of one version?") from error
+    session = Session(gateway, stored.settings, shared, clock, on_change, stored.conversation_id)
+    session.created_us, session.stats.num_turns = stored.created_us, stored.num_turns
+    conversation = session.context.conversation
+    conversation.items = list(stored.items)
+    conversation.clips = {name.removeprefix(CLIP): Clip(pcm) for name, pcm in fields.items() if name.startswith(CLIP)}
+    if stored.response is not None:
+        _restore_response(session, stored.response)
+    return session
+
+
+def _restore_response(session: Session, stored: StoredResponse) -> None:
+    context = session.context
+    generation = Generation(context.gateway, context.clock, None, RequestId(stored.request_id))
+    generation.adopt()
+    response = ResponseStream(
+        context, session.events, stored.plan, generation, TurnTimestamps(decided=context.clock.now()),
+        response_id=stored.response_id, item_id=stored.item_id,
+    )  # fmt: skip
+    item = next((item for item in context.conversation.items if item.id == stored.item_id), None)
+    session.responses.current = response
+    response.adopt(sent_samples=stored.sent_samples, sent_chars=stored.sent_chars, item=item, is_active=stored.is_active)
+
+
+def resumed(session: Session) -> Resumed:
+    """The event that names the response under way to a client that reconnected."""
+    response = session.responses.active
+    # The text of an adopted response may not have been read yet: it is then sent from the client's position on.
+    is_known = response is not None and len(response.text) >= response.sent_chars
+    return Resumed(
+        session_id=session.id,
+        response_id=response.id if response is not None else None,
+        item_id=response.item_id if response is not None else None,
+        transcript=response.text[: response.sent_chars] if response is not None and is_known else "",
+    )

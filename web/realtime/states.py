@@ -1,0 +1,117 @@
+"""States of a voice session as tables: of the user's turn, of a response, and of the session that both make up.
+
+A missing row is an error. Knows no audio, no event of the protocol and no time.
+"""
+
+from enum import StrEnum
+
+from fleet.core.errors import TransitionError
+
+
+class TurnState(StrEnum):
+    IDLE = "idle"
+    SPEAKING = "speaking"
+    PAUSED = "paused"
+    """Silent for long enough that the turn may be over; a speculative response is under way."""
+
+
+class TurnInput(StrEnum):
+    STARTED = "started"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    STOPPED = "stopped"
+    """Ended by the detector."""
+    COMMITTED = "committed"
+    """Ended by the client."""
+    DISCARDED = "discarded"
+    """Cleared by the client, or unreadable since the audio format is refused."""
+
+
+class ResponseState(StrEnum):
+    WAITING = "waiting"
+    """No output has been sent."""
+    STREAMING = "streaming"
+    ENDED = "ended"
+    """`response.done` has been sent; it names the outcome."""
+    RESENDING = "resending"
+    """Ended, and its audio is being sent again to a client that reconnected."""
+    DETACHED = "detached"
+    """Sent by another gateway, or by none since the session is over."""
+
+
+class ResponseInput(StrEnum):
+    OUTPUT_SENT = "output_sent"
+    ENDED = "ended"
+    RESEND = "resend"
+    RESENT = "resent"
+    """All audio was sent again, or no more of it may be."""
+    DETACHED = "detached"
+
+
+class UserActivity(StrEnum):
+    SILENT = "silent"
+    SPEAKING = "speaking"
+    INTERRUPTING = "interrupting"
+    """Speaking, and a response was cancelled for it."""
+
+
+class ResponseActivity(StrEnum):
+    NONE = "none"
+    WAITING = "waiting"
+    AUDIBLE = "audible"
+
+
+class SessionState(StrEnum):
+    """The state that clients and the console see."""
+
+    LISTENING = "listening"
+    HEARING = "hearing"
+    THINKING = "thinking"
+    SPEAKING = "speaking"
+    INTERRUPTED = "interrupted"
+
+
+_T, _TI, _R, _RI = TurnState, TurnInput, ResponseState, ResponseInput
+TURN_TABLE: dict[tuple[TurnState, TurnInput], TurnState] = {
+    (_T.IDLE, _TI.STARTED): _T.SPEAKING,
+    (_T.SPEAKING, _TI.PAUSED): _T.PAUSED,
+    (_T.PAUSED, _TI.RESUMED): _T.SPEAKING,
+    (_T.SPEAKING, _TI.STOPPED): _T.IDLE,
+    (_T.PAUSED, _TI.STOPPED): _T.IDLE,
+    # Without a detector, turns begin and end with the client's commit.
+    **{(state, ended): _T.IDLE for state in _T for ended in (_TI.COMMITTED, _TI.DISCARDED)},
+}
+RESPONSE_TABLE: dict[tuple[ResponseState, ResponseInput], ResponseState] = {
+    (_R.WAITING, _RI.OUTPUT_SENT): _R.STREAMING,
+    (_R.WAITING, _RI.ENDED): _R.ENDED,
+    (_R.STREAMING, _RI.ENDED): _R.ENDED,
+    (_R.ENDED, _RI.RESEND): _R.RESENDING,
+    (_R.RESENDING, _RI.RESEND): _R.RESENDING,
+    (_R.RESENDING, _RI.RESENT): _R.ENDED,
+    **{(state, _RI.DETACHED): _R.DETACHED for state in _R},
+    # A client that is being disconnected may still cancel its response, which another gateway sends by then.
+    (_R.DETACHED, _RI.ENDED): _R.DETACHED,
+}
+SESSION_TABLE: dict[tuple[UserActivity, ResponseActivity], SessionState] = {
+    (UserActivity.SILENT, ResponseActivity.NONE): SessionState.LISTENING,
+    (UserActivity.SILENT, ResponseActivity.WAITING): SessionState.THINKING,
+    (UserActivity.SILENT, ResponseActivity.AUDIBLE): SessionState.SPEAKING,
+    **{(UserActivity.SPEAKING, response): SessionState.HEARING for response in ResponseActivity},
+    **{(UserActivity.INTERRUPTING, response): SessionState.INTERRUPTED for response in ResponseActivity},
+}
+
+
+def next_turn_state(state: TurnState, happened: TurnInput) -> TurnState:
+    """Raises: TransitionError where the table has no row."""
+    try:
+        return TURN_TABLE[state, happened]
+    except KeyError as error:
+        raise TransitionError(f"a turn that is {state} cannot become {happened}") from error
+
+
+def next_response_state(state: ResponseState, happened: ResponseInput) -> ResponseState:
+    """Raises: TransitionError where the table has no row."""
+    try:
+        return RESPONSE_TABLE[state, happened]
+    except KeyError as error:
+        raise TransitionError(f"a response that is {state} cannot become {happened}") from error

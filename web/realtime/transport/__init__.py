@@ -1,0 +1,1 @@
+"""The network side of voice sessions: routes, credentials, WebSockets and what is written to them."""

@@ -1,0 +1,63 @@
+"""Connection of a session to its client, which may be absent for a while; its events are then stored, within bounds.
+
+Knows no protocol: a writer turns events and audio into frames.
+"""
+
+from collections import deque
+from typing import Protocol
+
+from web.realtime.protocol.server_events import ServerEvent, State
+
+MAX_MISSED = 2000
+"""Events, none of which is audio: minutes of transcript."""
+
+
+class ClientWriter(Protocol):
+    """Output of one socket. Never waits: a client that reads too slowly is disconnected, and may reconnect."""
+
+    def send(self, event: ServerEvent) -> None: ...
+
+    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None: ...
+
+    def close(self, code: int, reason: str) -> None: ...
+
+
+class ClientConnection:
+    def __init__(self) -> None:
+        self._writer: ClientWriter | None = None
+        self._missed: deque[ServerEvent] = deque(maxlen=MAX_MISSED)
+
+    @property
+    def is_attached(self) -> bool:
+        return self._writer is not None
+
+    def attach(self, writer: ClientWriter) -> None:
+        """Send to this socket from now on, and close the one before."""
+        if self._writer is not None and self._writer is not writer:
+            self._writer.close(1008, "the session continues over another connection")
+        self._writer = writer
+
+    def send_missed(self) -> None:
+        while self._missed:
+            self.send(self._missed.popleft())
+
+    def is_attached_to(self, writer: ClientWriter) -> bool:
+        return self._writer is writer
+
+    def detach(self) -> None:
+        self._writer = None
+
+    def close(self, code: int, reason: str) -> None:
+        if self._writer is not None:
+            self._writer.close(code, reason)
+            self._writer = None
+
+    def send(self, event: ServerEvent) -> None:
+        if self._writer is not None:
+            self._writer.send(event)
+        elif not isinstance(event, State):
+            self._missed.append(event)
+
+    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+        if self._writer is not None:
+            self._writer.send_audio(response_id, item_id, first_sample, pcm)

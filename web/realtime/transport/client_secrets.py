@@ -1,0 +1,116 @@
+"""Short-lived client keys (`ek_...`): made with the API key by a server, used by its page to open one kind of session.
+
+A key's hash is kept where every gateway finds it. Knows no socket.
+"""
+
+import time
+from dataclasses import dataclass
+from hashlib import sha256
+from secrets import token_urlsafe
+from typing import Annotated, Literal
+
+import msgspec
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from web.gateway.gateway import Gateway
+from web.http.body import read_body
+from web.http.errors import Unauthorized
+from web.http.guard import CLIENT_SECRET_PREFIX
+from web.http.json_bounds import check_json
+from web.http.offload import parse_body
+from web.realtime.protocol.capabilities import default_settings, served
+from web.realtime.protocol.client_events import bad_field
+from web.realtime.protocol.server_events import new_id
+from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merged
+
+DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
+MAX_BODY_BYTES = 256 * 1024
+API_KEY = ""
+"""The owner of sessions that the API key opened, the console, or anybody where no key is set."""
+OWNER = "secret:"
+"""The owner of a client secret's sessions is this and the secret's hash."""
+SHOWN_CHARS = 8
+
+
+class ExpiresAfter(Patch):
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Field(ge=MIN_S, le=MAX_S)] = DEFAULT_S
+
+
+class SecretBody(Patch):
+    expires_after: ExpiresAfter | None = None
+    session: SessionPatch | None = None
+
+
+class Secret(msgspec.Struct, frozen=True, kw_only=True):
+    value: str
+    expires_at: int
+    session: Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """Credential of a connection. `owner` names it for the sessions that it opens; `settings` are those that a session of it
+    begins with, or None: then it has expired, or was never made, and may at most continue a session that it opened.
+    """
+
+    owner: str
+    settings: Settings | None
+
+
+_decoder = msgspec.msgpack.Decoder(Settings)
+
+
+class Secrets:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/realtime/client_secrets."""
+        body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
+        settings = default_settings(self._gateway)
+        if body.session is not None:
+            self._gateway.check_model(body.session.model or self._gateway.model, "session.model")
+            settings = self._served(settings, body.session)
+        settings = msgspec.structs.replace(settings, id=new_id("sess"))
+        seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
+        secret = Secret(value=CLIENT_SECRET_PREFIX + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
+        await self._gateway.client.voice.save_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
+        return Response(msgspec.json.encode(secret), media_type="application/json", headers={"cache-control": "no-store"})
+
+    def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
+        """Merge a session that is served whole. Raises: BadInput for the first field that is not."""
+        changed, unserved = merged(settings, patch)
+        changed, unable = served(self._gateway, settings, changed)
+        for refused in (*unserved, *unable):
+            raise refused
+        return changed
+
+    async def credential(self, key: str) -> Credential:
+        """Look a short-lived key up."""
+        raw = await self._gateway.client.voice.secret(_name(key))
+        return Credential(owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None)
+
+
+def _parse(raw: bytes) -> SecretBody:
+    """Raises: BadInput, InputTooLarge, UnsupportedValue."""
+    check_json(raw)
+    try:
+        return SecretBody.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        raise bad_field(error, "the body") from error
+
+
+def _name(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def expired() -> Unauthorized:
+    return Unauthorized("the client secret is unknown or has expired; make another at /v1/realtime/client_secrets")
+
+
+def short_name(owner: str) -> str | None:
+    """Return the shown part of a client secret, the first characters of its hash; None for the API key."""
+    return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

@@ -1,0 +1,122 @@
+"""Refused WebSockets, and failures as `error` events.
+
+No client shows the body of a refused handshake. A refused peer is therefore accepted, gets one `error` event and a close with the
+reason, and nothing else. Knows no session.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from fleet.core.errors import FleetError
+from web.http.errors import TooManyWrongKeys, error_type, status_of
+from web.http.protocol.abuse import PERIOD_S, AbuseLog
+from web.http.wrong_keys import CallLater, address_of, call_later
+from web.realtime.protocol.server_events import Error, ErrorDetail, encode_event
+
+log = logging.getLogger("fleet.web")
+
+UNAUTHORIZED = 3000
+"""As OpenAI's service closes for a wrong key: registered at IANA. Clients do not reconnect."""
+INVALID_REQUEST = 4000
+"""As OpenAI's service closes for a wrong model. Clients do not reconnect."""
+SESSION_UNKNOWN = 1008
+"""There is no such session: the console's page begins another one."""
+TRY_AGAIN_LATER = 1013
+"""Clients reconnect after a while. A lost connection of a secret's session counts as open until its ping times out."""
+INTERNAL_ERROR = 1011
+SESSION_OVER = 1000
+"""An operator ended the session, or its client was idle for too long: clients do not come back to it."""
+SESSION_EXPIRED = 1001
+"""As OpenAI's service closes a session that has lasted as long as any may. Clients begin another one."""
+BY_CODE = {
+    "not_found": SESSION_UNKNOWN,
+    "rate_limit_exceeded": TRY_AGAIN_LATER,
+    "redis_unreachable": TRY_AGAIN_LATER,
+    "session_ended": SESSION_OVER,
+    TooManyWrongKeys.code: UNAUTHORIZED,
+    "session_idle": SESSION_OVER,
+    "session_expired": SESSION_EXPIRED,
+    "secret_in_use": TRY_AGAIN_LATER,
+}
+UNAUTHORIZED_STATUSES = (401, 403, 421)
+
+MAX_REASON_BYTES = 123
+"""Source: RFC 6455 section 5.5, less the two bytes of the code."""
+MAX_LOGGED = 300
+REFUSE_S = 5.0
+"""A refused peer that does not read is disconnected after this time."""
+
+
+def close_code(error: FleetError) -> int:
+    if status_of(error) in UNAUTHORIZED_STATUSES:
+        return UNAUTHORIZED
+    return BY_CODE.get(error.code, INVALID_REQUEST if status_of(error) < 500 else INTERNAL_ERROR)
+
+
+def close_reason(error: FleetError) -> str:
+    """OpenAI's `type.code`, with the message behind it for people."""
+    return f"{error_type(error)}.{error.code}: {error.message}"
+
+
+def clipped_reason(reason: str) -> str:
+    """As much of it as a close frame can hold."""
+    return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+def error_event(error: FleetError, event_id: str | None = None) -> Error:
+    """The `error` event of a failure; `event_id` is the client's own name for the event that failed."""
+    detail = ErrorDetail(type=error_type(error), code=error.code, message=error.message, param=error.param, event_id=event_id)
+    return Error(error=detail)
+
+
+class RefusalLog:
+    """One log line per code, client address and minute for refused WebSockets; the further ones are counted in another."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
+        self._clock = clock
+        self._later = later
+        self._lines = AbuseLog()
+        self._is_due = False
+
+    def note(self, scope: Scope, error: FleetError) -> None:
+        """Log a refusal without the query and the headers, which may hold a key."""
+        if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
+            return
+        path, message = scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
+        reason = f"refused the WebSocket {path!r}: {error.code}: {message}"
+        self._lines.note(f"refused WebSockets ({error.code})", address_of(scope), reason, self._clock())
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_due and self._lines:
+            self._is_due = True
+            self._later(PERIOD_S, self._sweep)
+
+    def _sweep(self) -> None:
+        self._is_due = False
+        self._lines.sweep(self._clock())
+        self._schedule()
+
+
+async def refuse_socket(websocket: WebSocket, error: FleetError, refusal_log: RefusalLog) -> None:
+    """Accept the socket, send the reason, and close it."""
+    refusal_log.note(websocket.scope, error)
+    try:
+        async with asyncio.timeout(REFUSE_S):
+            await accept(websocket)
+            await websocket.send_text(encode_event(error_event(error)))
+            await websocket.close(close_code(error), clipped_reason(close_reason(error)))
+    except (TimeoutError, WebSocketDisconnect, RuntimeError) as gone:
+        # Starlette raises RuntimeError once it has seen the disconnect.
+        log.debug("a refused client left before it had the reason: %s", gone)
+
+
+async def accept(websocket: WebSocket) -> None:
+    """Accept with the subprotocol where it is offered: without it a browser drops the connection before it reads."""
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

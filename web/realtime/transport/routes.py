@@ -1,0 +1,135 @@
+"""The routes of voice: the two sockets, client secrets, and the list of live sessions. Knows no event."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from fleet.core.errors import FleetError, NotFound, quoted
+from fleet.core.ids import RequestId
+from web.gateway.gateway import Gateway
+from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
+from web.http.guard import CLIENT_SECRET_PREFIX, client_key
+from web.http.wrong_keys import WrongKeys
+from web.realtime.clock import Clock
+from web.realtime.protocol.capabilities import default_settings
+from web.realtime.session_registry import SessionRegistry
+from web.realtime.session_views import SessionView, decode_view, read_views
+from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
+from web.realtime.transport.refusal import RefusalLog, accept, refuse_socket
+from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
+from web.realtime.transport.voice_socket import VoiceSocket
+
+ON = ("1", "true", "yes")
+INTENTS = ("", "conversation", "realtime")
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[SessionView]
+
+
+class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "fleet.session.ended"
+    ended: bool = True
+
+
+class VoiceRoutes:
+    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, refusal_log: RefusalLog, clock: Clock | None = None) -> None:
+        self.registry = SessionRegistry(gateway, clock)
+        self._gateway = gateway
+        self._wrong_keys = wrong_keys
+        self._refusal_log = refusal_log
+        self._secrets = Secrets(gateway)
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            WebSocketRoute("/v1/realtime", self.realtime),
+            Route("/v1/realtime", self.no_socket, methods=["GET"]),
+            WebSocketRoute("/console/ws", self.console),
+            Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
+            Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
+            Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
+            WebSocketRoute("/{path:path}", self.no_such_socket),
+        ]
+
+    async def realtime(self, websocket: WebSocket) -> None:
+        try:
+            credential = await self._credential(websocket)
+        except FleetError as error:
+            await refuse_socket(websocket, self._counted(websocket, error), self._refusal_log)
+            return
+        await accept(websocket)
+        fleet = websocket.query_params.get("fleet", "").lower() in ON
+        await self._serve(websocket, SocketWriter(websocket, fleet=fleet), credential)
+
+    async def no_socket(self, _request: Request) -> Response:
+        error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
+        return error_response(envelope_of(error), status_of(error), {"upgrade": "websocket"})
+
+    async def no_such_socket(self, websocket: WebSocket) -> None:
+        path = websocket.scope["path"][:80]
+        error = UnknownSocket(f"there is no WebSocket at {path!r}; connect to /v1/realtime")
+        await refuse_socket(websocket, error, self._refusal_log)
+
+    async def console(self, websocket: WebSocket) -> None:
+        await accept(websocket)
+        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
+        await self._serve(websocket, ConsoleWriter(websocket), credential)
+
+    async def _serve(self, websocket: WebSocket, writer: SocketWriter, credential: Credential) -> None:
+        def refused(error: FleetError) -> FleetError:
+            counted = self._counted(websocket, error)
+            self._refusal_log.note(websocket.scope, counted)
+            return counted
+
+        await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
+
+    def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
+        """Return the error to send; a wrong client secret counts as a wrong key."""
+        return self._wrong_keys.refusal(websocket.scope, error) if isinstance(error, Unauthorized) else error
+
+    async def _credential(self, websocket: WebSocket) -> Credential:
+        """Check the query, the key first: a peer without one learns nothing of this server. A secret that has expired can only
+        continue its session.
+
+        Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
+        """
+        key = client_key(websocket.scope)
+        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
+        if key is not None and key.startswith(CLIENT_SECRET_PREFIX):
+            credential = await self._secrets.credential(key)
+        if credential.settings is None:
+            if not websocket.query_params.get("session"):
+                raise expired()
+            return credential
+        intent = websocket.query_params.get("intent", "")
+        if intent not in INTENTS:
+            message = f"{intent[:80]!r} is not served, only conversations are; leave it out (for the user's words in writing, "
+            raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
+        self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
+        return credential
+
+    async def sessions(self, _request: Request) -> Response:
+        """GET /v1/fleet/sessions: those of every gateway, the newest first."""
+        listed = SessionList(data=await read_views(self._gateway))
+        return Response(msgspec.json.encode(listed), media_type="application/json")
+
+    async def end(self, request: Request) -> Response:
+        """DELETE /v1/fleet/sessions/{id}: end it, whichever gateway has it, with the answer under way."""
+        session_id = str(request.path_params["session_id"])
+        if not self.registry.end(session_id, by_operator=True):
+            await self._end_elsewhere(session_id)
+        return Response(msgspec.json.encode(SessionEnded(id=session_id)), media_type="application/json")
+
+    async def _end_elsewhere(self, session_id: str) -> None:
+        """Its gateway finds out with its next write."""
+        client = self._gateway.client
+        raw = (await client.voice.views()).get(session_id)
+        if not await client.voice.end(session_id):
+            raise NotFound(f"no session {quoted(session_id)}; it never was, or is over", param="session_id")
+        request_id = decode_view(raw).request_id if raw is not None else None
+        if request_id is not None:
+            await client.requests.abort(RequestId(request_id))

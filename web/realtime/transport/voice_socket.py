@@ -1,0 +1,158 @@
+"""Connection of one voice client, over `WS /v1/realtime` or `WS /console/ws`: the same session over different frames.
+
+Knows no event except those that open and close a session.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import QueryParams
+from starlette.websockets import WebSocket
+
+from fleet.core.errors import BadInput, FleetError, NotFound
+from web.realtime.session import Session
+from web.realtime.session_registry import Received, SessionRegistry
+from web.realtime.transport.client_secrets import Credential, expired
+from web.realtime.transport.refusal import close_code, close_reason, error_event
+from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
+
+NORMAL_CLOSURE = 1000
+"""The client ends the session. After any other code it may reconnect; a connection that breaks is reported as 1005."""
+MAX_EARLY_BYTES = 4 * 1024 * 1024
+MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
+"""Bound for all queued clients of this gateway together."""
+FRAME_BYTES = 128
+"""Memory of a frame beside its content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionQuery:
+    """Query of the address: the session to continue, and what the client has received of its response."""
+
+    session: str | None
+    received: Received
+
+    @staticmethod
+    def of(websocket: WebSocket) -> "SessionQuery":
+        """Raises: BadInput."""
+        query = websocket.query_params
+        response, samples, chars = query.get("response") or None, _count(query, "samples"), _count(query, "chars")
+        received = Received(response_id=response, samples=samples, chars=chars)
+        return SessionQuery(session=query.get("session") or None, received=received)
+
+
+def _count(query: QueryParams, name: str) -> int | None:
+    """Raises: BadInput."""
+    value = query.get(name)
+    if value is None:
+        return None
+    if not (value.isdecimal() and len(value) < 12):
+        raise BadInput(f"{name}: a whole number of {name} is expected", param=name)
+    return int(value)
+
+
+class VoiceSocket:
+    """One connection, from its first frame to its last."""
+
+    def __init__(
+        self, registry: SessionRegistry, websocket: WebSocket, writer: SocketWriter,
+        on_refused: Callable[[FleetError], FleetError],
+    ) -> None:  # fmt: skip
+        """`on_refused` is called with the error that ends the connection, and returns the one to send."""
+        self._registry, self._websocket, self._writer = registry, websocket, writer
+        self._on_refused = on_refused
+        self._session: Session | None = None
+        self._early: list[str | bytes] = []
+        """Frames received while the client was queued."""
+        self._early_bytes = 0
+
+    async def run(self, credential: Credential) -> None:
+        entering = asyncio.create_task(self._enter(credential))
+        code = 1006
+        try:
+            code = await self._read(entering)
+        except FleetError as error:
+            self._refuse(error)
+        finally:
+            await self._leave(entering, code)
+
+    async def _enter(self, credential: Credential) -> Session:
+        query = SessionQuery.of(self._websocket)
+        if query.session is None:
+            assert credential.settings is not None, "a secret that has expired names its session"
+            return await self._registry.enter(self._writer, credential.settings, credential.owner, self._writer.send_position)
+        try:
+            return await self._registry.resume(query.session, self._writer, query.received, credential.owner)
+        except NotFound as error:
+            # A secret that expired and has no such session is refused as unknown: its bearer learns of no other session.
+            raise error if credential.settings is not None else expired() from error
+
+    async def _read(self, entering: asyncio.Task[Session]) -> int:
+        """Return the close code. Raises: FleetError if there is no session for the client."""
+        reading = asyncio.ensure_future(self._websocket.receive())
+        try:
+            while self._session is None:
+                await asyncio.wait({reading, entering}, return_when=asyncio.FIRST_COMPLETED)
+                if entering.done():
+                    self._session = entering.result()
+                    await self._replay_early(self._session)
+                elif reading.done():
+                    message = reading.result()
+                    if message["type"] == "websocket.disconnect":
+                        return int(message.get("code") or 1005)
+                    self._store_early(message.get("text") or message.get("bytes") or "")
+                    reading = asyncio.ensure_future(self._websocket.receive())
+            message = await reading
+            while message["type"] == "websocket.receive":
+                await self._receive(self._session, message.get("text") or message.get("bytes") or "")
+                # Frames that have arrived are read without a pause, so let other tasks run.
+                await asyncio.sleep(0)
+                message = await self._websocket.receive()
+            return int(message.get("code") or 1005)
+        finally:
+            reading.cancel()
+
+    def _store_early(self, frame: str | bytes) -> None:
+        num_bytes = FRAME_BYTES + len(frame)
+        self._early_bytes += num_bytes
+        self._registry.early_bytes += num_bytes
+        if self._early_bytes > MAX_EARLY_BYTES or self._registry.early_bytes > MAX_ALL_EARLY_BYTES:
+            raise BadInput("too much was sent before the session was created; wait for session.created")
+        self._early.append(frame)
+
+    async def _replay_early(self, session: Session) -> None:
+        for frame in self._drop_early():
+            await self._receive(session, frame)
+            await asyncio.sleep(0)
+
+    def _drop_early(self) -> list[str | bytes]:
+        frames, self._early = self._early, []
+        self._registry.early_bytes -= self._early_bytes
+        self._early_bytes = 0
+        return frames
+
+    async def _receive(self, session: Session, frame: str | bytes) -> None:
+        session.num_frames += 1
+        if isinstance(frame, str):
+            await session.receive(frame)
+        elif isinstance(self._writer, ConsoleWriter):
+            await session.receive_audio(frame)
+        else:
+            session.send_error(BadInput("binary frames are not read here; send input_audio_buffer.append"))
+
+    def _refuse(self, error: FleetError) -> None:
+        error = self._on_refused(error)
+        self._writer.send(error_event(error))
+        self._writer.close(close_code(error), close_reason(error))
+
+    async def _leave(self, entering: asyncio.Task[Session], code: int) -> None:
+        self._drop_early()
+        entering.cancel()
+        await asyncio.wait({entering})
+        if self._session is None and not entering.cancelled() and entering.exception() is None:
+            self._session = entering.result()
+        if self._session is not None:
+            on_end = self._registry.on_closed if code == NORMAL_CLOSURE else self._registry.on_lost
+            on_end(self._session, self._writer)
+        await self._writer.finish()
